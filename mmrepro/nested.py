@@ -1,7 +1,9 @@
-"""Tensors in nested data: tuples, lists, dicts, MMEngine's data elements, MMDetection's boxes."""
+"""Walks over nested data: tensors in tuples, lists, dicts, MMEngine's data elements, MMDetection's
+boxes; dicts in configs.
+"""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,3 +35,24 @@ def named_tensors(value: Any, name: str = '') -> Iterator[tuple[str, torch.Tenso
 def tensors(value: Any) -> list[torch.Tensor]:
     """Return the tensors in ``value``, in order."""
     return [tensor for _, tensor in named_tensors(value)]
+
+
+def named_dicts(value: Any, name: str = '') -> Iterator[tuple[str, Any]]:
+    """Yield the path and the dict of every dict in ``value``, outermost first.
+
+    >>> [path for path, _ in named_dicts({'a': [{}, {'b': {}}]})]
+    ['', 'a[0]', 'a[1]', 'a[1].b']
+    """
+    items: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        yield name, value  # may be changed before the walk goes on
+        items = [(f'{name}.{key}' if name else str(key), item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(f'{name}[{index}]', item) for index, item in enumerate(value)]
+    for path, item in items:
+        yield from named_dicts(item, path)
+
+
+def dicts(value: Any) -> Iterator[Any]:
+    """Yield the dicts in ``value``, as :func:`named_dicts` does."""
+    return (content for _, content in named_dicts(value))

@@ -18,7 +18,7 @@ from mmengine.config import Config
 
 from .audit.auditing import audit
 from .config import with_virtual_ranks
-from .demo import provide_dataset, use_data
+from .demo import use_data, write_dataset
 from .errors import ConfigError, MMReproError
 from .exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from .localise import entry
@@ -90,7 +90,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         names.append('ranks')
     notes = []
     if demo_data is not None:
-        provide_dataset(demo_data)
+        write_dataset(demo_data)
         use_data(cfg, os.path.abspath(demo_data))
         notes.append(f'data: the demonstration dataset in {demo_data}')
     notes += prepare(cfg, names, full)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from mmrepro.doctor.detector_inputs import images
-from mmrepro.doctor.zoo_configs import config_root, load, nodes
+from mmrepro.doctor.zoo_configs import config_root, load
+from mmrepro.nested import dicts as nodes
 
 from . import batches
 from .families import Member

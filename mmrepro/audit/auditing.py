@@ -55,22 +55,22 @@ def audit(config: str, *, device: str | None = None, ignore: Collection[str] = (
         subject = load(config, device or ('cuda' if torch.cuda.is_available() else 'cpu'),
                        options=options)
         findings = findings_of(subject, ignore)
-        others = {} if subject.attached else {
-            name: findings_of(attached(subject), ignore)
-            for name, (_, attached) in ATTACHED.items()}
+        attached = {} if subject.attached else {
+            name: findings_of(attach(subject), ignore)
+            for name, (_, attach) in ATTACHED.items()}
     differs = any(finding.severity == CHANGES for finding in findings)
     verdict = 'NOT REPRODUCIBLE' if differs else 'NO CAUSE FOUND THAT CHANGES BITS'
     if differs and not subject.attached:
         verdict += " under MMDetection's own tools/train.py"
     lines = [f'{verdict}: {summary(findings)} ({config}, {subject.device}, '
              f'torch {".".join(map(str, subject.torch_version))})']
-    for name, rest in others.items():
-        rules = ', '.join(dict.fromkeys(finding.rule for finding in rest))
-        lines.append(f'{ATTACHED[name][0]}: {summary(rest)}{f" ({rules})" if rules else ""}')
+    for name, remaining in attached.items():
+        rules = ', '.join(dict.fromkeys(finding.rule for finding in remaining))
+        lines.append(f'{ATTACHED[name][0]}: {summary(remaining)}{f" ({rules})" if rules else ""}')
     return Report(
         '', '\n'.join(lines), DIFFERENT if differs else DONE, list(_blocks(findings)),
         data=dict(config=config, device=subject.device, attached=subject.attached,
-                  **{name: others.get(name) for name in ATTACHED},
+                  **{name: attached.get(name) for name in ATTACHED},
                   findings=findings))
 
 
@@ -103,7 +103,7 @@ def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
 
 
 def findings_of(subject: Subject, ignore: Collection[str] = ()) -> list[AuditFinding]:
-    """All findings, those that change bits first.
+    """Return all findings, those that change bits first.
 
     Raises:
         ConfigError: ``ignore`` names a rule that does not exist.
@@ -112,19 +112,19 @@ def findings_of(subject: Subject, ignore: Collection[str] = ()) -> list[AuditFin
     if unknown:
         raise ConfigError(f'--ignore {" ".join(sorted(unknown))}: no such rule; rules: '
                           f'{", ".join(rule.name for rule in RULES)}')
-    found: dict[tuple[str, str, str], AuditFinding] = {}
+    findings: dict[tuple[str, str, str], AuditFinding] = {}
     for rule in RULES:
         if rule.name in ignore:
             continue
         for where, what, severity in rule.check(subject):
-            found.setdefault((rule.name, where, what), AuditFinding(
+            findings.setdefault((rule.name, where, what), AuditFinding(
                 rule.name, severity or rule.severity, where, what, rule.why, rule.advice,
                 rule.link))
-    return sorted(found.values(), key=lambda finding: SEVERITIES.index(finding.severity))
+    return sorted(findings.values(), key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def summary(findings: Sequence[AuditFinding]) -> str:
-    """``'2 that change bits, 1 that may, 0 hints'``."""
+    """Count the findings: ``'2 that change bits, 1 that may, 0 hints'``."""
     counts = [sum(finding.severity == severity for finding in findings)
               for severity in SEVERITIES]
     return (f'{counts[0]} that change{"s" if counts[0] == 1 else ""} bits, {counts[1]} that may, '
@@ -132,7 +132,7 @@ def summary(findings: Sequence[AuditFinding]) -> str:
 
 
 def _blocks(findings: Sequence[AuditFinding]) -> Iterator[Table]:
-    """A table for each rule."""
+    """Yield a table for each rule."""
     for (severity, rule), block in itertools.groupby(
             findings, key=lambda finding: (finding.severity, finding.rule)):
         rows = list(block)

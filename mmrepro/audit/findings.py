@@ -25,12 +25,13 @@ class Found(NamedTuple):
 Hits = Iterator[Found]
 
 
-def when(holds: Callable[[Any], bool], where: str, what: Any) -> Callable[[Any], Hits]:
+def when(holds: Callable[[Any], Any], where: str, what: Any,
+         severity: Callable[[Any], str | None] = lambda s: None) -> Callable[[Any], Hits]:
     """Return a check of one condition; ``what`` is a text, or a function of the subject."""
 
     def check(s: Any) -> Hits:
         if holds(s):
-            yield Found(where, what(s) if callable(what) else what)
+            yield Found(where, what(s) if callable(what) else what, severity(s))
 
     return check
 
@@ -59,7 +60,7 @@ class AuditRule(NamedTuple):
 def _as_written(value: Any) -> str:
     """Return a value as configs write it."""
     if isinstance(value, dict):
-        return f'dict({", ".join(f"{key}={_as_written(one)}" for key, one in value.items())})'
+        return f'dict({", ".join(f"{key}={_as_written(item)}" for key, item in value.items())})'
     if isinstance(value, list):
         return f'[{", ".join(map(_as_written, value))}]'
     return repr(value)

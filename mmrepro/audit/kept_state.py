@@ -5,6 +5,8 @@ import ast
 from collections.abc import Collection, Iterator
 from typing import Any, Callable, NamedTuple
 
+from .value_flow import assignments
+
 # methods of lists, dicts, deques and sets that change them
 _MUTATORS = {'append', 'appendleft', 'extend', 'insert', 'pop', 'popleft', 'popitem', 'update',
              'clear', 'remove', 'add', 'setdefault'}
@@ -29,95 +31,69 @@ STATEFUL: tuple[StatefulClass, ...] = (
 )
 
 
-def states(cls: ast.ClassDef,
-           shared: Collection[str] = ()) -> Iterator[tuple[str, Any, str]]:
-    """Yield ``(rule, node, what)`` for each attribute or module variable that a step changes.
-
-    Args:
-        shared: names of the module's variables.
-    """
-    kind = _kind(cls)
-    if kind is None:
-        return
-    # names that are registered as buffers or parameters: checkpoints hold them
-    safe = {call.args[0].value for call in ast.walk(cls)
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-            and call.func.attr in ('register_buffer', 'register_parameter') and call.args
-            and isinstance(call.args[0], ast.Constant)}
-    for method in cls.body:
-        if isinstance(method, ast.FunctionDef) and method.name.startswith(kind.methods):
-            said = {'', *safe}
-            own = _bound_in(method)
-            for node in ast.walk(method):
-                name = _changed(node, _self_attribute)
-                if name not in said:
-                    said.add(name)
-                    yield kind.rule, node, f'{method.name} changes self.{name}'
-                name = _changed(node, _variable)
-                if name in shared and name not in own and f'global {name}' not in said:
-                    said.add(f'global {name}')
-                    yield kind.rule, node, f'{method.name} changes {name} of the module'
-
-
-def _kind(cls: ast.ClassDef) -> StatefulClass | None:
-    names = {_last(base) for base in cls.bases}
-    names |= {_last(node) for deco in cls.decorator_list for node in ast.walk(deco)
-              if isinstance(node, (ast.Attribute, ast.Name))}
+def kind_of(cls: ast.ClassDef) -> StatefulClass | None:
+    """Return the first kind that a class is of, by its bases and decorators."""
+    nodes = [*map(_container, cls.bases),
+             *(node for decorator in cls.decorator_list for node in ast.walk(decorator))]
+    names = [node.attr if isinstance(node, ast.Attribute) else node.id for node in nodes
+             if isinstance(node, (ast.Attribute, ast.Name))]
     return next((kind for kind in STATEFUL
                  if any(name.endswith(kind.bases) for name in names)), None)
 
 
-def of_data_loading(cls: ast.ClassDef) -> bool:
-    """Whether objects of the class live in data loading workers."""
-    kind = _kind(cls)
-    return kind is not None and kind.rule == 'worker-state'
+def states(cls: ast.ClassDef, shared: Collection[str],
+           full_name: Callable[[ast.AST], str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield ``(rule, node, what)`` for each attribute or module variable that a step changes.
+
+    Args:
+        shared: names of the module's variables.
+        full_name: the dotted name of a node.
+    """
+    kind = kind_of(cls)
+    if kind is None:
+        return
+    # names that are registered as buffers or parameters: checkpoints hold them
+    saved = {f'self.{ast.literal_eval(call.args[0])}' for call in ast.walk(cls)
+             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+             and call.func.attr in ('register_buffer', 'register_parameter') and call.args
+             and isinstance(call.args[0], ast.Constant)}
+    for method in cls.body:
+        if not isinstance(method, ast.FunctionDef) or not method.name.startswith(kind.methods):
+            continue
+        local, said = _local_names(method), set(saved)
+        for node in ast.walk(method):
+            for name in map(full_name, _changed(node, full_name)):
+                attribute = name.startswith('self.') and name.count('.') == 1
+                if name not in said and (attribute or name in shared and name not in local):
+                    said.add(name)
+                    of_module = '' if attribute else ' of the module'
+                    yield kind.rule, node, f'{method.name} changes {name}{of_module}'
 
 
-def _changed(node: ast.AST, named: Callable[[ast.AST], str]) -> str:
-    """Return the name (by ``named``) of a value that the node changes in place, or ''."""
-    if isinstance(node, ast.AugAssign):
-        return named(node.target)
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            name = named(target)
-            if name and (isinstance(target, ast.Subscript) or name in {
-                    named(inner) for inner in ast.walk(node.value)}):
-                return name
+def _changed(node: ast.AST, full_name: Callable[[ast.AST], str]) -> Iterator[ast.AST]:
+    """Yield what a node changes in place, or computes from its previous value."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) \
             and node.func.attr in _MUTATORS:
-        return named(node.func.value)
-    return ''
+        yield _container(node.func.value)
+    for target, value in assignments(node):
+        container = _container(target)
+        if isinstance(node, ast.AugAssign) or isinstance(target, ast.Subscript) \
+                or full_name(container) in map(full_name, ast.walk(value)):
+            yield container
 
 
-def _bound_in(method: ast.FunctionDef) -> set[str]:
+def _container(node: ast.AST) -> ast.AST:
+    """Return ``self.cache`` of ``self.cache[0][1]``."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
+def _local_names(method: ast.FunctionDef) -> set[str]:
     """Return the local names of a method: arguments, and names bound without `global`."""
-    names = {argument.arg for argument in (
-        *method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs)}
-    shared: set[str] = set()
-    for node in ast.walk(method):
-        if isinstance(node, ast.Global):
-            shared.update(node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names - shared
-
-
-def _variable(node: ast.AST) -> str:
-    if isinstance(node, ast.Subscript):
-        return _variable(node.value)
-    return node.id if isinstance(node, ast.Name) else ''
-
-
-def _self_attribute(node: ast.AST) -> str:
-    if isinstance(node, ast.Subscript):
-        return _self_attribute(node.value)
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) \
-            and node.value.id == 'self':
-        return node.attr
-    return ''
-
-
-def _last(node: ast.AST) -> str:
-    if isinstance(node, ast.Subscript):
-        return _last(node.value)
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, 'id', '')
+    arguments = (*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs)
+    nodes = list(ast.walk(method))
+    bound = {node.id for node in nodes
+             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {argument.arg for argument in arguments} | bound - {
+        name for node in nodes if isinstance(node, ast.Global) for name in node.names}

@@ -63,7 +63,7 @@ NATIVE: tuple[Native, ...] = (
 
 
 def _trouble(native: Native, subject: Subject) -> str:
-    """What is wrong with the operator for this subject, or ''."""
+    """Return what is wrong with the operator for this subject, or ''."""
     if not any(row.operator == native.operator
                and row.since <= subject.torch_version < row.until
                and row.torch in ('raises', 'silent')
@@ -113,32 +113,33 @@ _CONDITIONS: dict[str, tuple[Any, Any]] = {
 
 
 def native_operators(subject: Subject) -> Iterator[Found]:
-    """Operators of torch that the model reaches, and that do not repeat on this device."""
+    """Find operators of torch that the model reaches and that do not repeat on this device."""
     if subject.device == 'cpu' or subject.model is None:
         return
-    rows = [(row, _trouble(row, subject)) for row in NATIVE]
-    rows = [(row, trouble) for row, trouble in rows if trouble]
-    classes: dict[type, str] = {}  # and what they inherit from -> a first module of the class
+    rows = [(row, trouble) for row in NATIVE if (trouble := _trouble(row, subject))]
     for path, module in subject.model.named_modules():
-        path = f'model.{path}'.rstrip('.')
         for row, trouble in rows:
             if type(module).__name__ in row.modules and _CONDITIONS[row.only][1](module):
-                yield Found(path, f'{type(module).__name__}: {trouble}')
+                yield Found(f'model.{path}'.rstrip('.'), f'{type(module).__name__}: {trouble}')
+    for cls, path in _classes_of(subject.model).items():
+        yield from _in_class(cls, path, rows)
+
+
+def _classes_of(model: Any) -> dict[type, str]:
+    """Return the classes of all modules and their bases, each with the first module that has it."""
+    classes: dict[type, str] = {}
+    for path, module in model.named_modules():
         for cls in type(module).__mro__:
             if cls.__module__.partition('.')[0] not in ('torch', 'builtins', 'abc', 'mmengine'):
-                classes.setdefault(cls, path)
-    for cls, path in classes.items():
-        yield from _in_class(cls, path, rows)
+                classes.setdefault(cls, f'model.{path}'.rstrip('.'))
+    return classes
 
 
 _read = functools.cache(SourceFile.read)
 
 
 def _in_class(cls: type, path: str, rows: list[tuple[Native, str]]) -> Iterator[Found]:
-    found = _source_of(cls)
-    if found is None:
-        return
-    source, tree = found
+    source, tree = _source_of(cls)
     for method in tree.body:
         if not isinstance(method, ast.FunctionDef):
             continue
@@ -156,26 +157,26 @@ def _in_class(cls: type, path: str, rows: list[tuple[Native, str]]) -> Iterator[
                                 f'{cls.__name__} ({path}) calls {name}: {trouble}')
 
 
-def _source_of(cls: type) -> tuple[SourceFile, ast.ClassDef] | None:
-    """The file of a class and its syntax tree; None for a class that is made in C."""
+def _source_of(cls: type) -> tuple[SourceFile, ast.Module | ast.ClassDef]:
+    """Return the file of a class and its syntax tree, empty for a class that is made in C."""
     try:
-        file = inspect.getsourcefile(cls)
+        source = _read(inspect.getsourcefile(cls) or '')
     except TypeError:
-        file = None
-    source = _read(file) if file is not None else None
-    return next(((source, node) for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)
-                 and node.name == cls.__name__), None) if source is not None else None
+        source = _read('')
+    trees = (node for node in ast.walk(source.tree)
+             if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
+    return source, next(trees, ast.Module([], []))
 
 
 def mmcv_operators(subject: Subject) -> Iterator[Found]:
-    """Operators of mmcv that the model reaches, and that are missing or add with atomics."""
+    """Find operators of mmcv that the model reaches and that are missing or add with atomics."""
     if subject.model is None:
         return
-    compiled = importlib.util.find_spec('mmcv') is not None and _has_extension()
+    compiled = _has_extension()
     needed: dict[str, str] = {}  # file of mmcv.ops -> a module that needs it
-    for path, module in subject.model.named_modules():
-        for file in _files_of(module.__class__):
-            needed.setdefault(file, f'model.{path}'.rstrip('.'))
+    for cls, path in _classes_of(subject.model).items():
+        for file in _files_of(cls):
+            needed.setdefault(file, path)
     for source, path in sorted(needed.items()):
         rows = [row for row in TABLE.values() if row.source == source]
         lacking = [row.name for row in rows if not row.target]
@@ -192,28 +193,21 @@ def mmcv_operators(subject: Subject) -> Iterator[Found]:
 
 
 def _has_extension() -> bool:
-    """Whether mmcv came with compiled operators; ours do not count."""
-    import mmcv
-    finder = importlib.machinery.PathFinder
-    return finder.find_spec('mmcv._ext', mmcv.__path__) is not None
+    """Whether mmcv came with compiled operators; those of mmrepro do not count."""
+    package = importlib.util.find_spec('mmcv')
+    return package is not None and importlib.machinery.PathFinder.find_spec(
+        'mmcv._ext', package.submodule_search_locations) is not None
 
 
-@functools.cache
-def _files_of(cls: Any) -> set[str]:
-    """Files of ``mmcv.ops`` that a class is from, or whose functions its own code names."""
-    files = set()
-    for base in cls.__mro__:
-        if base.__module__.startswith('mmcv.ops.'):
-            files.add(base.__module__.rpartition('.')[2] + '.py')
-        elif base.__module__.partition('.')[0] not in ('torch', 'builtins', 'mmengine'):
-            found = _source_of(base)
-            if found is None or not found[0].imports('mmcv'):
-                continue
-            source, tree = found
-            for name in {source.full_name(node.func) for node in ast.walk(tree)
-                         if isinstance(node, ast.Call)}:
-                if name.startswith('mmcv.ops.'):
-                    owner = getattr(importlib.import_module('mmcv.ops'), name.split('.')[2], None)
-                    module = getattr(owner, '__module__', '') or ''
-                    files.add(module.rpartition('.')[2] + '.py')
-    return files
+def _files_of(cls: type) -> set[str]:
+    """Return the file of ``mmcv.ops`` that a class is from, or those that its own code uses."""
+    if cls.__module__.startswith('mmcv.ops.'):
+        return {cls.__module__.rpartition('.')[2] + '.py'}
+    source, tree = _source_of(cls)
+    if not source.imports('mmcv'):
+        return set()
+    names = {source.full_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    owners = [getattr(importlib.import_module('mmcv.ops'), name.split('.')[2], None)
+              for name in names if name.startswith('mmcv.ops.')]
+    return {f'{(getattr(owner, "__module__", "") or "").rpartition(".")[2]}.py'
+            for owner in owners}

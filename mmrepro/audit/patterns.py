@@ -71,26 +71,18 @@ _GROUPS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
         'multiprocessing.dummy.Pool')),
     ('uninitialised', None, 'holds what was there before', (
         'torch.empty', 'torch.empty_like', 'numpy.empty', 'numpy.empty_like', '*.new_empty')),
+    ('unsorted-listing', None, 'in the order of the file system', (
+        'os.listdir', 'os.scandir', 'os.walk', 'glob.iglob', '*.glob', '*.iterdir', '*.rglob',
+        'mmengine.scandir', 'mmengine.utils.scandir', '*.list_dir_or_file')),
     ('hash-order', None, 'depends on PYTHONHASHSEED for strings, else on addresses', ('hash', )),
 )
 CALLS: tuple[CallPattern, ...] = tuple(CallPattern(name, rule, seeded, what, _MAKERS.get(name))
                                        for rule, seeded, what, names in _GROUPS for name in names)
 
-# in the order of the file system, unless sorted
-LISTINGS: tuple[str, ...] = (
-    'os.listdir', 'os.scandir', 'os.walk', 'glob.glob', 'glob.iglob', '*.iterdir', '*.rglob',
-    '*.glob', 'mmengine.scandir', 'mmengine.utils.scandir', 'mmengine.fileio.list_dir_or_file',
-    'mmengine.list_dir_or_file', '*.list_dir_or_file')
-
 _STRICT = PolicySettings(mode=True)
 
-# attributes of torch that the determinism policy sets -> values that keep it
+# what sets a flag of the determinism policy, an attribute or function of torch -> accepted values
 SETTINGS: dict[str, Sequence[Any]] = {
-    flag.name: flag.wanted(_STRICT) for flag in FLAGS
-    if flag.name.startswith('torch.') and not flag.setter and not flag.pinned}
-
-# functions that set such switches -> arguments that keep determinism
-SETTING_CALLS: dict[str, Sequence[Any]] = {
     'torch.use_deterministic_algorithms': (True, ),  # another name of a flag
-    **{flag.setter: flag.wanted(_STRICT) for flag in FLAGS if flag.setter and not flag.pinned},
-}
+    **{flag.setter or flag.name: flag.wanted(_STRICT) for flag in FLAGS
+       if flag.name.startswith('torch.') and not flag.pinned}}

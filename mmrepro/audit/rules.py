@@ -4,9 +4,11 @@ The tests apply the settings of a row to that config and expect the rule to be s
 """
 from __future__ import annotations
 
-from . import data_rules, environment_rules, operator_rules, setting_rules
-from .environment_rules import START_ENV, source_hits
-from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule
+from ..activation import REFUSED_RUNNERS
+from . import checks, operator_rules
+from .checks import START_ENV, source_hits
+from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule, when
+from .subject import class_name
 
 _AUDIT = 'docs/how-to/audit.md'
 _CAUSES = 'docs/explanation/causes.md'
@@ -17,51 +19,76 @@ _RUNNER = {'runner_type': 'mmrepro.ReproRunner'}
 _DETERMINISTIC = {'randomness.deterministic': True}
 
 RULES: tuple[AuditRule, ...] = (
-    AuditRule('not-attached', CHANGES, setting_rules.not_attached,
+    AuditRule('not-attached', CHANGES, when(
+        lambda s: not (s.attached or checks.not_run(s)), 'custom_imports',
+        lambda s: f'imports={list(s.imports)!r} has no mmrepro'),
         why="under MMDetection's own tools/train.py, MMEngine's seeding leaves most causes in "
             "place: seeds of workers, resume, validation, kernels (mmrepro train attaches itself)",
         link=f'{_CAUSES} A1-A8', settings=TWO_LINES),
-    AuditRule('lazy-import', CHANGES, setting_rules.lazy_import,
+    AuditRule('lazy-import', CHANGES, when(
+        checks.not_run, 'custom_imports',
+        'a pure-Python config: MMEngine does not run its custom_imports'),
         why='mmrepro is named but never imported, so the run is a stock one',
         fix='or inherit from mmrepro.configs._base_.reproducible', link=_QUICKSTART,
         settings=_RUNNER),
-    AuditRule('import-may-fail', HINT, setting_rules.import_may_fail,
+    AuditRule('import-may-fail', HINT, when(
+        # MMEngine's default is True
+        lambda s: any(name.partition('.')[0] == 'mmrepro' for name in s.imports)
+        and s.cfg.custom_imports.get('allow_failed_imports', True),
+        'custom_imports.allow_failed_imports', lambda s: str(
+            s.cfg.custom_imports.get('allow_failed_imports', 'missing, which means True'))),
         why='where mmrepro is not installed the run goes on without it, with a warning only',
         link=_QUICKSTART, settings={'custom_imports.allow_failed_imports': False}),
-    AuditRule('import-failed', MAY, setting_rules.import_failed,
+    AuditRule('import-failed', MAY, when(
+        lambda s: s.failed_import, 'custom_imports', lambda s: s.failed_import),
         why='what the module registers could not be looked at',
         fix='install it, or put its folder on PYTHONPATH, and audit again', link=_AUDIT),
-    AuditRule('other-runner', CHANGES, setting_rules.runner_type,
+    AuditRule('other-runner', CHANGES, when(
+        lambda s: class_name(s.cfg.get('runner_type') or '') in REFUSED_RUNNERS, 'runner_type',
+        lambda s: class_name(s.cfg.runner_type)),
         why='its strategies shard states and reduce in orders that mmrepro does not control; '
             'refused',
         link=f'{_LIMITS} FlexibleRunner', settings=_RUNNER),
-    AuditRule('invalid-randomness', CHANGES, setting_rules.invalid,
+    AuditRule('invalid-randomness', CHANGES, when(
+        lambda s: s.randomness_error, 'randomness', lambda s: s.randomness_error,
+        lambda s: CHANGES if s.attached or 'randomness' not in s.cfg else MAY),
         why='the run is refused at its start', fix='correct the key', link=_STREAMS),
-    AuditRule('no-seed', CHANGES, setting_rules.no_seed,
+    AuditRule('no-seed', CHANGES, when(
+        lambda s: s.randomness.seed is None and not s.randomness_error, 'randomness.seed',
+        lambda s: 'None' if 'seed' in (s.cfg.get('randomness') or {}) else 'missing'),
         why='every start draws another seed (it is written into log, config and checkpoint)',
         link=f'{_CAUSES} A7', settings={'randomness.seed': 42}),
-    AuditRule('misspelt-key', MAY, setting_rules.misspelt,
+    AuditRule('misspelt-key', MAY, checks.misspelt,
         why='nothing reads this key: the run goes on with what the base or a default says',
         fix='correct the name; if it is a variable of your own, rename it or --ignore misspelt-'
             'key',
         link=_AUDIT),
-    AuditRule('legacy-keys', HINT, setting_rules.legacy_keys,
+    AuditRule('legacy-keys', HINT, checks.legacy_keys,
         why='a key of MMDetection 2.x; stock MMEngine ignores it',
         fix='move it into randomness = dict(...)', link=_QUICKSTART),
     # kernels
-    AuditRule('not-deterministic', CHANGES, setting_rules.not_deterministic,
+    AuditRule('not-deterministic', CHANGES, when(
+        lambda s: not s.randomness.deterministic and not s.randomness_error,
+        'randomness.deterministic', 'False',
+        # on one thread, CPU kernels add in one order
+        lambda s: CHANGES if s.device != 'cpu' else MAY),
         why='kernels may add in any order; losses agree to rounding at first, then drift apart',
         link=f'{_CAUSES} A1', settings=_DETERMINISTIC),
-    AuditRule('only-warns', MAY, setting_rules.only_warns,
+    AuditRule('only-warns', MAY, when(
+        lambda s: s.randomness.deterministic == 'warn', 'randomness.deterministic', "'warn'"),
         why='an operator without a deterministic form runs anyway, and attention keeps backward '
             'kernels that add in any order',
         link=f'{_LIMITS} warn', settings=_DETERMINISTIC),
-    AuditRule('cudnn-benchmark', CHANGES, setting_rules.cudnn_benchmark,
+    AuditRule('cudnn-benchmark', CHANGES, when(
+        lambda s: (s.cfg.get('env_cfg') or {}).get('cudnn_benchmark') and not s.strict,
+        'env_cfg.cudnn_benchmark', 'True', lambda s: CHANGES if s.device != 'cpu' else HINT),
         why='cuDNN times its kernels and takes the fastest, which differs from run to run (with '
             'deterministic=True the setting is not followed)',
         link=f'{_CAUSES} A1',
         settings={'env_cfg.cudnn_benchmark': False}),
-    AuditRule('precision', HINT, setting_rules.precision,
+    AuditRule('precision', HINT, when(
+        lambda s: s.device != 'cpu' and not s.attached, 'randomness.numerics.float32_precision',
+        'not set: convolutions use TF32 where the GPU has it, and float32 where not'),
         why='repeats on one GPU model, but nothing records the precision of a run or notices that'
             ' it changed',
         fix='mmrepro does both', link=f'{_CAUSES} A1', settings=TWO_LINES),
@@ -74,87 +101,104 @@ RULES: tuple[AuditRule, ...] = (
         fix='the two lines (see not-attached): mmrepro provides these operators; where it has no '
             'form, a compiled mmcv runs it, in any order',
         link=f'{_CAUSES} operators'),
-    AuditRule('mixed-precision', HINT, setting_rules.mixed_precision,
+    AuditRule('mixed-precision', HINT, checks.mixed_precision,
         why='repeats on one machine; 16 bits make every other difference visible sooner, and with'
             ' a dynamic scale a skipped step follows from the first overflow',
         fix='only while you look for a difference', link='docs/how-to/my-runs-differ.md',
         settings={'optim_wrapper.type': 'OptimWrapper'}),
-    AuditRule('compile', MAY, setting_rules.compiled,
+    AuditRule('compile', MAY, checks.compiled,
         why='inductor may choose kernels by timing them; mmrepro sets '
             'TORCHINDUCTOR_DETERMINISTIC, which not every release honours',
         fix="or no mode='max-autotune'", link=f'{_LIMITS} other versions',
         settings={'compile': False}),
     # ranks
-    AuditRule('gradient-order', CHANGES, setting_rules.gradient_order,
+    AuditRule('gradient-order', CHANGES, when(
+        checks.order_matters, 'WORLD_SIZE', lambda s: f'{s.world_size} ranks'),
         why='a sum of three or more ranks depends on how DDP lays out its buckets, which changes '
             'after the first step and after a resume',
         fix='gradients are then summed in the order of ranks', link=f'{_CAUSES} B9',
         settings=TWO_LINES),
-    AuditRule('unused-parameters', HINT, setting_rules.unused_parameters,
+    AuditRule('unused-parameters', HINT, checks.unused_parameters,
         why='buckets then depend on which parameters a batch used', link=f'{_CAUSES} B9',
         settings=TWO_LINES),
-    AuditRule('rank-statistics', MAY, environment_rules.rank_statistics,
+    AuditRule('rank-statistics', MAY, checks.rank_statistics,
         why="every rank has statistics of its own part of the data and validates with them; the "
             "checkpoint has rank 0's, and a resume gives them to all",
         fix="mmrepro validates with their mean and saves it; norm_cfg=dict(type='SyncBN') makes "
             "them equal in training",
         link=f'{_CAUSES} A10', settings=TWO_LINES),
-    AuditRule('accumulation', HINT, setting_rules.accumulation,
+    AuditRule('accumulation', HINT, checks.accumulation,
         why='a run that is killed in the middle of a cycle loses the sums',
         fix='or checkpoints at multiples of accumulative_counts', link=f'{_CAUSES} B3',
         settings=TWO_LINES),
-    AuditRule('ranks-differ', MAY, data_rules.ranks_differ,
+    AuditRule('ranks-differ', MAY, checks.ranks_differ,
         why='ranks can get different numbers of batches, as in MMDetection',
         fix='AspectRatioBatchSampler over one dataset', link=f'{_CAUSES} C11'),
     # data
-    AuditRule('known-part', CHANGES, data_rules.known_parts,
+    AuditRule('known-part', CHANGES, checks.known_parts,
         why='mmrepro replaces or seeds this part; here it is stock',
         fix="with worker_seed='mmengine' it stays stock", link=_CAUSES, settings=TWO_LINES),
-    AuditRule('stock-workers', MAY, data_rules.stock_workers,
+    AuditRule('stock-workers', MAY, checks.stock_workers,
         why='MMEngine seeds workers by their number', link=f'{_CAUSES} A3', settings=TWO_LINES),
-    AuditRule('stock-validation', HINT, data_rules.stock_validation,
+    AuditRule('stock-validation', HINT, when(
+        lambda s: not s.keyed and s.cfg.get('val_dataloader') and s.cfg.get('train_dataloader'),
+        'train_cfg.val_interval', lambda s: '{}: each validation moves the generators of training'
+        .format((s.cfg.get('train_cfg') or {}).get('val_interval', 1))),
         why='validating at different times changes the run', link=f'{_CAUSES} A5',
         settings=TWO_LINES),
-    AuditRule('stock-resume', CHANGES, setting_rules.stock_resume,
+    AuditRule('stock-resume', CHANGES, when(
+        lambda s: s.cfg.get('resume') and not s.keyed, 'resume', 'True'),
         why="MMEngine saves no generators: a resumed run draws the first epoch's numbers again",
         link=f'{_CAUSES} A2', settings=TWO_LINES),
-    AuditRule('streams', HINT, setting_rules.streams,
+    AuditRule('streams', HINT, when(
+        lambda s: s.attached and s.randomness.worker_seed != 'sample', 'randomness.worker_seed',
+        lambda s: repr(s.randomness.worker_seed), lambda s: MAY if s.randomness.legacy else HINT),
         why='samples then depend on the number of workers, or steps on what ran before',
         link=f'{_STREAMS} other modes',
         settings={'randomness.worker_seed': 'sample'}),
-    AuditRule('resume-not-strict', HINT, setting_rules.not_strict_resume,
+    AuditRule('resume-not-strict', HINT, when(
+        lambda s: s.attached and not s.randomness.resume_strict, 'randomness.resume_strict',
+        'False'),
         why='a resume with different settings or versions only warns',
         link='docs/how-to/resume.md', settings={'randomness.resume_strict': True}),
-    AuditRule('iterable', CHANGES, data_rules.without_position,
+    AuditRule('iterable', CHANGES, checks.without_position,
         why='samples without a position cannot be seeded one by one: refused',
         fix="or a map-style dataset in batches: MMEngine's own streams do not resume exactly",
         link=f'{_LIMITS} iterable', settings={'randomness.worker_seed': 'mmengine'}),
-    AuditRule('own-sampler', MAY, data_rules.own_sampler,
+    AuditRule('own-sampler', MAY, checks.own_sampler,
         why='all that it draws is keyed by the epoch; state that it keeps from one pass to the '
             'next is lost at a resume',
         fix='compute each pass from the epoch alone, as DefaultSampler does',
         link=f'{_LIMITS} samplers'),
-    AuditRule('albumentations-alone', MAY, environment_rules.albumentations_alone,
+    AuditRule('albumentations-alone', MAY, checks.albumentations_alone,
         why='only a Compose is seeded', fix="wrap it: dict(type='Albu', transforms=[...])",
         link=f'{_CAUSES} C16'),
     # environment
-    AuditRule('variable', CHANGES, environment_rules.contradicting_variables,
+    AuditRule('variable', CHANGES, checks.contradicting_variables,
         why='contradicts the determinism that the config asks for; refused at the start of a run '
             'with deterministic=True',
         fix='unset it, or set an accepted value', link=f'{_CAUSES} A1'),
-    AuditRule('variable-missing', MAY, environment_rules.missing_variables,
+    AuditRule('variable-missing', MAY, checks.missing_variables,
         why='cuBLAS sizes its workspace itself and picks kernels that share it between streams',
         fix='or let mmrepro set it', link=f'{_CAUSES} A1', env=START_ENV),
-    AuditRule('hash-seed', HINT, environment_rules.hash_seed,
+    AuditRule('hash-seed', HINT, when(
+        lambda s: not s.attached and s.env.get('PYTHONHASHSEED', 'random') == 'random',
+        'PYTHONHASHSEED', 'not set'),
         why='sets of strings have another order in every process',
         fix='or let mmrepro keep their order', link=f'{_CAUSES} C1', env={'PYTHONHASHSEED': '0'}),
-    AuditRule('threads', HINT, environment_rules.threads,
+    AuditRule('threads', HINT, when(
+        lambda s: s.device == 'cpu' and s.randomness.numerics.num_threads is None
+        and 'OMP_NUM_THREADS' not in s.env,
+        'OMP_NUM_THREADS', 'not set: as many threads as this machine has cores'),
         why='repeats here; a machine with another number of cores splits sums differently',
         fix='or any other fixed number, or OMP_NUM_THREADS', link=f'{_LIMITS} other machines',
         settings={'randomness.numerics.num_threads': 1}),
-    AuditRule('no-device', HINT, environment_rules.no_such_device,
+    AuditRule('no-device', HINT, when(
+        lambda s: s.device != 'cpu' and not checks.has_cuda(), '--device cuda',
+        'no CUDA device here: judged by the tables alone'),
         why='no GPU was queried', fix='audit again on the machine that trains', link=_AUDIT),
-    AuditRule('not-built', HINT, environment_rules.not_built,
+    AuditRule('not-built', HINT, when(
+        lambda s: s.model_error, 'model', lambda s: s.model_error),
         why='the model could not be built without memory, so its operators were not looked at',
         fix='audit where all its packages are installed', link=_AUDIT),
     # what the user's own files hold: transforms, datasets, modules, hooks, samplers
@@ -172,7 +216,7 @@ RULES: tuple[AuditRule, ...] = (
     AuditRule('reseeding', MAY, source_hits('reseeding'),
         why='everything that draws afterwards draws the same numbers again',
         fix='remove it; or put the old state back (getstate, setstate)', link=f'{_CAUSES} C5'),
-    AuditRule('clock', HINT, environment_rules.seeds_from_clock,
+    AuditRule('clock', HINT, checks.seeds_from_clock,
         why='different in every run; harmless in names and logs',
         fix='keep it out of data, seeds and losses', link=f'{_CAUSES} harmless'),
     AuditRule('set-order', MAY, source_hits('set-order'),
@@ -205,10 +249,10 @@ RULES: tuple[AuditRule, ...] = (
     AuditRule('worker-state', MAY, source_hits('worker-state'),
         why='it belongs to a worker: depends on their number and on a resume',
         fix='compute it from the sample, or once in __init__', link=f'{_CAUSES} B12'),
-    AuditRule('kept-state', MAY, environment_rules.kept_state,
+    AuditRule('kept-state', MAY, checks.kept_state,
         why='a checkpoint does not hold it, so a resumed run starts over',
         fix='register_buffer(...), or mmrepro.checkpoint.adapters.register(Class, "attribute")',
         link=f'{_CAUSES} B11'),
-    AuditRule('unreadable', MAY, environment_rules.unreadable,
+    AuditRule('unreadable', MAY, checks.unreadable,
         why='nothing in it was checked', fix='correct the file', link=_AUDIT),
 )

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from ..generator_kinds import GENERATORS
 from ..text import shorten
-from .kept_state import of_data_loading, states
-from .patterns import CALLS, LISTINGS, MEASURING, SETTING_CALLS, SETTINGS
-from .value_flow import reaches
+from .kept_state import kind_of, states
+from .patterns import CALLS, MEASURING, SETTINGS
+from .value_flow import arguments, assignments, reaches
 
 _IGNORE = re.compile(r'#\s*mmrepro:\s*ignore(?:\[([\w, -]+)\])?')
 # functions of a set whose result does not depend on its order
@@ -69,7 +69,7 @@ class SourceFile:
         return names
 
     def full_name(self, node: ast.AST) -> str:
-        """``np.random.seed`` as ``numpy.random.seed``; what is not a name becomes ``?``."""
+        """Return ``numpy.random.seed`` for ``np.random.seed``; ``?`` for other expressions."""
         tail: list[str] = []
         while isinstance(node, ast.Attribute):
             tail.append(node.attr)
@@ -87,13 +87,12 @@ class SourceFile:
     @cached_property
     def hits(self) -> tuple[Hit, ...]:
         """Hits of all patterns, in the order of lines."""
-        found = [*self._calls(), *self._listings(), *self._sets(), *self._settings(),
-                 *self._states()]
-        return tuple(sorted({hit for hit in found if not self.ignored(hit.line, hit.rule)},
-                            key=lambda hit: (hit.line, hit.rule)))
+        hits = {*self._calls(), *self._sets(), *self._settings(), *self._states()}
+        return tuple(sorted((hit for hit in hits if not self.ignored(hit.line, hit.rule)),
+                            key=lambda hit: (hit.line, hit.rule, hit.what)))
 
     def code(self, node: ast.AST) -> str:
-        """The source of a node, in one short line."""
+        """Return the source of a node, in one short line."""
         return shorten(' '.join((ast.get_source_segment(self.text, node) or '').split()))
 
     @cached_property
@@ -117,14 +116,12 @@ class SourceFile:
                     return True
         return False
 
-    @cached_property
-    def _named_calls(self) -> list[tuple[ast.Call, str]]:
-        return [(node, self.full_name(node.func)) for node in ast.walk(self.tree)
-                if isinstance(node, ast.Call)]
-
     def _calls(self) -> Iterator[Hit]:
-        for node, name in self._named_calls:
-            seeded = not all(_is_one_of(value, (None, )) for value in _values(node))
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = self.full_name(node.func)
+            seeded = not all(_is_one_of(value, (None, )) for value in arguments(node))
             for row in CALLS:
                 if not fnmatchcase(name, row.name) or row.seeded not in (None, seeded) \
                         or self._harmless(row.rule, node):
@@ -144,10 +141,13 @@ class SourceFile:
         return isinstance(parent, ast.Assign) \
             and all(isinstance(target, ast.Attribute) for target in parent.targets) \
             and getattr(function, 'name', '') == '__init__' \
-            and isinstance(owner, ast.ClassDef) and of_data_loading(owner)
+            and isinstance(owner, ast.ClassDef) \
+            and getattr(kind_of(owner), 'rule', '') == 'worker-state'
 
     def _harmless(self, rule: str, node: ast.Call) -> bool:
         parent = self.parents.get(node)
+        if rule == 'unsorted-listing':
+            return self._sorted(node)
         if rule == 'uninitialised':
             # `torch.empty(3).normal_()` and `nn.Parameter(torch.empty(3))` are filled by others
             return isinstance(parent, ast.Attribute) or (
@@ -156,12 +156,6 @@ class SourceFile:
             function = self._function_of(node)
             return getattr(function, 'name', '') == '__hash__'
         return False
-
-    def _listings(self) -> Iterator[Hit]:
-        for node, name in self._named_calls:
-            if any(fnmatchcase(name, row) for row in LISTINGS) and not self._sorted(node):
-                yield Hit('unsorted-listing', node.lineno,
-                          f'{self.code(node)}: in the order of the file system')
 
     def _sorted(self, node: ast.AST) -> bool:
         """Whether the value goes through ``sorted`` or ``.sort()``, or its order is not seen."""
@@ -173,15 +167,13 @@ class SourceFile:
             if isinstance(above, (ast.Compare, ast.SetComp)):
                 return True
             above = self.parents.get(above)
-        targets = above.targets if isinstance(above, ast.Assign) else ()
-        names = {target.id for target in targets if isinstance(target, ast.Name)}
+        names = {target.id for target, _ in assignments(above or node)
+                 if isinstance(target, ast.Name)}
         for call in ast.walk(self._function_of(node)):
             if not isinstance(call, ast.Call):
                 continue
-            if isinstance(call.func, ast.Attribute) and call.func.attr == 'sort' \
-                    and self.full_name(call.func.value) in names:
-                return True
-            if self.full_name(call.func).rpartition('.')[2] in ('sorted', 'natsorted') \
+            owner, _, name = self.full_name(call.func).rpartition('.')
+            if name == 'sort' and owner in names or name in ('sorted', 'natsorted') \
                     and names.intersection(map(self.full_name, call.args)):
                 return True
         return False
@@ -190,10 +182,10 @@ class SourceFile:
         for scope in ast.walk(self.tree):
             if not isinstance(scope, (ast.FunctionDef, ast.Module)):
                 continue
-            names = {target.id for node in _own(scope) if isinstance(node, ast.Assign)
-                     and self._is_set(node.value, set())
-                     for target in node.targets if isinstance(target, ast.Name)}
-            for node in _own(scope):
+            nodes = list(_nodes_of(scope))
+            names = {target.id for node in nodes for target, value in assignments(node)
+                     if isinstance(target, ast.Name) and self._is_set(value, set())}
+            for node in nodes:
                 parent = self.parents.get(node)
                 if isinstance(parent, ast.Call) and self.full_name(parent.func) in _ORDERLESS:
                     continue
@@ -219,7 +211,7 @@ class SourceFile:
         return isinstance(node, ast.Name) and node.id in names
 
     def _order_seen(self, node: ast.AST) -> list[ast.expr]:
-        """The expressions that a node iterates over."""
+        """Return the expressions that a node iterates over."""
         if isinstance(node, ast.For):
             return [node.iter]
         if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):
@@ -235,16 +227,14 @@ class SourceFile:
         return []
 
     def _settings(self) -> Iterator[Hit]:
+        node: Any
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    name = self.full_name(target)
-                    if name in SETTINGS and not _is_one_of(node.value, SETTINGS[name]):
-                        yield Hit('switches', node.lineno, self.code(node))
-        for node, name in self._named_calls:
-            first = next(iter(_values(node)), None)
-            if name in SETTING_CALLS and not _is_one_of(first, SETTING_CALLS[name]):
-                yield Hit('switches', node.lineno, self.code(node))
+            given = [(node.func, next(iter(arguments(node)), None))] \
+                if isinstance(node, ast.Call) else assignments(node)
+            for target, value in given:
+                name = self.full_name(target)
+                if name in SETTINGS and not _is_one_of(value, SETTINGS[name]):
+                    yield Hit('switches', node.lineno, self.code(node))
 
     @cached_property
     def _module_values(self) -> set[str]:
@@ -257,20 +247,16 @@ class SourceFile:
     def _states(self) -> Iterator[Hit]:
         for cls in ast.walk(self.tree):
             if isinstance(cls, ast.ClassDef):
-                for rule, node, what in states(cls, self._module_values):
+                for rule, node, what in states(cls, self._module_values, self.full_name):
                     yield Hit(rule, node.lineno, f'{cls.name}.{what}')
-
-
-def _values(node: ast.Call) -> list[ast.AST]:
-    return [*node.args, *(word.value for word in node.keywords)]
 
 
 def _is_one_of(value: ast.AST | None, constants: Sequence[Any]) -> bool:
     return isinstance(value, ast.Constant) and value.value in constants
 
 
-def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function, without those of functions inside it."""
+def _nodes_of(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without those of functions inside it."""
     stack = list(ast.iter_child_nodes(scope))
     while stack:
         node = stack.pop()

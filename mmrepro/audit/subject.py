@@ -7,28 +7,25 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from mmengine import registry
 from mmengine.config import Config
 from torch.overrides import TorchFunctionMode
 
 from ..config import LEGACY_KEYS, RandomnessConfig
 from ..errors import RandomnessError
+from ..nested import named_dicts
 from .findings import TWO_LINES
 
 # Packages whose own code was read for docs/explanation/causes.md, or is none of ours to read.
 STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
          'timm', 'transformers', 'numpy', 'builtins', 'albumentations')
 
-# part of a config -> registries of MMEngine in which its types are looked up, in this order
-REGISTRIES = ('MODELS', 'TASK_UTILS', 'TRANSFORMS', 'DATASETS', 'DATA_SAMPLERS', 'HOOKS',
-              'METRICS', 'EVALUATOR', 'LOOPS', 'OPTIM_WRAPPERS', 'OPTIM_WRAPPER_CONSTRUCTORS',
-              'OPTIMIZERS', 'PARAM_SCHEDULERS', 'VISUALIZERS', 'VISBACKENDS', 'MODEL_WRAPPERS',
-              'RUNNERS')
 TRAIN_KEYS = ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'custom_hooks',
               'default_hooks', 'param_scheduler')
 _SCOPE_KEY = '_scope_'
@@ -42,7 +39,7 @@ class Part(NamedTuple):
 
 
 def class_name(kind: Any) -> str:
-    """Bare name of a config's ``type``: a string with or without a scope, or the class itself.
+    """Return the bare name of a config's ``type``, a class or a string with or without a scope.
 
     >>> class_name('mmdet.Resize'), class_name(int)
     ('Resize', 'int')
@@ -136,10 +133,11 @@ class Subject:
     def parts(self) -> list[Part]:
         """Every dict with a ``type``, in the order of the file."""
         # Config hides its dict, and lazy configs give classes: both come out as plain dicts here
-        return list(_parts(self.cfg._cfg_dict, ''))
+        return [Part(key, class_name(node['type']), node)
+                for key, node in named_dicts(self.cfg._cfg_dict) if node.get('type') is not None]
 
     def parts_in(self, *keys: str) -> list[Part]:
-        """Parts under one of the top-level keys."""
+        """Return the parts under one of the top-level keys."""
         return [part for part in self.parts if part.key.partition('.')[0].partition('[')[0] in keys]
 
     @property
@@ -152,7 +150,7 @@ class Subject:
         return self.cfg.get('default_scope') or 'mmengine'
 
     def class_of(self, part: Part) -> type | None:
-        """The class that a part would be built from, or None if no registry knows it."""
+        """Return the class that a part would be built from; None if no registry knows it."""
         kind = part.node['type']
         if not isinstance(kind, str):
             return kind if isinstance(kind, type) else None
@@ -160,18 +158,15 @@ class Subject:
 
     @cached_property
     def _classes(self) -> dict[str, type]:
-        from mmengine import registry
         if self.scope not in ('mmengine', 'mmrepro'):
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(f'{self.scope}.registry')
-        found: dict[str, type] = {}
+        classes: dict[str, type | None] = {}
         for part in self.parts:
             kind = part.node['type']
-            if isinstance(kind, str) and kind not in found:
-                cls = _look_up(registry, kind, part.node.get(_SCOPE_KEY, self.scope))
-                if cls is not None:
-                    found[kind] = cls
-        return found
+            if isinstance(kind, str) and classes.get(kind) is None:
+                classes[kind] = _look_up(kind, part.node.get(_SCOPE_KEY, self.scope))
+        return {kind: cls for kind, cls in classes.items() if cls is not None}
 
     @cached_property
     def _built(self) -> tuple[Any | None, str]:
@@ -179,12 +174,11 @@ class Subject:
             return None, ''
         from unittest import mock
 
-        from mmengine.registry import MODELS, DefaultScope
         from mmengine.runner import checkpoint
         error = ''
         # nothing is downloaded: weights do not matter here
         for device in (torch.device('meta'), _ParametersOnMeta()):
-            scope = DefaultScope.overwrite_default_scope(self.scope)
+            scope = registry.DefaultScope.overwrite_default_scope(self.scope)
             offline = mock.patch.dict(os.environ, HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1')
             # constructors that load a teacher's weights, often from a URL, load nothing
             weights = mock.patch.multiple(
@@ -193,7 +187,7 @@ class Subject:
             with offline, weights, scope, device, warnings.catch_warnings():
                 warnings.simplefilter('ignore')
                 try:
-                    return MODELS.build(copy.deepcopy(self.cfg.model)), ''
+                    return registry.MODELS.build(copy.deepcopy(self.cfg.model)), ''
                 except Exception as raised:  # constructors of user code may raise anything
                     error = f'{type(raised).__name__}: {raised}'.splitlines()[0][:200]
         return None, error
@@ -242,32 +236,20 @@ class _ParametersOnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _parts(node: Any, key: str) -> Iterator[Part]:
-    if isinstance(node, Mapping):
-        if node.get('type') is not None:
-            yield Part(key, class_name(node['type']), node)
-        for name, value in node.items():
-            yield from _parts(value, f'{key}.{name}' if key else str(name))
-    elif isinstance(node, (list, tuple)):
-        for index, value in enumerate(node):
-            yield from _parts(value, f'{key}[{index}]')
-
-
-def _look_up(registry: Any, kind: str, scope: str) -> type | None:
-    for name in REGISTRIES:
-        table = getattr(registry, name, None)
-        for spelled in (kind, ) if '.' in kind else (f'{scope}.{kind}', kind):
-            try:
-                cls = table.get(spelled) if table is not None else None
-            except (ImportError, AttributeError, KeyError, AssertionError):
-                cls = None  # a scope whose package is not installed
-            if isinstance(cls, type):
-                return cls
+def _look_up(kind: str, scope: str) -> type | None:
+    """Return the class that a registry of MMEngine knows by this name; None without one."""
+    for table in vars(registry).values():
+        for name in (kind, ) if '.' in kind else (f'{scope}.{kind}', kind):
+            # errors: a scope whose package is not installed
+            with contextlib.suppress(ImportError, AttributeError, KeyError, AssertionError):
+                cls = table.get(name) if isinstance(table, registry.Registry) else None
+                if isinstance(cls, type):
+                    return cls
     return None
 
 
 def _files_of(name: str) -> list[str]:
-    """Files of a module and of what it imported below itself; found on the path if not imported."""
+    """Return the files of a module and its imported submodules, or of a module on the path."""
     if name in sys.modules:
         modules = [module for key, module in sys.modules.items()
                    if key == name or key.startswith(f'{name}.')]

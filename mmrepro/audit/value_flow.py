@@ -18,56 +18,57 @@ COMPUTES = ('numpy.', 'torch.', 'random.', 'math.')
 
 
 def reaches(call: ast.Call, function: ast.AST, full_name: Callable[[ast.AST], str]) -> str:
-    """Where the result of ``call`` goes in ``function``: ``"results['img']"``, or ''.
+    """Return where the result of ``call`` goes in ``function``: ``"results['img']"``, or ''.
 
     Args:
         full_name: the dotted name of a node, with aliases resolved.
     """
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ''
-    tainted: set[str] = set()
-    while True:  # assignments in loops may come in any order
-        found = {target.id for node in ast.walk(function) if isinstance(node, ast.Assign)
-                 and _holds(node.value, call, tainted)
-                 for target in node.targets if isinstance(target, ast.Name)}
-        found |= {node.target.id for node in ast.walk(function) if isinstance(node, ast.AugAssign)
-                  and isinstance(node.target, ast.Name) and _holds(node.value, call, tainted)}
-        if found <= tainted:
-            break
-        tainted |= found
-    return next(_sinks(call, function, tainted, full_name), '')
+    names: set[str] = set()  # variables that hold the result
+
+    def holds(value: ast.AST | None) -> bool:
+        return value is not None and any(
+            node is call or isinstance(node, ast.Name) and node.id in names
+            for node in ast.walk(value))
+
+    assigned = [pair for node in ast.walk(function) for pair in assignments(node)]
+    for _ in assigned:  # in a loop, a later assignment may reach an earlier one
+        names |= {target.id for target, value in assigned
+                  if isinstance(target, ast.Name) and holds(value)}
+
+    def sinks() -> Iterator[str]:
+        for node in ast.walk(function):
+            for target, value in assignments(node):
+                if isinstance(target, (ast.Subscript, ast.Attribute)) and holds(value) \
+                        and not MEASURED.search(_last_name(target)):
+                    yield ast.unparse(target)
+            if isinstance(node, ast.Return) and holds(node.value) \
+                    and not MEASURED.search(function.name):
+                yield f'what {function.name} returns'
+            elif isinstance(node, ast.Call) and node is not call \
+                    and full_name(node.func).startswith(COMPUTES) \
+                    and any(map(holds, arguments(node))):
+                yield full_name(node.func)
+
+    return next(sinks(), '')
 
 
-def _sinks(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef, tainted: set[str],
-           full_name: Callable[[ast.AST], str]) -> Iterator[str]:
-    for node in ast.walk(function):
-        if isinstance(node, (ast.Assign, ast.AugAssign)) and _holds(node.value, call, tainted):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                text = ast.unparse(target)
-                if isinstance(target, (ast.Subscript, ast.Attribute)) and not MEASURED.search(
-                        _last_name(target)):
-                    yield text
-        elif isinstance(node, ast.Return) and node.value is not None \
-                and _holds(node.value, call, tainted) and not MEASURED.search(function.name):
-            yield f'what {function.name} returns'
-        elif isinstance(node, ast.Call) and node is not call:
-            name = full_name(node.func)
-            given = [*node.args, *(word.value for word in node.keywords)]
-            if name.startswith(COMPUTES) and any(_holds(value, call, tainted) for value in given):
-                yield name
+def assignments(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """Return the targets of an assignment, each with the value."""
+    if isinstance(node, ast.AugAssign):
+        return [(node.target, node.value)]
+    return [(target, node.value) for target in node.targets] if isinstance(node, ast.Assign) else []
 
 
-def _holds(node: ast.AST, call: ast.Call, tainted: set[str]) -> bool:
-    """Whether the value of an expression is made of the call's result."""
-    return any(inner is call or isinstance(inner, ast.Name) and inner.id in tainted
-               for inner in ast.walk(node))
+def arguments(call: ast.Call) -> list[ast.expr]:
+    """Return the values that a call passes."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
-def _last_name(target: ast.AST) -> str:
-    """``loss`` of ``self.loss`` and of ``results['loss']``."""
+def _last_name(target: ast.Subscript | ast.Attribute) -> str:
+    """Return ``loss`` of ``self.loss`` and of ``results['loss']``."""
     if isinstance(target, ast.Attribute):
         return target.attr.lower()
-    inner = target.slice if isinstance(target, ast.Subscript) else target
-    if isinstance(inner, ast.Constant):
-        return str(inner.value).lower()
-    return ast.unparse(inner).lower()
+    key = target.slice
+    return (str(key.value) if isinstance(key, ast.Constant) else ast.unparse(key)).lower()

@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from ..demo.dataset import check_coco, provide_dataset
+from ..demo.dataset import check_coco, write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
 from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, prepare, train
-from ..exit_codes import DIFFERENT, DONE
+from ..exit_codes import DONE
 from ..fingerprint.reader import RankLog
 from ..runs.progress import progress_line
 from ..runs.startup import has_mmdet
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not detection and args.coco is not None:
         parser.error(f'--coco {args.coco}: {args.config} does not read COCO')
     if detection and args.coco is None:
-        digest = provide_dataset(root)
+        digest = write_dataset(root)
     source = root if detection else 'cut out of the photographs'
     print(f'data: {source}' + (f', digest {digest[:16]}' if digest else ''))
     logs = []
@@ -99,14 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         prepare(args.config, run, root, args.coco is not None, args.images,
                 args.epochs).dump(path)
         logs.append(_train(run, path, folder, env))
-    table, same = compare(logs, [run.name for run in runs])
-    print('', *(run.title() for run in runs), '', table, sep='\n')
-    return DONE if same else DIFFERENT
+    report = compare(logs, [run.name for run in runs])
+    print('', *(run.title() for run in runs), '', sep='\n')
+    report.show()
+    return report.exit_code
 
 
 def _write_data(args: argparse.Namespace) -> int:
     folder, train, val = args.folder or args.data, args.train or 24, args.val or 8
-    digest = provide_dataset(folder, args.seed or 0, train, val)
+    digest = write_dataset(folder, args.seed or 0, train, val)
     print(f'{folder}: {train} training and {val} validation images, digest {digest}')
     return DONE
 

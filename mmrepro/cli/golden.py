@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..demo import provide_dataset, use_data
+from ..demo import use_data, write_dataset
 from ..errors import GoldenError
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..facts.compatibility import table
@@ -95,7 +95,7 @@ def _train(recipe: Recipe, work_dir: str) -> str:
         raise GoldenError(f'{recipe.config}: no such config (seen from {os.getcwd()})')
     cfg = read_config(recipe.config, dict(map(setting, recipe.options)))
     if recipe.demo_data is not None:
-        provide_dataset(recipe.demo_data)
+        write_dataset(recipe.demo_data)
         # as the recipe says it, because batches hold the paths of their images
         use_data(cfg, recipe.demo_data)
     size = 'images, batch and weights as in the config' if recipe.full else 'small'

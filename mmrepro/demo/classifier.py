@@ -15,7 +15,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 from torch import nn
 
-from .photos import CLASSES, PHOTOS, photo_dir, read_photo, resize
+from .photos import CLASSES, objects_of, photo_dir, read_photo, resize
 
 
 class PhotoDataset(BaseDataset):
@@ -32,18 +32,14 @@ class PhotoDataset(BaseDataset):
 
     def load_data_list(self) -> list[dict]:
         photo_dir()  # raises if the photographs are not installed
-        objects: dict[str, list[dict]] = {name: [] for name in CLASSES}
-        for photo, outlines in PHOTOS.items():
-            for outline in outlines:
-                points = np.array(outline.points)
-                (left, top), (right, bottom) = points.min(0), points.max(0)
-                objects[outline.category].append(dict(
-                    photo=photo, box=[int(v) for v in (left, top, right, bottom)]))
         samples = []
         for number in range(self._length):
-            label = number % len(CLASSES)
-            of_class = objects[CLASSES[label]]
-            samples.append(dict(of_class[number // len(CLASSES) % len(of_class)], label=label))
+            turn, label = divmod(number, len(CLASSES))
+            objects = objects_of(CLASSES[label])
+            photo, outline = objects[turn % len(objects)]
+            points = np.array(outline.points)
+            box = np.concatenate([points.min(0), points.max(0)]).tolist()
+            samples.append(dict(photo=photo, box=box, label=label))
         return samples
 
 
@@ -110,7 +106,7 @@ class Accuracy(BaseMetric):
     """Fraction of samples with the right category."""
 
     def process(self, data_batch: Any, data_samples: Sequence[Any]) -> None:
-        self.results += [float(found == label) for found, label in data_samples]
+        self.results += [float(predicted == label) for predicted, label in data_samples]
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         return dict(accuracy=float(np.mean(results)))

@@ -18,7 +18,17 @@ import cv2
 import numpy as np
 
 from ..errors import ConfigError
-from .photos import BACKGROUNDS, CLASSES, PHOTOS, Outline, photo_dir, read_photo, resize
+from .photos import (
+    BACKGROUNDS,
+    CLASSES,
+    PHOTOS,
+    Outline,
+    objects_of,
+    photo_dir,
+    read_photo,
+    required,
+    resize,
+)
 
 SPLITS = ('train2017', 'val2017')
 MARK = 'mmrepro demonstration data set'
@@ -75,25 +85,28 @@ def write_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8
         num_train, num_val: numbers of images.
 
     Raises:
-        FileExistsError: when ``out`` holds annotations that this function did not write.
-        ModuleNotFoundError: when scikit-image, which ships the photographs, or pycocotools is
-            missing.
+        ConfigError: ``out`` holds annotations that this function did not write, or cannot be
+            written.
+        MissingPackageError: scikit-image, which ships the photographs, or pycocotools is missing.
     """
     photo_dir()  # before anything is written
     _coco_mask()
-    for path in (annotation_file(out, split) for split in SPLITS):
-        if os.path.exists(path):
-            with open(path, encoding='utf-8') as file:
-                if MARK not in file.read(4096):
-                    raise FileExistsError(f'{path} was not written by mmrepro; choose another '
+    try:
+        for path in (annotation_file(out, split) for split in SPLITS):
+            if os.path.exists(path):
+                with open(path, encoding='utf-8') as file:
+                    if MARK not in file.read(4096):
+                        raise ConfigError(f'{path} was not written by mmrepro; choose another '
                                           'folder for the demonstration dataset')
-    os.makedirs(os.path.join(out, 'annotations'), exist_ok=True)
-    for split, count in zip(SPLITS, (num_train, num_val)):
-        folder = os.path.join(out, split)
-        os.makedirs(folder, exist_ok=True)
-        for stale in os.listdir(folder):
-            os.remove(os.path.join(folder, stale))
-        _write_split(out, split, seed, count)
+        os.makedirs(os.path.join(out, 'annotations'), exist_ok=True)
+        for split, count in zip(SPLITS, (num_train, num_val)):
+            folder = os.path.join(out, split)
+            os.makedirs(folder, exist_ok=True)
+            for stale in os.listdir(folder):
+                os.remove(os.path.join(folder, stale))
+            _write_split(out, split, seed, count)
+    except OSError as error:
+        raise ConfigError(f'{out} cannot be written: {error.strerror}') from error
     return data_digest(out)
 
 
@@ -136,10 +149,8 @@ def _compose(rng: random.Random, size: tuple[int, int]) -> tuple[np.ndarray, lis
     name = _pick(rng, BACKGROUNDS + tuple(PHOTOS))
     pixels, instances = _background(rng, name, size)
     wanted = 1 + int(rng.random() * MAX_PASTES)
-    by_class = {c: [(photo, outline) for photo, found in PHOTOS.items() for outline in found
-                    if outline.category == c] for c in CLASSES}
     for _ in range(wanted):
-        photo, outline = _pick(rng, by_class[_pick(rng, CLASSES)])
+        photo, outline = _pick(rng, objects_of(_pick(rng, CLASSES)))
         for _ in range(TRIES):
             placed = _paste(rng, pixels, instances, photo, outline)
             if placed is not None:
@@ -229,13 +240,7 @@ def _annotation(instance: Instance) -> dict[str, Any] | None:
 
 
 def _coco_mask() -> Any:
-    try:
-        from pycocotools import mask
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'the demonstration dataset has the format of COCO, and pycocotools is not installed: '
-            "pip install 'mmrepro[demo]', or from a checkout: pip install '.[demo]'") from error
-    return mask
+    return required('pycocotools.mask', 'has the format of COCO')
 
 
 def _polygons(mask: np.ndarray) -> list[list[int]]:
@@ -262,14 +267,3 @@ def _fill(points: Sequence[tuple[float, float]], size: tuple[int, int]) -> np.nd
 def _pick(rng: random.Random, choices: Sequence[Any]) -> Any:
     # only random() is promised to give the same numbers in every version of Python
     return choices[int(rng.random() * len(choices))]
-
-
-def provide_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8) -> str:
-    """:func:`write_dataset` for a command: an error says in one line what to change."""
-    try:
-        return write_dataset(out, seed, num_train, num_val)
-    except (OSError, ModuleNotFoundError) as error:
-        # errors of the operating system have a number; ours say everything
-        reason = getattr(error, 'strerror', None)
-        raise ConfigError(str(error) if reason is None else
-                          f'{out} cannot be written: {reason}') from error

@@ -5,13 +5,16 @@ outlines were drawn by hand, in pixels of the original photograph.
 """
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+
+from ..errors import MissingPackageError
 
 CLASSES = ('person', 'cat', 'cup', 'motorcycle', 'rocket', 'coin')
 
@@ -84,16 +87,30 @@ PHOTOS = {
 BACKGROUNDS = ('grass.png', 'gravel.png', 'brick.png', 'hubble_deep_field.jpg', 'ihc.png')
 
 
+def required(module: str, what_for: str) -> Any:
+    """Import a module that the demonstration needs.
+
+    Raises:
+        MissingPackageError: it is not installed; says what to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f"the demonstration dataset {what_for}; install its packages with: pip install "
+            "'mmrepro[demo]', or from a checkout: pip install '.[demo]'") from error
+
+
 def photo_dir() -> str:
     """Return the folder of the sample images of scikit-image."""
-    try:
-        import skimage
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the demonstration dataset is made of scikit-image's sample photographs; install them "
-            "with: pip install 'mmrepro[demo]', or from a checkout: pip install '.[demo]'"
-        ) from error
+    skimage = required('skimage', "is made of scikit-image's sample photographs")
     return os.path.join(os.path.dirname(skimage.__file__), 'data')
+
+
+def objects_of(category: str) -> list[tuple[str, Outline]]:
+    """Return the objects of a category, each with the name of its photograph."""
+    return [(photo, outline) for photo, outlines in PHOTOS.items() for outline in outlines
+            if outline.category == category]
 
 
 @cache
@@ -102,8 +119,8 @@ def read_photo(name: str) -> np.ndarray:
     path = os.path.join(photo_dir(), name)
     image = cv2.imread(path, cv2.IMREAD_COLOR)
     if image is None:
-        raise FileNotFoundError(f'{path}: this scikit-image does not ship the photograph; '
-                                'versions 0.25 and 0.26 do')
+        raise MissingPackageError(f'{path}: this scikit-image does not ship the photograph; '
+                                  'versions 0.25 and 0.26 do')
     image.flags.writeable = False
     return image
 
@@ -136,4 +153,3 @@ def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     position = np.clip(center - _ONE // 2, 0, (source - 1) * _ONE)
     low = position // _ONE
     return low, np.minimum(low + 1, source - 1), position % _ONE
-

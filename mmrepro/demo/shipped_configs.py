@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable
 
 from mmengine.config import Config
 
+from ..nested import dicts
 from .dataset import annotation_file
 
 COCO_CLASSES = 80
@@ -45,40 +45,21 @@ def reads_coco(config: str) -> bool:
 
 def use_data(cfg: Config, root: str) -> None:
     """Let all datasets and metrics of ``cfg`` read the COCO-format data in ``root``."""
-
-    def change(node: Any) -> None:
+    for node in dicts([cfg[key] for key in _data_keys(cfg)]):
         if 'data_root' in node:
             node['data_root'] = root
         if os.path.basename(str(node.get('ann_file', ''))) and 'data_root' not in node:
             split = 'train2017' if 'train2017' in node['ann_file'] else 'val2017'
             node['ann_file'] = annotation_file(root, split)
 
-    for key in _data_keys(cfg):
-        _visit(cfg[key], change)
-
 
 def use_coco_classes(cfg: Config) -> None:
     """Replace the classes of the demonstration dataset by the 80 of COCO."""
-    demo_classes = len(cfg.demo_classes)
-
-    def change(node: Any) -> None:
+    for node in dicts([cfg[key] for key in ('model', *_data_keys(cfg))]):
         node.pop('metainfo', None)
-        if node.get('num_classes') == demo_classes:
+        if node.get('num_classes') == len(cfg.demo_classes):
             node['num_classes'] = COCO_CLASSES
-
-    for key in ['model', *_data_keys(cfg)]:
-        _visit(cfg[key], change)
 
 
 def _data_keys(cfg: Config) -> list[str]:
     return [key for key in cfg if key.endswith(('_dataloader', '_evaluator')) and cfg[key]]
-
-
-def _visit(node: Any, change: Callable[[Any], None]) -> None:
-    if isinstance(node, dict):
-        change(node)
-        for value in node.values():
-            _visit(value, change)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            _visit(value, change)

@@ -9,10 +9,13 @@ from mmengine.config import Config
 
 from ..config import with_virtual_ranks
 from ..digests import state_digest
+from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.divergence import differing_iterations
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FOLDER
 from ..hooks.fingerprint import FingerprintHook
+from ..report.report import Report
+from ..report.table import Table
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints, without_evaluation
 from ..runs.launcher import one_thread_each, plan, run_all
@@ -120,20 +123,13 @@ def weights_of(ranks: Ranks, iteration: int) -> str:
     return digests[0] if len(digests) == 1 else state_digest(digests)
 
 
-def compare(runs: Sequence[Ranks], names: Sequence[str]) -> tuple[str, bool]:
-    """Return a table of all iterations with the verdict, and whether all bits agree."""
-    widths = [max(16, len(f'weights {name}')) for name in names]
-    lines = ['  '.join([f'{"iteration":>9}', *(f'{f"loss {name}":>12}' for name in names), *(
-        f'{f"weights {name}":<{width}}' for name, width in zip(names, widths)), 'same bits'])]
-    differing = {i for run in runs[1:] for i in differing_iterations(runs[0], run)}
+def compare(runs: Sequence[Ranks], names: Sequence[str]) -> Report:
+    """Return a table of all iterations, and whether all bits agree."""
     counts = [min((len(log.steps) for log in run.values()), default=0) for run in runs]
-    for i in range(min(counts)):
-        equal = i not in differing
-        lines.append('  '.join([f'{i + 1:>9}', *(
-            f'{loss_of(run[0].steps[i]):>{max(12, len(f"loss {name}"))}}'
-            for run, name in zip(runs, names)), *(
-            f'{weights_of(run, i)[:16]:<{width}}' for run, width in zip(runs, widths)),
-            'yes' if equal else 'NO']))
+    differing = {i for run in runs[1:] for i in differing_iterations(runs[0], run)}
+    rows = [(str(i + 1), *(loss_of(run[0].steps[i]) for run in runs),
+             *(weights_of(run, i)[:16] for run in runs), 'NO' if i in differing else 'yes')
+            for i in range(min(counts))]
     same = False
     if len(set(counts)) > 1 or not counts[0]:
         verdict = 'DIFFERENT: ' + ', '.join(
@@ -143,4 +139,6 @@ def compare(runs: Sequence[Ranks], names: Sequence[str]) -> tuple[str, bool]:
     else:
         same, verdict = True, ('SAME BITS: loss, weights and optimizer state agree after each of '
                                f'{counts[0]} iterations')
-    return '\n'.join([*lines, '', verdict]), same
+    header = ('iteration', *(f'loss {name}' for name in names),
+              *(f'weights {name}' for name in names), 'same bits')
+    return Report('', verdict, DONE if same else DIFFERENT, [Table(header, rows)])

@@ -197,7 +197,7 @@ def _last_agreeing(a: Sequence[Record], b: Sequence[Record], pair: Pair) -> Pair
 
 
 def _drawn_from(record: Record, drawing: Record) -> tuple[str, ...]:
-    """States of the generators that ``drawing`` may draw from; operators use those of torch."""
+    """Return states of the generators that ``drawing`` may draw from; operators use torch's."""
     if drawing.phase == 'data':
         return record.generators
     return record.generators[:1] + record.generators[3:]

@@ -53,12 +53,12 @@ class DifferenceContext:
         return self.phase == 'data' and self.kind == 'input' and self.record.path.endswith('/0')
 
     def calls(self, source: str) -> list[str]:
-        """Calls of ``source`` right before the record or, for a transform, during it."""
+        """Return calls of ``source`` right before the record or, for a transform, during it."""
         return [call for record in (self.a, self.b) if record is not None
                 for call in record.calls if call.startswith(source)]
 
     def calls_anywhere(self, source: str) -> list[str]:
-        """Calls of ``source`` at any time of the recording."""
+        """Return calls of ``source`` at any time of the recording."""
         return list(dict.fromkeys(call for stream in self.streams for record in stream
                                   for call in record.calls if call.startswith(source)))
 
@@ -78,7 +78,7 @@ class DifferenceContext:
         return differing[0] <= later[1] and differing[1] <= later[0]
 
     def earlier_calls(self, source: str) -> list[str]:
-        """Calls of ``source`` earlier in the function that passes the value on.
+        """Return calls of ``source`` earlier in the function that passes the value on.
 
         The function is found by its file and name, among the records of the same module and phase.
         """
@@ -99,35 +99,35 @@ class DifferenceContext:
         return a.get(attribute) != b.get(attribute)
 
     def attributes(self) -> list[str]:
-        """Differing settings and attributes: ``name: value in A / value in B``."""
+        """Return differing settings and attributes: ``name: value in A / value in B``."""
         return [f'{name}: {a} / {b}' for name, a, b in _differing(*self._attributes)
                 if name not in NO_EVIDENCE]
 
     def module_generators(self) -> list[str]:
-        """Generators of the module itself that differ, as in :meth:`attributes`."""
+        """Return generators of the module itself that differ, as in :meth:`attributes`."""
         return [text for text in self.attributes()
                 if text.startswith(f'{self.record.path}.') and ': generator ' in text]
 
     def transform_generators(self) -> list[str]:
-        """Generators of the transform that differ, or that cannot be seeded."""
+        """Return generators of the transform that differ, or that cannot be seeded."""
         a, b = self._own
         return [f'{name}: state {a.get(name)} / {b.get(name)}' for name in {**a, **b}
                 if not name.startswith((ATTRIBUTE, GLOBAL)) and (
                     a.get(name) != b.get(name) or a.get(name) == 'operating system')]
 
     def transform_values(self) -> list[str]:
-        """Plain values that the transform keeps and that differ."""
+        """Return plain values that the transform keeps and that differ."""
         return [f'{name}: {a} / {b}' for name, a, b in _differing(*self._own)
                 if name.startswith((ATTRIBUTE, GLOBAL))]
 
     def generators(self) -> list[str]:
-        """Names of global generators whose state differs at this record."""
+        """Return names of global generators whose state differs at this record."""
         if self.a is None or self.b is None:
             return []
         return [name for name, x, y in zip(NAMES, self.a.generators, self.b.generators) if x != y]
 
     def arguments(self) -> list[str]:
-        """Differing arguments: ``name=value in A / value in B``."""
+        """Return differing arguments: ``name=value in A / value in B``."""
         if self.a is None or self.b is None:
             return []
         a, b = (record.arguments.split(SEPARATOR) for record in (self.a, self.b))
@@ -136,16 +136,16 @@ class DifferenceContext:
         return [f'{x} / {y.split("=", 1)[-1]}' for x, y in zip(a, b) if x != y]
 
     def state_names(self) -> list[str]:
-        """For a state, the names of the tensors that differ."""
+        """Return the names of the differing tensors of a state."""
         return [name for name in self.found.which if isinstance(name, str)]
 
     def labels(self) -> list[str]:
-        """Names of the inputs that differ."""
+        """Return names of the inputs that differ."""
         return [self.record.labels[i] for i in self.found.which
                 if isinstance(i, int) and i < len(self.record.labels) and self.record.labels[i]]
 
     def outside_sources(self) -> list[str]:
-        """Everything that may have brought in a different value from outside of torch."""
+        """Return what may have brought in a different value from outside of torch."""
         sources = [*self.arguments(), *(f'attribute {text}' for text in self.attributes()),
                    *self.calls('')]
         if self.generators():
@@ -154,7 +154,7 @@ class DifferenceContext:
         return sources
 
     def mover(self) -> str:
-        """Phase, path and name of the record that advanced a generator in one run only, or ''."""
+        """Return the record that advanced a generator in one run only, or ''."""
         moved = self.found.moved
         if moved is None:
             return ''
@@ -177,7 +177,7 @@ def _named(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _differing(a: dict[str, str], b: dict[str, str]) -> list[tuple]:
-    """Name, value in A, value in B."""
+    """Return name, value in A and value in B of what differs."""
     return [(name, a.get(name), b.get(name)) for name in differing_names(a, b)]
 
 

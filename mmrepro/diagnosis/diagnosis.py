@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..fingerprint.records import Record, useful_calls
 from .alignment import StreamDifference, first_differing_record
@@ -57,17 +57,13 @@ class Diagnosis(NamedTuple):
     record_b: int | None
 
     def order(self) -> tuple[int, float, int]:
-        """Sort key: the smallest of the first differences of several ranks came first."""
+        """Return a key that sorts the first differences of several ranks by time."""
         phase = PHASES.index(self.phase) if not (
             self.phase == 'hook' and BEGINS.search(self.path)) else PHASES.index('forward') - .5
         return self.iteration, phase, self.rank
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for programs."""
-        return self._asdict()
-
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values, some twenty rows; a further value of a name has the name ''."""
+        """Return names and values; a further value of a name has the name ''."""
         if self.operator in STATES:
             where = STATES[self.operator].format(self.path)
         else:
@@ -90,7 +86,7 @@ class Diagnosis(NamedTuple):
                 for i, value in enumerate(values)]
 
     def text(self) -> str:
-        """The rows as lines for a terminal."""
+        """Return the rows as lines for a terminal."""
         return '\n'.join(f'  {name:<9} {value}' for name, value in self.rows())
 
 

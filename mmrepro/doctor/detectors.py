@@ -16,13 +16,15 @@ import torch
 
 from .. import determinism, ops, seeds
 from ..fingerprint.digest import tensor_digests
+from ..fingerprint.divergence import differing_names
+from ..nested import dicts
 from ..ops import triton
 from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images
 from .disturbance import timed
 from .environment import free_memory
 from .rows import Row, RowGroup, Settings, cell
-from .zoo_configs import config_root, load, nodes
+from .zoo_configs import config_root, load
 
 SEED = 7
 # Iterations before the timing: the first ones choose kernels and fill the allocator.
@@ -70,23 +72,17 @@ class DetectorRun(NamedTuple):
     times: list[float]  # milliseconds of the iterations for time, the shortest first
     kernels: Sequence[str] = ()  # that one more iteration started, on CUDA
 
-    def quartiles(self) -> tuple[float, float, float]:
-        """Of the times."""
-        last = len(self.times) - 1
-        return tuple(self.times[round(last * share)] for share in (0.25, 0.5, 0.75))
+    def quartiles(self) -> list[float]:
+        """Return the quartiles of the times."""
+        return [self.times[round((len(self.times) - 1) * share)] for share in (0.25, 0.5, 0.75)]
 
     def digest(self) -> str:
-        """Of all labels and digests, to compare with other processes and machines."""
+        """Digest all labels and digests, to compare with other processes and machines."""
         total = hashlib.sha256()
         for labels, digests in zip(self.labels, self.digests):
             total.update(repr(labels).encode())
             total.update(digests.contiguous().numpy().tobytes())
         return total.hexdigest()[:32]
-
-
-def default() -> Any:
-    """Return a block without determinism, at the precision that both runs have: torch's own."""
-    return determinism.deterministic(False)
 
 
 def _model(config: str, device: str, size: int, small: bool) -> Any:
@@ -97,7 +93,7 @@ def _model(config: str, device: str, size: int, small: bool) -> Any:
     cfg = load(config, size) if small else Config.fromfile(f'{config_root()}/{config}')
     if small and 'num_grids' in cfg.model.get('mask_head', {}):
         cfg.model.mask_head.num_grids = SMALL_GRIDS
-    for node in nodes(cfg.model):
+    for node in dicts(cfg.model):
         init = node.get('init_cfg')
         if isinstance(init, dict) and init.get('type') == 'Pretrained':
             node['init_cfg'] = None  # nothing is downloaded
@@ -122,7 +118,9 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
                            clip_grad=dict(max_norm=1., error_if_nonfinite=False))
     grads: dict[str, torch.Tensor] = {}
     _keep_gradients(wrapper, trained, grads)
-    labels, rows, losses = [], [], []
+    labels: list[list[tuple[str, str]]] = []
+    rows: list[torch.Tensor] = []
+    losses: list[float] = []
     for step in range(iterations):
         logged, _ = _step(model, wrapper, device, size, number, step)
         losses.append(float(logged['loss']))
@@ -143,7 +141,7 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
 
 def _step(model: Any, wrapper: Any, device: str, size: int, number: int, step: int
           ) -> tuple[dict[str, torch.Tensor], float]:
-    """What a step logged, and its milliseconds."""
+    """Train one step; return what it logged, and its milliseconds."""
     seeds.seed_all(SEED, 'step', step)
     batch = images(size, 2, number)
     return timed(lambda: model.train_step(batch, wrapper), device)
@@ -168,81 +166,75 @@ def _tagged(kind: str, tensors: dict[str, Any]) -> list[tuple[str, str, torch.Te
             if isinstance(tensor, torch.Tensor)]
 
 
-def first_difference(one: DetectorRun, other: DetectorRun) -> str:
+def first_difference(first: DetectorRun, second: DetectorRun) -> str:
     """Return the first difference of two runs: iteration, kind and name; '' for the same bits.
 
     Within an iteration losses come first. Of several gradients the last parameter of the model is
     named, because the backward pass computes it first.
     """
-    for step, labels in enumerate(one.labels):
-        where = f'iteration {step + 1}'
-        if labels != other.labels[step]:
-            extra = sorted({' '.join(one) for one in set(labels) ^ set(other.labels[step])})
-            return f'{where}: only one run has {", ".join(extra[:5])}'
-        unequal = (one.digests[step] != other.digests[step]).tolist()
+    for step, labels in enumerate(first.labels):
         for kind in dict.fromkeys(kind for kind, _ in labels):
-            off = [name for (k, name), bad in zip(labels, unequal) if bad and k == kind]
-            if off:
-                first = off[-1] if kind == 'gradient of' else off[0]
-                total = sum(k == kind for k, _ in labels)
-                more = f' and {len(off) - 1} of {total} others' if len(off) > 1 else ''
-                return f'{where}: {kind} {first}{more}'
+            digests = [{name: digest for (of_kind, name), digest in zip(
+                run.labels[step], run.digests[step].tolist()) if of_kind == kind}
+                for run in (first, second)]
+            names = differing_names(*digests)
+            if names:
+                more = f' and {len(names) - 1} of {len(digests[0])} others' if names[1:] else ''
+                return (f'iteration {step + 1}: {kind} '
+                        f'{names[-1] if kind == "gradient of" else names[0]}{more}')
     return ''
-
-
-def _peak(device: str) -> float | None:
-    if device != 'cuda':
-        return None
-    peak = torch.cuda.max_memory_allocated() / 2 ** 30
-    torch.cuda.reset_peak_memory_stats()
-    return round(peak, 2)
 
 
 def _check(detector: Detector, provider: str, settings: Settings,
            time_is_left: Callable[[], bool]) -> Row:
-    """One row; without time for it, the run without determinism is left out."""
-    device, size, iterations = settings.device, settings.size, settings.iterations
-    run = functools.partial(train, detector, device, size, small=settings.quick or device == 'cpu')
-    for_time = max(2, iterations // 2)
-    row: Row = dict(config=detector.config, operators=provider, size=size, iterations=iterations)
+    """Run one row; without time for it, the run without determinism is left out."""
+    device, iterations = settings.device, settings.iterations
+    timed_iterations = max(2, iterations // 2)
+
+    def run(count: int, for_time: int = 0) -> tuple[DetectorRun, float | None]:
+        """Train, and return the largest amount of memory in GiB."""
+        free_memory(device)
+        if device == 'cuda':
+            torch.cuda.reset_peak_memory_stats()
+        result = train(detector, device, settings.size, count,
+                       settings.quick or device == 'cpu', for_time)
+        return result, round(torch.cuda.max_memory_allocated() / 2 ** 30, 2) \
+            if device == 'cuda' else None
+
+    row: Row = dict(config=detector.config, operators=provider, size=settings.size,
+                    iterations=iterations)
     with determinism.deterministic(), ops.using(provider):
         row['precision'] = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        _peak(device)
-        one = run(iterations, timed_iterations=for_time)
-        row['peak_gib'] = _peak(device)
-        free_memory(device)
-        other = run(iterations)
-    row['difference'] = first_difference(one, other)
+        first, row['peak_gib'] = run(iterations, timed_iterations)
+        second, _ = run(iterations)
+    row['difference'] = first_difference(first, second)
     row['equal'] = not row['difference']
-    row['digest'] = one.digest()
-    row['kernels'], row['atomic_kernels'] = len(one.kernels), atomic_kernels(one.kernels)
-    row['loss'] = [one.losses[0], one.losses[-1]]
-    row['finite'] = all(abs(loss) < float('inf') for loss in one.losses)
-    row['quartiles'] = one.quartiles()
+    row['digest'] = first.digest()
+    row['kernels'] = len(first.kernels)
+    row['atomic_kernels'] = atomic_kernels(first.kernels)
+    row['loss'] = [first.losses[0], first.losses[-1]]
+    row['finite'] = all(abs(loss) < float('inf') for loss in first.losses)
+    row['quartiles'] = first.quartiles()
     row['ms'] = row['quartiles'][1]
     if time_is_left():
         compiled = ops.is_compiled()
-        free_memory(device)
-        with default(), ops.using('compiled' if compiled else 'torch'):
-            _peak(device)
-            plain = run(0, timed_iterations=for_time)
-            row['default'] = 'compiled mmcv' if compiled else 'operators of mmrepro'
-            row['default_quartiles'] = plain.quartiles()
-            row['default_ms'] = row['default_quartiles'][1]
-            row['default_peak_gib'] = _peak(device)
-            row['ratio'] = row['ms'] / row['default_ms']
+        # without determinism, at the precision that both runs have: torch's own
+        with determinism.deterministic(False), ops.using('compiled' if compiled else 'torch'):
+            plain, row['default_peak_gib'] = run(0, timed_iterations)
+        row['default'] = 'compiled mmcv' if compiled else 'operators of mmrepro'
+        row['default_quartiles'] = plain.quartiles()
+        row['default_ms'] = row['default_quartiles'][1]
+        row['ratio'] = row['ms'] / row['default_ms']
     return row
 
 
 def _providers(device: str) -> list[str]:
-    """What deterministic mode chooses, then the others that differ from it on this machine."""
-    if device == 'cpu':
-        return ['auto']
-    lacks = triton.requirement()
+    """Return what deterministic mode chooses, then the others that differ from it here."""
+    lacks = device == 'cpu' or triton.requirement()
+    if ops.is_compiled() and device != 'cpu':
+        return ['auto', 'torch', *([] if lacks else ['triton'])]
     # without compiled kernels, 'auto' is 'triton' or, if that cannot run, 'torch'
-    others = ['torch', *(['triton'] if ops.is_compiled() else [])]
-    return ['auto', *(name for name in others if not (lacks and (
-        name == 'triton' or not ops.is_compiled())))]
+    return ['auto', *([] if lacks else ['torch'])]
 
 
 def _rows(settings: Settings, time_is_left: Callable[[], bool]) -> dict[str, Callable[[], Row]]:

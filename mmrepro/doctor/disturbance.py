@@ -44,7 +44,7 @@ def fewer_multiprocessors() -> tuple[Any | None, str]:
         return None, 'this torch was built without green contexts'
     try:
         count = torch.cuda.get_device_properties(0).multi_processor_count
-        context = GreenContext.create(num_sms=max(8, count // 16 * 8), device_id=0)
+        context: Any = GreenContext.create(num_sms=max(8, count // 16 * 8), device_id=0)
         context.set_context()
         try:
             torch.zeros(1, device='cuda').add_(1)
@@ -67,9 +67,8 @@ class Disturbance:
     """
 
     def __init__(self, device: str) -> None:
-        self._stream = self._load = None
+        self._stream: Any = None
         self._milliseconds = 0.
-        self._fewer: Any | None = None
         if device == 'cuda':
             self._stream = torch.cuda.Stream()
             self._load = torch.zeros(_LOAD, device='cuda')
@@ -85,35 +84,29 @@ class Disturbance:
                     pause(sleep)
 
     def expect(self, milliseconds: float) -> None:
-        """A repetition takes about so long."""
+        """Set the length of the load: a repetition takes about so long."""
         self._milliseconds = milliseconds
 
     @contextlib.contextmanager
     def around(self, repetition: int) -> Iterator[None]:
         """Disturb what runs in the block if ``repetition``, from 1, is odd."""
-        if self._load is None or not repetition % 2:
+        if self._stream is None or not repetition % 2:
             yield
             return
-        taken: list[torch.Tensor] = [torch.empty(512 * (1 + repetition % 13) + repetition,
-                                                 device='cuda') for _ in range(repetition % 5)]
-        settings = getattr(torch.utils, 'deterministic', None)  # torch 2.0 and 2.1 have none
-        before = getattr(settings, 'fill_uninitialized_memory', None)
+        taken = [torch.empty(512 * (1 + repetition % 13) + repetition, device='cuda')
+                 for _ in range(repetition % 5)]
+        settings: Any = getattr(torch.utils, 'deterministic', None)  # torch 2.0 and 2.1 have none
+        filled = getattr(settings, 'fill_uninitialized_memory', None)
         each = max(self._each / 20, 1e-3)
         self._queue(min(_MOST, int(2 * self._milliseconds / each) + 20),
                     _SLEEPS[repetition // 2 % len(_SLEEPS)])
-        fewer = self._fewer if repetition % 4 == 1 else None
-        try:
-            if before is not None:
+        with contextlib.ExitStack() as undone:
+            undone.callback(torch.cuda.synchronize)
+            undone.callback(taken.clear)
+            if filled is not None:
+                undone.callback(setattr, settings, 'fill_uninitialized_memory', filled)
                 settings.fill_uninitialized_memory = repetition % 4 == 3
-            if fewer is not None:
-                fewer.set_context()
-            try:
-                yield
-            finally:
-                if fewer is not None:
-                    fewer.pop_context()
-        finally:
-            if before is not None:
-                settings.fill_uninitialized_memory = before
-            del taken
-            torch.cuda.synchronize()
+            if self._fewer is not None and repetition % 4 == 1:
+                self._fewer.set_context()
+                undone.callback(self._fewer.pop_context)
+            yield

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
+
+from ..nested import dicts
 
 BATCH_SIZES = ('BatchFixedSizePad', 'BatchSyncRandomResize', 'BatchResize')
 
@@ -35,30 +36,20 @@ def config_root() -> str:
     raise FileNotFoundError(f'MMDetection has no configs in {" or ".join(folders)}')
 
 
-def nodes(node: Any) -> Iterator[dict]:
-    """Yield every dict inside ``node``, outermost first."""
-    if isinstance(node, dict):
-        yield node
-        for value in list(node.values()):
-            yield from nodes(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from nodes(value)
-
-
 def load(path: str, size: int = 64) -> Any:
     """Return the config without downloads, for images of ``size`` pixels."""
     from mmengine.config import Config
     cfg = Config.fromfile(os.path.join(config_root(), path))
-    for node in nodes(cfg.model):
+    for node in dicts(cfg.model):
         if isinstance(node.get('teacher_config'), str):  # written from MMDetection's root
             node['teacher_config'] = load(os.path.relpath(node['teacher_config'], 'configs'), size)
         init = node.get('init_cfg')
         if isinstance(init, dict) and 'checkpoint' in init:
             node['init_cfg'] = None
-        for key in ('pretrained', 'teacher_ckpt'):
-            if isinstance(node.get(key), (str, bool)):
-                node[key] = None if key != 'pretrained' or isinstance(node[key], str) else False
+        if isinstance(node.get('pretrained'), (str, bool)):
+            node['pretrained'] = None if isinstance(node['pretrained'], str) else False
+        if isinstance(node.get('teacher_ckpt'), (str, bool)):
+            node['teacher_ckpt'] = None
         for key, most in FEWER.items():
             if isinstance(node.get(key), int):
                 node[key] = min(node[key], most)
@@ -67,4 +58,3 @@ def load(path: str, size: int = 64) -> Any:
                 if key in node:
                     node[key] = (size, size)
     return cfg
-

@@ -66,8 +66,8 @@ def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) 
         work_dir, values: see :func:`localise_config`.
     """
     runs = read_run(path_a), read_run(path_b)
-    _, found = first_iteration(*runs)
-    specs = [_repetition(name, run, found.iteration if found else 0, work_dir)
+    _, first = first_iteration(*runs)
+    specs = [_repetition(name, run, first.iteration if first else 0, work_dir)
              for name, run in zip('AB', runs)]
     localiser = _localiser(specs, work_dir)
     for line in different_by_design(runs):
@@ -88,7 +88,7 @@ def unused_folder(path: str) -> str:
 
 
 def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
-    """A localiser that reports its progress on the standard error."""
+    """Return a localiser that reports its progress on the standard error."""
     def launch(spec: RunSpec, folder: str, plan: RecordingPlan) -> None:
         with progress_line(sys.stderr) as tell:
             start(spec, folder, plan, tell if sys.stderr.isatty() else lambda text: None)

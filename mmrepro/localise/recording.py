@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
 from ..nested import named_tensors
 from ..runs.stopping import StopTraining
+from ..scoped import replaced
 from .sample_recorder import SampleRecorder, read_samples
 
 # methods of hooks between two training steps; the iterations of a validation change no weights
@@ -86,7 +87,7 @@ class _RecordingHook(Hook):
     def __init__(self, runner: Any, plan: RecordingPlan) -> None:
         self._runner, self._plan = runner, plan
         self._recorder: Any = None  # OperatorRecorder while hooks are recorded
-        self._wrapped: list[tuple[Hook, str, Any]] = []  # and the attribute of the instance
+        self._wrapped = ExitStack()  # methods of hooks
 
     def instrument_loaders(self) -> None:
         """Record the transforms of the training data; called before worker processes exist."""
@@ -100,11 +101,8 @@ class _RecordingHook(Hook):
             return loader
 
         def recorded_loop(loop: Any) -> Any:
-            runner.build_dataloader = recorded_loader
-            try:
+            with replaced(runner, build_dataloader=recorded_loader):
                 return build_loop(loop)
-            finally:
-                del runner.build_dataloader
 
         runner.build_train_loop = recorded_loop
 
@@ -136,10 +134,7 @@ class _RecordingHook(Hook):
         with recorder:
             yield
         self._record_state('start', '', 'state after the iteration')
-        for hook, name, own in self._wrapped:
-            delattr(hook, name)
-            if own is not None:  # of a hook that is adapted to shared weights
-                setattr(hook, name, own)
+        self._wrapped.close()
         write_records(self._path(OPERATORS_FILE), recorder.records())
         if recorder.kept:
             torch.save(recorder.kept, self._path('kept.rank{}.pt'))
@@ -165,8 +160,8 @@ class _RecordingHook(Hook):
             for name in HOOK_METHODS:
                 overrides = getattr(type(hook), name, None) is not getattr(Hook, name, None)
                 if overrides and not type(hook).__module__.startswith(OWN):
-                    self._wrapped.append((hook, name, vars(hook).get(name)))
-                    setattr(hook, name, self._recorded(hook, name))
+                    self._wrapped.enter_context(
+                        replaced(hook, **{name: self._recorded(hook, name)}))
 
     def _recorded(self, hook: Hook, name: str) -> Callable:
         method, path = getattr(hook, name), f'{type(hook).__name__}.{name}'

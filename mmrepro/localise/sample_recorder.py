@@ -154,7 +154,7 @@ def _recording(transform: Any, method: str = 'transform') -> Iterator[dict[str, 
     samples: SampleRecorder = transform._mmrepro_samples
     number = _loading.transforms
     _loading.transforms += 1
-    before, own = generator_states.states(), _own(transform)
+    before, kept = generator_states.states(), _kept_values(transform)
     fields: dict[str, Any] = {}
     watch = generator_states.Watch()
     watch.start()
@@ -162,12 +162,13 @@ def _recording(transform: Any, method: str = 'transform') -> Iterator[dict[str, 
         yield fields
     finally:
         watch.stop()
-    own = {**_own(transform), **own}  # a transform may create its generator in the first call
+    # a transform may create its generator in the first call
+    kept = {**_kept_values(transform), **kept}
     name = fields.pop('name')
     samples.write(Record(
         'data', f'{_loading.name}/{number}', name, **fields, generators=before,
         drew=before != generator_states.states(), calls=watch.take(),
-        own=tuple(f'{key}={state}' for key, state in own.items()),
+        own=tuple(f'{key}={state}' for key, state in kept.items()),
         stack=(_call_site(type(transform)._mmrepro_recorded, method), )))
 
 
@@ -179,7 +180,7 @@ def _by_key(results: Any) -> tuple[str, tuple[str, ...]]:
     return ' '.join(named), tuple(map(exact_digest, named.values()))
 
 
-def _own(transform: Any) -> dict[str, str]:
+def _kept_values(transform: Any) -> dict[str, str]:
     """Return the generators and plain values in the transform, its class and its module.
 
     Names of plain values begin with :data:`ATTRIBUTE` or :data:`GLOBAL`.

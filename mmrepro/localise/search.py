@@ -21,6 +21,7 @@ from ..fingerprint.divergence import (
 )
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.schema import value_of
+from ..report.report import plain
 from ..text import duration
 from .compared_runs import RunSpec, start
 from .recording import RecordingPlan, diagnose_ranks
@@ -58,7 +59,7 @@ class LocaliseResult(NamedTuple):
     notes: tuple[str, ...] = ()  # what a reader should know
 
     def sentence(self) -> str:
-        """The verdict in words."""
+        """Return the verdict in words."""
         if self.verdict == 'equal':
             return f'SAME BITS: {self.compared} iterations agree'
         if self.verdict == 'metrics':
@@ -73,30 +74,29 @@ class LocaliseResult(NamedTuple):
         return line
 
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values of the first difference; empty where none was recorded."""
+        """Return names and values of the first difference; empty where none was recorded."""
         if self.diagnosis is None:
             return []
         values = [] if self.values is None else [('values', self.values.text())]
         return self.diagnosis.rows() + values
 
     def text(self) -> str:
-        """Verdict, notes and first difference for a terminal."""
+        """Return verdict, notes and first difference for a terminal."""
         lines = [self.sentence(), *(f'note: {note}' for note in self.notes)]
         if self.diagnosis is not None:
             lines += ['first difference:', *(f'  {name:<9} {value}' for name, value in self.rows())]
         return '\n'.join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        found = self.divergence
-        return dict(
-            verdict=self.verdict, compared=self.compared, notes=list(self.notes),
-            divergence=None if found is None else dict(
-                iteration=found.iteration, positions=self.positions,
+        """Return plain data for programs."""
+        first = self.divergence
+        return plain(dict(
+            verdict=self.verdict, compared=self.compared, notes=self.notes,
+            divergence=None if first is None else dict(
+                iteration=first.iteration, positions=self.positions,
                 fields={rank: [field.field for field in fields]
-                        for rank, fields in found.ranks.items()}),
-            finding=self.diagnosis.as_dict() if self.diagnosis else None,
-            values=self.values.as_dict() if self.values else None)
+                        for rank, fields in first.ranks.items()}),
+            finding=self.diagnosis, values=self.values))
 
 
 class Localiser:
@@ -133,35 +133,38 @@ class Localiser:
         if first is None:
             metric = first_differing_metric(run_a.ranks, run_b.ranks)
             return LocaliseResult('metrics' if metric else 'equal', compared, metric, notes=notes)
-        found, positions = first, positions_of(run_a, run_b, first.iteration)
-        flaky = LocaliseResult('flaky', compared, first, positions)
+        differing, positions = first, positions_of(run_a, run_b, first.iteration)
+        result = LocaliseResult('flaky', compared, first, positions)
         for number in range(MAX_RECORDINGS):
-            iteration = found.iteration
+            iteration = differing.iteration
             self.say(f'the runs diverge at iteration {iteration}; recording it')
             folders = self._run_both(f'record{number}', RecordingPlan(
                 '', iteration, iteration, positions))
-            again_a, again_b = map(read_run, folders)
-            earlier = first_iteration(again_a, again_b)[1]
+            repeated_a, repeated_b = map(read_run, folders)
+            earlier = first_iteration(repeated_a, repeated_b)[1]
             if earlier is not None and earlier.iteration < iteration:
                 notes += (f'in a repetition, the runs first differ at iteration '
                           f'{earlier.iteration}, not {iteration}: the cause is intermittent', )
-                found, positions = earlier, positions_of(again_a, again_b, earlier.iteration)
+                differing = earlier
+                positions = positions_of(repeated_a, repeated_b, earlier.iteration)
                 continue
-            diagnosis = diagnose_ranks(iteration, folders[0], folders[1], sorted(found.ranks))
+            diagnosis = diagnose_ranks(iteration, folders[0], folders[1], sorted(differing.ranks))
             if diagnosis is not None:
                 kept = self._values(diagnosis, iteration) if values and number == 0 else None
-                return LocaliseResult('found', compared, found, positions, diagnosis, kept, notes)
-        return flaky._replace(notes=notes)
+                result = LocaliseResult('found', compared, differing, positions, diagnosis, kept)
+                break
+        return result._replace(notes=notes)
 
-    def _values(self, found: Diagnosis, iteration: int) -> ValueDifference | None:
+    def _values(self, diagnosis: Diagnosis, iteration: int) -> ValueDifference | None:
         """Measure the results of the named operator in one more run of the recorded iteration."""
-        if found.kind not in ('output', 'generator') or found.record_a is None or not found.stack:
+        rank, records = diagnosis.rank, (diagnosis.record_a, diagnosis.record_b)
+        if diagnosis.kind not in ('output', 'generator') or records[0] is None \
+                or not diagnosis.stack:
             return None
-        self.say(f'running again for the values of {found.operator}')
-        folders = self._run_both(
-            'values', RecordingPlan('', iteration, iteration, ()),
-            [{found.rank: number} for number in (found.record_a, found.record_b)])
-        return compare_kept(folders[0], folders[1], found.rank)
+        self.say(f'running again for the values of {diagnosis.operator}')
+        folders = self._run_both('values', RecordingPlan('', iteration, iteration, ()),
+                                 [{rank: number} for number in records])
+        return compare_kept(folders[0], folders[1], rank)
 
     def _run_both(self, name: str, plan: RecordingPlan,
                   keep: Sequence[Any] = (None, None)) -> list[str]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -18,10 +18,6 @@ class ValueDifference(NamedTuple):
     first: tuple[int, ...]  # index of the first element that differs
     a: float  # its values
     b: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return self._asdict()
 
     def text(self) -> str:
         text = (f'{self.elements} of {self.of} elements differ, by at most {self.largest:.3g} '

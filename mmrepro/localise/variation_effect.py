@@ -42,9 +42,10 @@ def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun
             continue
         if name in THREAD_SETTINGS:
             # other variables for the number of threads with the same value in both runs
-            common = [f'{other}={_variable(other, specs[0])}' for other in THREAD_VARIABLES
-                      if other != name and None is not _variable(other, specs[0])
-                      == _variable(other, specs[1])]
+            common = [f'{variable}={_variable(variable, specs[0])}'
+                      for variable in THREAD_VARIABLES
+                      if variable != name and None is not _variable(variable, specs[0])
+                      == _variable(variable, specs[1])]
             overruled = f' (both had {", ".join(common)})' if common else ''
             lines.append(f'both runs used {a} thread{"" if a == 1 else "s"}: {name}={value} had no '
                          f'effect{overruled}')
@@ -55,7 +56,7 @@ def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun
 
 def _effective(name: str, specs: Sequence[RunSpec], spec: RunSpec,
                facts: Mapping[str, Any]) -> Any:
-    """The value of a setting or variable in a run, as far as it is known; None if it is not."""
+    """Return the value of a setting or variable in a run; None if it is not known."""
     if name in THREAD_SETTINGS:
         return facts.get(THREADS)
     if any(name in each.env for each in specs):

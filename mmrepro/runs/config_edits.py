@@ -107,6 +107,13 @@ def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> 
             cfg[f'{phase}_{key}'] = None
 
 
+def only_fingerprints(cfg: Config, level: str) -> None:
+    """Let the training write fingerprints of this level, and neither checkpoints nor metrics."""
+    add_fingerprints(cfg, level)
+    without_evaluation(cfg)
+    without_checkpoints(cfg)
+
+
 def scale_learning_rate(cfg: Config) -> None:
     """Scale the learning rate by the batch size, as MMEngine does with ``auto_scale_lr``."""
     scale = cfg.get('auto_scale_lr') or {}

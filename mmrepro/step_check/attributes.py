@@ -134,21 +134,21 @@ class Attributes:
 
     def changed(self) -> list[str]:
         """Return the paths of what has changed, without what checkpoints keep."""
-        return [f'{one.path}.{name}' if name else one.path for one in self._held
-                if not one.saved for name in one.differing() if name not in one.saved_names]
+        return [f'{held.path}.{name}' if name else held.path for held in self._held
+                if not held.saved for name in held.differing() if name not in held.saved_names]
 
     def put_back(self, unsaved: bool = True) -> None:
         """Restore everything; with ``unsaved=False``, only what checkpoints keep."""
-        for one in self._held:
-            differing = one.differing()
-            if differing and (one.saved or unsaved):
-                one.kind.write(one.obj, one.content)
+        for held in self._held:
+            differing = held.differing()
+            if differing and (held.saved or unsaved):
+                held.kind.write(held.obj, held.content)
             elif differing:
-                for name in one.saved_names & set(differing):
-                    if name in one.content:
-                        setattr(one.obj, name, one.content[name])
+                for name in held.saved_names & set(differing):
+                    if name in held.content:
+                        setattr(held.obj, name, held.content[name])
                     else:  # the class had the value until the pass
-                        delattr(one.obj, name)
+                        delattr(held.obj, name)
 
     def _visit(self, path: str, obj: Any, saved: bool) -> None:
         if isinstance(obj, (tuple, frozenset)):
@@ -182,10 +182,11 @@ def _is_machinery(name: str) -> bool:
 
 
 def _write_module(module: nn.Module, content: dict[str, Any]) -> None:
-    own = vars(module)
-    for name in [name for name in own if name not in content and not _is_machinery(name)]:
-        del own[name]
-    own.update(content)
+    attributes_now = vars(module)
+    for name in [name for name in attributes_now
+                 if name not in content and not _is_machinery(name)]:
+        del attributes_now[name]
+    attributes_now.update(content)
 
 
 _MODULE = _Kind((nn.Module, ), lambda module: {
@@ -223,7 +224,7 @@ def _same(before: Any, now: Any) -> bool:
 def _same_bits(before: torch.Tensor, now: torch.Tensor) -> bool:
     if before.dtype != now.dtype or before.shape != now.shape or not _has_content(now):
         return False
-    first, second = (one.detach().cpu().contiguous().view(-1) for one in (before, now))
+    first, second = (tensor.detach().cpu().contiguous().view(-1) for tensor in (before, now))
     if first.numel() < 2:
         return state_digest(first) == state_digest(second)
     return torch.equal(first.view(torch.uint8), second.view(torch.uint8))

@@ -52,7 +52,7 @@ def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequenc
     with open(path, 'w', encoding='utf-8') as file:
         json.dump(dict(
             kind='step check', iteration=iteration, rank=rank, attributes=suspects,
-            diagnosis=diagnosis.as_dict() if diagnosis else None,
+            diagnosis=diagnosis._asdict() if diagnosis else None,
             passes={name: digests._asdict() for name, digests in zip(PASSES, passes)}),
             file, indent=1)
     mine = dict(difference=_difference(*passes[:2]), suspects=suspects or [],

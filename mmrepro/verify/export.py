@@ -30,8 +30,12 @@ def export(run_dir: str, into: str) -> list[str]:
         if FINGERPRINTS.fullmatch(name) or MANIFEST.fullmatch(name):
             shutil.copyfile(os.path.join(source, name), os.path.join(into, FOLDER, name))
     texts = {'config.py': manifest.config_text,
-             'requirements.txt': _requirements(manifest.content.get('packages') or {}),
-             **_diffs(manifest.content.get('code') or {})}
+             # a lock file of all installed packages for pip
+             'requirements.txt': ''.join(f'{name}=={version}\n' for name, version in sorted(
+                 (manifest.content.get('packages') or {}).items())),
+             # the uncommitted changes of each repository
+             **{f'{os.path.basename(root)}.diff': repository['diff'] for root, repository in (
+                 manifest.content.get('code') or {}).items() if repository.get('diff')}}
     iterations = max(len(log.steps) for log in run.ranks.values())
     texts['README.md'] = _readme(manifest, iterations, sorted(texts), run.notes)
     for name, text in texts.items():
@@ -39,17 +43,6 @@ def export(run_dir: str, into: str) -> list[str]:
             file.write(text)
     return sorted([*texts, *(os.path.join(FOLDER, name)
                              for name in os.listdir(os.path.join(into, FOLDER)))])
-
-
-def _requirements(packages: Mapping[str, str]) -> str:
-    """Return a lock file of all installed packages for pip."""
-    return ''.join(f'{name}=={version}\n' for name, version in sorted(packages.items()))
-
-
-def _diffs(code: Mapping[str, Any]) -> dict[str, str]:
-    """Return the uncommitted changes, a file for each repository."""
-    return {f'{os.path.basename(root)}.diff': repository['diff']
-            for root, repository in code.items() if repository.get('diff')}
 
 
 def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[str]) -> str:

@@ -28,13 +28,9 @@ from ..fingerprint.divergence import Divergence, compare_logs
 from ..fingerprint.manifest import read_manifest
 from ..fingerprint.reader import read_json, read_ranks
 from ..fingerprint.schema import FOLDER
+from ..report.report import plain
 from ..runs.child import Training
-from ..runs.config_edits import (
-    add_fingerprints,
-    prepare,
-    without_checkpoints,
-    without_evaluation,
-)
+from ..runs.config_edits import only_fingerprints, prepare
 from ..runs.launcher import one_thread_each, plan
 from ..runs.progress import run_with_progress
 
@@ -94,13 +90,13 @@ def class_name(facts: dict[str, Any]) -> str:
 def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[Recipe]:
     """Read the recipes in a folder, or those of these configs (names or paths)."""
     wanted = [os.path.splitext(os.path.basename(name))[0] for name in names]
-    there = sorted(name for name in (os.listdir(goldens) if os.path.isdir(goldens) else ())
-                   if os.path.isfile(os.path.join(goldens, name, RECIPE)))
-    missing = [name for name in wanted if name not in there]
-    if missing or not there:
+    recorded = sorted(name for name in (os.listdir(goldens) if os.path.isdir(goldens) else ())
+                      if os.path.isfile(os.path.join(goldens, name, RECIPE)))
+    missing = [name for name in wanted if name not in recorded]
+    if missing or not recorded:
         raise GoldenError(f'{goldens}: no golden {"of " + missing[0] if missing else "at all"}; '
                           'mmrepro golden record CONFIG makes one')
-    return [_read_recipe(os.path.join(goldens, name, RECIPE)) for name in wanted or there]
+    return [_read_recipe(os.path.join(goldens, name, RECIPE)) for name in wanted or recorded]
 
 
 def _read_recipe(path: str) -> Recipe:
@@ -123,15 +119,13 @@ def train(recipe: Recipe, cfg: Config, work_dir: str,
         say: is called with a line on the progress.
     """
     randomness = cfg.get('randomness') or {}
-    for key, lacking in (('seed', randomness.get('seed') is None),
-                         ('deterministic', randomness.get('deterministic') is not True)):
-        if lacking:
+    for key, valid in (('seed', randomness.get('seed') is not None),
+                       ('deterministic', randomness.get('deterministic') is True)):
+        if not valid:
             raise GoldenError(f'{recipe.config}: randomness.{key}={randomness.get(key)!r}: a '
                               'golden needs randomness = dict(seed=..., deterministic=True)')
     prepare(cfg, (), recipe.full)
-    add_fingerprints(cfg, recipe.level)
-    without_evaluation(cfg)
-    without_checkpoints(cfg)
+    only_fingerprints(cfg, recipe.level)
     folder = os.path.abspath(os.path.join(work_dir, recipe.name))
     path = os.path.join(folder, 'config.py')
     cfg.work_dir, cfg.resume = folder, False
@@ -147,12 +141,12 @@ def record(recipe: Recipe, goldens: str, run: str) -> str:
     folder = os.path.join(goldens, recipe.name)
     path = os.path.join(folder, RECIPE)
     if os.path.exists(path):
-        earlier = _read_recipe(path)
-        changed = [name for name in Recipe._fields
-                   if _plain(getattr(earlier, name)) != _plain(getattr(recipe, name))]
+        earlier = plain(_read_recipe(path))
+        changed = [name for name, value in plain(recipe).items()
+                   if value != earlier[name]]
         if changed:
             raise GoldenError(
-                f'{path} has {changed[0]}={getattr(earlier, changed[0])!r}, and now it is '
+                f'{path} has {changed[0]}={earlier[changed[0]]!r}, and now it is '
                 f'{getattr(recipe, changed[0])!r}; record the same, or remove {folder} first')
     facts = read_manifest(run).facts
     into = os.path.join(folder, class_name(facts))
@@ -164,10 +158,6 @@ def record(recipe: Recipe, goldens: str, run: str) -> str:
         if name.startswith('fingerprints'):
             shutil.copyfile(os.path.join(run, FOLDER, name), os.path.join(into, FOLDER, name))
     return into
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, (list, tuple)) else value
 
 
 def _write(path: str, content: dict[str, Any]) -> None:

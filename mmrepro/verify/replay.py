@@ -1,6 +1,7 @@
 """Train again from a manifest, compare the fingerprints, stop at the first difference."""
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from ..facts.compatibility import START
 from ..fingerprint.divergence import Divergence, compare_logs, first_missing
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import repeated_environment
-from ..fingerprint.reader import RankLog, RecordedRun, read_ranks, read_run
+from ..fingerprint.reader import RankLog, read_ranks, read_run
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
@@ -61,7 +62,7 @@ def prepare(manifest: Manifest, work_dir: str,
 
 def replay(run_dir: str, work_dir: str, iterations: int | None = None,
            say: Callable[[str], None] = lambda text: None,
-           report: Callable[[list[Any]], None] = lambda found: None,
+           report: Callable[[list[Any]], None] = lambda rows: None,
            changes: Mapping[str, Any] | None = None) -> ReplayOutcome:
     """Train the run in ``run_dir`` again and compare while it runs.
 
@@ -88,47 +89,30 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     run = plan('replay', work_dir,
                [Training(os.path.abspath(config), iterations=None if whole else end)], env,
                manifest.processes, cwd if os.path.isdir(cwd) else None)
-    follower = _Follower(original, manifest, work_dir, end, say, report)
-    run_all([run], tick=follower.look)
-    return follower.outcome()
+    started, text = time.monotonic(), ''
+    environment: list[Any] | None = None
+    logs: dict[int, RankLog] = {}
+    difference: Divergence | None = None
 
+    def look() -> bool:
+        """Whether what the processes have written so far differs from the original."""
+        nonlocal text, environment, logs, difference
+        if environment is None:
+            with contextlib.suppress(FingerprintError):  # not written yet
+                rows = compare_manifests(manifest, read_manifest(work_dir))
+                environment = [row for row in rows if row.about != START]
+                report(environment)
+        logs = read_ranks(os.path.join(work_dir, FOLDER))
+        difference = compare_logs(original.ranks, logs, end)
+        done = min(len(logs[rank].steps) if rank in logs else 0 for rank in original.ranks)
+        if text != f'iteration {done} of {end}':
+            text = f'iteration {done} of {end}'
+            say(f'{time.monotonic() - started:4.0f} s  {text}')
+        return difference is not None
 
-class _Follower:
-    """Compares what the processes have written so far with the original."""
-
-    def __init__(self, original: RecordedRun, manifest: Manifest, work_dir: str, end: int,
-                 say: Callable[[str], None], report: Callable[[list[Any]], None]) -> None:
-        self._original, self._manifest, self._end = original, manifest, end
-        self._work_dir, self._say, self._report = work_dir, say, report
-        self._started, self._text = time.monotonic(), ''
-        self._environment: list[Any] | None = None
-        self._logs: dict[int, RankLog] = {}
-        self._difference: Divergence | None = None
-
-    def look(self) -> bool:
-        """Whether the runs differ already."""
-        if self._environment is None:
-            try:
-                found = compare_manifests(self._manifest, read_manifest(self._work_dir))
-            except FingerprintError:
-                pass  # not written yet
-            else:
-                self._environment = [row for row in found if row.about != START]
-                self._report(self._environment)
-        self._logs = read_ranks(os.path.join(self._work_dir, FOLDER))
-        self._difference = compare_logs(self._original.ranks, self._logs, self._end)
-        done = min(len(self._logs[rank].steps) if rank in self._logs else 0
-                   for rank in self._original.ranks)
-        text = f'iteration {done} of {self._end}'
-        if text != self._text:
-            self._text = text
-            self._say(f'{time.monotonic() - self._started:4.0f} s  {text}')
-        return self._difference is not None
-
-    def outcome(self) -> ReplayOutcome:
-        difference = self._difference or first_missing(self._original.ranks, self._logs,
-                                                          self._end)
-        end = self._end if difference is None else difference.iteration
-        steps = self._original.ranks[difference.rank if difference else 0].steps
-        return ReplayOutcome(sum(i < end for i in steps), difference, self._environment or [],
-                             self._original.notes)
+    run_all([run], tick=look)
+    difference = difference or first_missing(original.ranks, logs, end)
+    equal = end if difference is None else difference.iteration
+    steps = original.ranks[difference.rank if difference else 0].steps
+    return ReplayOutcome(sum(i < equal for i in steps), difference, environment or [],
+                         original.notes)

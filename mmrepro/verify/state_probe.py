@@ -98,8 +98,9 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
     # an attribute that is there again after a few iterations is a cache
     lost = [row for row in before if (row.owner, row.attribute) in still]
     logs = [read_ranks(os.path.join(work_dir, name, FOLDER)) for name in ('run', 'resumed')]
-    found = first_divergence(logs[0], logs[1])
-    first = f'{found.field.first_part()[0]} of iteration {found.iteration}' if found else ''
+    difference = first_divergence(logs[0], logs[1])
+    first = f'{difference.field.first_part()[0]} of iteration {difference.iteration}' \
+        if difference else ''
     return StateVerdict(lost, first, at, iterations)
 
 

@@ -50,7 +50,7 @@ class _Reversed:
             self._entries = iter(list(entries)[::-1])
 
     def __iter__(self) -> Iterator[Any]:
-        return self._entries
+        return self
 
     def __next__(self) -> Any:
         return next(self._entries)
@@ -58,11 +58,10 @@ class _Reversed:
     def __enter__(self) -> _Reversed:
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def close(self, *error: Any) -> None:
         self._entries = iter(())
+
+    __exit__ = close
 
 
 def reverse_listings() -> None:

@@ -14,12 +14,7 @@ from ..fingerprint.divergence import ComparedField, Divergence, first_divergence
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
-from ..runs.config_edits import (
-    add_fingerprints,
-    virtual_ranks,
-    without_checkpoints,
-    without_evaluation,
-)
+from ..runs.config_edits import only_fingerprints, virtual_ranks
 from ..runs.launcher import PlannedRun, one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..text import listed
@@ -42,6 +37,8 @@ class Variation(NamedTuple):
     only: str = ''  # the part of a fingerprint that must not differ; '' for all parts
     kill: bool = False  # kill the run in its middle and resume it
     validate: bool = False  # validate in the middle; the reference never does
+    # why a config cannot be varied so with this number of iterations; ''
+    impossible: Callable[[Config, int], str] = lambda cfg, iterations: ''
 
 
 def _other_workers(cfg: Config, iterations: int) -> None:
@@ -58,12 +55,33 @@ def _keep_checkpoint(cfg: Config, iterations: int) -> None:
                                         max_keep_ckpts=1)
 
 
+def _cannot_resume(cfg: Config, iterations: int) -> str:
+    streams = (cfg.get('randomness') or {}).get('worker_seed', 'sample')
+    return ('it takes two iterations to be killed between them' if iterations < 2 else
+            f'with worker_seed={streams!r} no run resumes within an epoch'
+            if streams != 'sample' else '')
+
+
+def _cannot_switch_instruction_sets(cfg: Config, iterations: int) -> str:
+    return ('randomness.numerics.cpu pins the instruction sets'
+            if randomness_of(cfg).numerics.cpu else
+            '' if surroundings.instruction_sets() else
+            'instruction sets can be switched off on x86-64 only')
+
+
 VARIATIONS = {
     'process': Variation('the same in another process'),
-    'workers': Variation('another number of workers', _other_workers),
+    'workers': Variation(
+        'another number of workers', _other_workers,
+        impossible=lambda cfg, iterations: '' if iterations > 1 else
+        'it takes two iterations for a second worker to load a batch'),
     'hashseed': Variation('PYTHONHASHSEED=1 instead of 0', env=lambda: {'PYTHONHASHSEED': '1'}),
-    'resume': Variation('killed and resumed', _keep_checkpoint, kill=True),
-    'validation': Variation('with a validation in between', validate=True),
+    'resume': Variation('killed and resumed', _keep_checkpoint, kill=True,
+                        impossible=_cannot_resume),
+    'validation': Variation(
+        'with a validation in between', validate=True,
+        impossible=lambda cfg, iterations: '' if cfg.get('val_cfg') is not None else
+        'the config has no validation'),
     'files': Variation('files listed in the opposite order',
                        prepare=f'{surroundings.__name__}:reverse_listings'),
     'folder': Variation('started in another folder', elsewhere=True),
@@ -73,7 +91,8 @@ VARIATIONS = {
     'load': Variation('with load on the other cores',
                       prepare=f'{surroundings.__name__}:burn_other_cores'),
     'cpu': Variation('with other instruction sets: the same batches', only='batch',
-                     env=lambda: surroundings.instruction_sets()),
+                     env=lambda: surroundings.instruction_sets(),
+                     impossible=_cannot_switch_instruction_sets),
     'ranks': Variation('on two ranks, twice', processes=2, twice=True),
 }
 # the default of the command; all variations take twice the time
@@ -117,11 +136,11 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
         say: is called with a line on the progress.
     """
     prepared = copy.deepcopy(cfg)
-    add_fingerprints(prepared, level)
-    without_evaluation(prepared)
-    without_checkpoints(prepared)
+    only_fingerprints(prepared, level)
     prepared.resume = False
-    skipped, table = impossible(cfg, names, iterations), variations_of(cfg)
+    table = variations_of(cfg)
+    skipped = {name: reason for name in names
+               if (reason := _impossible(cfg, table[name], iterations))}
     planned = {REFERENCE: Variation('reference')}
     for name in names:
         if name not in skipped:
@@ -146,29 +165,14 @@ def _devices() -> tuple[int, str]:
     return os.cpu_count() or 1, 'cores'
 
 
-def impossible(cfg: Config, names: Sequence[str], iterations: int) -> dict[str, str]:
-    """Return the variations that are impossible with this config, and why."""
-    skipped = {}
-    if 'validation' in names and cfg.get('val_cfg') is None:
-        skipped['validation'] = 'the config has no validation'
-    streams = (cfg.get('randomness') or {}).get('worker_seed', 'sample')
-    if 'resume' in names and iterations < 2:
-        skipped['resume'] = 'it takes two iterations to be killed between them'
-    elif 'resume' in names and streams != 'sample':
-        skipped['resume'] = f'with worker_seed={streams!r} no run resumes within an epoch'
-    if 'workers' in names and iterations < 2:
-        skipped['workers'] = 'it takes two iterations for a second worker to load a batch'
-    if 'cpu' in names and randomness_of(cfg).numerics.cpu:
-        skipped['cpu'] = 'randomness.numerics.cpu pins the instruction sets'
-    elif 'cpu' in names and not surroundings.instruction_sets():
-        skipped['cpu'] = 'instruction sets can be switched off on x86-64 only'
-    (count, devices), table = _devices(), variations_of(cfg)
+def _impossible(cfg: Config, variation: Variation, iterations: int) -> str:
+    """Return why a config cannot be varied so on this machine; ''."""
+    count, devices = _devices()
     if devices == 'cores' and virtual_ranks(cfg) is not None:
         count = max(count, 2)  # processes that share a core are slower, no more
-    for name in names:
-        if table[name].processes > count:
-            skipped[name] = f'it takes {table[name].processes} {devices}; there is one'
-    return skipped
+    if variation.processes > count:
+        return f'it takes {variation.processes} {devices}; there is one'
+    return variation.impossible(cfg, iterations)
 
 
 def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, iterations: int,
@@ -209,11 +213,10 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
     runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
     steps = [ranks[0].steps for ranks in runs]
     lacking = [i for i in range(iterations) if not all(i in of_run for of_run in steps)]
-    difference, only = first_divergence(*runs), variation.only
-    remark = ''
-    if only:
+    difference, remark = first_divergence(*runs), ''
+    if variation.only:
         remark = _remark(difference)
-        difference = first_divergence(*(_only(only, ranks) for ranks in runs))
+        difference = first_divergence(*(_only(variation.only, ranks) for ranks in runs))
     if difference is None and lacking:
         difference = Divergence(lacking[0], {0: (
             ComparedField('number of iterations', len(steps[0]), len(steps[1])), )})
@@ -221,12 +224,12 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
                            os.path.basename(reference), remark=remark if difference is None else '')
 
 
-def _remark(found: Divergence | None) -> str:
+def _remark(difference: Divergence | None) -> str:
     """Return the remark on fields that may differ."""
-    if found is None:
+    if difference is None:
         return 'weights agree as well'
-    fields = listed([field.field for field in found.ranks[found.rank]])
-    return f'{fields} differ from iteration {found.iteration} on, as on another CPU'
+    fields = listed([field.field for field in difference.ranks[difference.rank]])
+    return f'{fields} differ from iteration {difference.iteration} on, as on another CPU'
 
 
 def _only(part: str, ranks: dict[int, RankLog]) -> dict[int, RankLog]:

@@ -23,7 +23,7 @@ from mmrepro.audit import (
     MAY,
     RULES,
     Subject,
-    environment_rules,
+    checks,
     findings_of,
     load,
 )
@@ -176,7 +176,7 @@ def test_compiled_atomics_are_named_unless_ours_replace_them(monkeypatch):
 @pytest.fixture(autouse=True)
 def with_cuda(monkeypatch):
     # not torch's own: MMEngine's logger asks it for the number of the device
-    monkeypatch.setattr(environment_rules, '_has_cuda', lambda: True)
+    monkeypatch.setattr(checks, 'has_cuda', lambda: True)
 
 
 def found(subject, rule):
@@ -367,7 +367,7 @@ def test_a_transform_of_albumentations_alone_is_named(monkeypatch):
 
 
 def test_a_missing_device_is_said(monkeypatch):
-    monkeypatch.setattr(environment_rules, '_has_cuda', lambda: False)
+    monkeypatch.setattr(checks, 'has_cuda', lambda: False)
     assert found(subject(clean(), 'cuda'), 'no-device')
     assert not found(subject(clean(), 'cpu'), 'no-device')
 

@@ -10,7 +10,7 @@ import torch
 from audit_sources import FILES
 from mmengine.config import Config
 
-from mmrepro.audit import CHANGES, Subject, environment_rules, findings_of
+from mmrepro.audit import CHANGES, Subject, checks, findings_of
 from mmrepro.audit.sources import SourceFile
 from mmrepro.checkpoint import adapters
 from mmrepro.data import generators
@@ -132,7 +132,7 @@ def test_state_of_a_registered_class_is_not_named(tmp_path, monkeypatch):
             '        self.n += 1\n')
     assert [f.rule for f in findings(tmp_path, monkeypatch, text)] == ['kept-state']
     monkeypatch.setattr(adapters, 'ADAPTERS', dict(adapters.ADAPTERS))
-    monkeypatch.setattr(environment_rules, 'ADAPTERS', adapters.ADAPTERS)
+    monkeypatch.setattr(checks, 'ADAPTERS', adapters.ADAPTERS)
     adapters.register(type('Counts', (), {}), 'n')
     assert findings(tmp_path, monkeypatch, text) == []
 

@@ -44,7 +44,7 @@ def test_the_first_difference_of_two_runs():
         'iteration 1: loss loss_cls and 1 of 2 others')
     other = plain._replace(labels=[labels, [*labels[:-1], ('weight', 'neck')], labels])
     assert detectors.first_difference(plain, other) == (
-        'iteration 2: only one run has weight head, weight neck')
+        'iteration 2: weight head and 1 of 2 others')
 
 
 def test_the_time_is_kept_and_what_does_not_fit_is_named():

@@ -1,6 +1,7 @@
 """One start of a training, watched until its processes have ended."""
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import time
@@ -8,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from ...runs.launcher import Launch, LaunchedTraining, killed_at_exit
-from .kinds import KINDS, strike
+from .kinds import KINDS
 from .moments import Moment, MomentReader
 
 COUNTED = ('train', 'val')  # moments that count for the time of an interruption
@@ -82,7 +83,10 @@ class Attempt:
                     now = time.monotonic()
                 if strike_at is not None and now >= strike_at:
                     self._struck_at = now
-                    strike(plan.kind, self._processes(), random)
+                    kind = KINDS[plan.kind]
+                    for pid in kind.victims(self._processes(), random):
+                        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                            os.kill(pid, kind.number)
             if first_end is None and codes.count(None) < len(codes):
                 first_end = now
             # ranks that wait for a dead one; a launcher would end them
@@ -100,12 +104,12 @@ class Attempt:
             self._last = time.monotonic()
 
     def _processes(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Process id and the last known workers of every process."""
+        """Return the process id and the last known workers of every process."""
         workers = {moment.process: tuple(moment.workers) for moment in self.moments}
         return [(pid, workers.get(pid, ())) for pid in self._training.pids]
 
     def _due(self, plan: Interruption) -> Moment | None:
-        """The moment from which on the interruption is due; None before it."""
+        """Return the moment from which on the interruption is due; None before it."""
         counted = 0
         for moment in self.of_rank(0):
             counted += moment.kind in COUNTED

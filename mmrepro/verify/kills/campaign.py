@@ -122,7 +122,7 @@ class Campaign:
             shutil.rmtree(folder)
 
     def _deviations(self, folder: str, attempt: Attempt) -> list[str]:
-        """How a run that came to its end differs from the uninterrupted one."""
+        """Return how a run that came to its end differs from the uninterrupted run."""
         logs = _logs(folder)
         deviations = [f'{difference.text()} (first the uninterrupted run)' for difference in (
             compare_logs(self._expected, logs, self.iterations),
@@ -186,7 +186,7 @@ class Campaign:
                   f'exit codes {kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
 
     def _end_states(self, attempt: Attempt) -> list[dict[str, str] | None]:
-        """Digests of the final state of each rank; None for a rank that was interrupted."""
+        """Return digests of the final state of each rank; None for a rank that was interrupted."""
         return [next((moment.state for moment in attempt.of_rank(rank) if moment.kind == 'end'),
                      None) for rank in range(self.settings.ranks)]
 
@@ -208,7 +208,7 @@ def _logs(folder: str) -> dict[int, RankLog]:
 
 
 def summary(campaign: Campaign, started: float) -> dict[str, Any]:
-    """The outcome, as JSON can hold it."""
+    """Return the outcome, as JSON can hold it."""
     return dict(
         settings=campaign.settings._asdict(), iterations_of_a_run=campaign.iterations,
         runs=campaign.runs, compared=campaign.compared, equal=not campaign.problems,

@@ -1,7 +1,6 @@
 """The kinds of interruptions."""
 from __future__ import annotations
 
-import os
 import signal
 from random import Random
 from typing import Callable, NamedTuple
@@ -21,7 +20,7 @@ def _all_processes(processes: Processes, random: Random) -> list[int]:
 
 
 def _one_worker(processes: Processes, random: Random) -> list[int]:
-    workers = [pid for _, several in processes for pid in several]
+    workers = [pid for _, pids in processes for pid in pids]
     return [random.choice(workers)] if workers else []
 
 
@@ -35,8 +34,8 @@ class Kind(NamedTuple):
     number: int  # of the signal
     victims: Callable[[Processes, Random], list[int]] = _trainers  # process ids that receive it
     moment: str = ''  # the moment after which it comes, '' for any iteration or validation batch
-    # whether the kind exists with these numbers of ranks and workers
-    possible: Callable[[int, int], bool] = lambda ranks, workers: True
+    ranks: int = 1  # least number of ranks with which the kind exists
+    workers: int = 0  # least number of data loader workers
     # exit codes with which the processes may end; negative: the number of a signal
     codes: tuple[int, ...] = (-signal.SIGKILL, )
 
@@ -48,30 +47,17 @@ KINDS: dict[str, Kind] = {
     'SIGTERM': Kind('pre-emption; torchrun passes it on', signal.SIGTERM, codes=(PREEMPTED, )),
     'SIGUSR1': Kind('Slurm, before the time limit', signal.SIGUSR1, codes=(PREEMPTED, )),
     'SIGTERM to all': Kind('pre-emption that reaches data loader workers too', signal.SIGTERM,
-                           _all_processes, possible=lambda ranks, workers: workers > 0,
-                           codes=(PREEMPTED, )),
+                           _all_processes, workers=1, codes=(PREEMPTED, )),
     # the trainer raises an error of PyTorch; nothing waits for a worker of a finished pass
     'SIGKILL of a worker': Kind('out of memory, the largest process first', signal.SIGKILL,
-                                _one_worker, possible=lambda ranks, workers: workers > 0,
-                                codes=(1, 0)),
+                                _one_worker, workers=1, codes=(1, 0)),
     'SIGKILL of a rank': Kind('one machine of several is gone', signal.SIGKILL, _one_rank,
-                              possible=lambda ranks, workers: ranks > 1,
-                              codes=(-signal.SIGKILL, 1)),
+                              ranks=2, codes=(-signal.SIGKILL, 1)),
     'SIGTERM to one rank': Kind('pre-emption of one machine of several', signal.SIGTERM,
-                                _one_rank, possible=lambda ranks, workers: ranks > 1,
-                                codes=(PREEMPTED, )),
+                                _one_rank, ranks=2, codes=(PREEMPTED, )),
 }
-
-
-def strike(kind: str, processes: Processes, random: Random) -> None:
-    """Send the signal of a kind to the processes that it chooses."""
-    for pid in KINDS[kind].victims(processes, random):
-        try:
-            os.kill(pid, KINDS[kind].number)
-        except ProcessLookupError:  # it has ended meanwhile
-            pass
 
 
 def allowed(ranks: int, workers: int) -> list[str]:
     """Return the names of the kinds that are possible."""
-    return [name for name, kind in KINDS.items() if kind.possible(ranks, workers)]
+    return [name for name, kind in KINDS.items() if kind.ranks <= ranks and kind.workers <= workers]

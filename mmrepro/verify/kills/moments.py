@@ -104,11 +104,12 @@ class MomentReader:
 
 
 def durations(moments: list[Moment]) -> dict[str, float]:
-    """Median seconds of a ``step`` or validation batch, and from the begin of a ``save`` on."""
+    """Return the median seconds of a step or validation batch, and from the begin of a save on."""
     times: dict[str, list[float]] = dict(step=[], save=[])
     for before, after in zip(moments, moments[1:]):
         if before.kind == 'save':
             times['save'].append(after.time - before.time)
         elif before.kind in ('next', 'val') and after.kind in ('train', 'val'):
             times['step'].append(after.time - before.time)
-    return {name: sorted(found)[len(found) // 2] if found else 0. for name, found in times.items()}
+    return {name: sorted(seconds)[len(seconds) // 2] if seconds else 0.
+            for name, seconds in times.items()}

@@ -1,0 +1,253 @@
+"""Checks of settings, data and environment. The rules and the short checks are in ``rules.py``."""
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Callable
+
+from ..checkpoint.adapters import ADAPTERS
+from ..config import LEGACY_KEYS
+from ..data.loader import without_positions
+from ..data.sampling_orders import STOCK_FAULTS, sampling_order_of, strided_stock
+from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
+from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
+from ..patches import CAUSES, PATCHES
+from ..runs.config_files import TOP_LEVEL
+from ..text import shorten
+from .findings import CHANGES, HINT, MAY, Found, Hits
+from .sources import Hit, SourceFile
+from .subject import Subject, is_stock
+
+# keys whose absence changes the run, whatever else the config says
+DECISIVE = ('randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from')
+# of difflib: two letters changed in eight; below it, names of variables in MMDetection's own
+# configs (conv_cfg) come near to keys
+SIMILAR = 0.82
+LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
+# variables that a process has to start with
+START_ENV = {row.name: row.default for row in ENV if row.at_start and row.default is not None}
+# streams of samples and steps take care of these; no table of replacements has them
+_BY_STREAMS: dict[str, tuple[str, str]] = {
+    'ScoreHLRSampler': (
+        'C15', "positives from the accelerator's generator, negatives from the CPU's"),
+    **dict.fromkeys(('YOLOXModeSwitchHook', 'PipelineSwitchHook'), (
+        'B14', 'restarts the workers at the switch, and again at a resume')),
+}
+
+
+def not_run(s: Subject) -> bool:
+    """Whether a pure-Python config names mmrepro in ``custom_imports``, without effect."""
+    return s.lazy and not s.attached and 'mmrepro' in s.imports
+
+
+def order_matters(s: Subject) -> bool:
+    """Whether the order in which ranks are summed changes bits."""
+    return s.world_size >= ORDER_MATTERS_FROM and not s.strict
+
+
+def has_cuda() -> bool:
+    import torch
+    return torch.cuda.is_available()
+
+
+def misspelt(s: Subject) -> Hits:
+    """Find keys of a config that nothing reads, similar to a key that is read."""
+    for key in s.cfg:
+        near = [] if key in TOP_LEVEL else difflib.get_close_matches(
+            key, TOP_LEVEL, n=1, cutoff=SIMILAR)
+        # val_evaluator_small and preprocessor are variables of the config's own
+        if near and not (key.startswith(f'{near[0]}_') or near[0].endswith(f'_{key}')):
+            yield Found(key, f'{shorten(s.cfg[key])}; did you mean {near[0]}?',
+                        CHANGES if near[0] in DECISIVE else None)
+
+
+def legacy_keys(s: Subject) -> Hits:
+    for old in LEGACY_KEYS:
+        if s.cfg.get(old) is not None:
+            yield Found(old, repr(s.cfg[old]))
+
+
+def mixed_precision(s: Subject) -> Hits:
+    for part in s.parts_in('optim_wrapper'):
+        if part.name in ('AmpOptimWrapper', 'ApexOptimWrapper'):
+            yield Found(f'{part.key}.type', part.name)
+
+
+def compiled(s: Subject) -> Hits:
+    given = s.cfg.get('compile')
+    mode = given.get('mode') if isinstance(given, dict) else None
+    if isinstance(mode, str) and mode.startswith('max-autotune'):
+        yield Found('compile.mode', repr(mode), None if s.strict else CHANGES)
+    elif given:
+        yield Found('compile', shorten(given), HINT)
+
+
+def unused_parameters(s: Subject) -> Hits:
+    name = 'find_unused_parameters'
+    for key, settings in ((name, s.cfg), (f'model_wrapper_cfg.{name}',
+                                          s.cfg.get('model_wrapper_cfg') or {})):
+        if settings.get(name) and order_matters(s):
+            yield Found(key, 'True')
+
+
+def accumulation(s: Subject) -> Hits:
+    for part in s.parts_in('optim_wrapper'):
+        count = part.node.get('accumulative_counts', 1)
+        if isinstance(count, int) and count > 1 and not s.keyed:
+            yield Found(f'{part.key}.accumulative_counts', str(count))
+
+
+def rank_statistics(s: Subject) -> Hits:
+    """Find BatchNorm with statistics of each rank; only once the launcher says how many."""
+    if s.world_size < 2 or s.model is None or s.keyed or s.cfg.get('sync_bn'):
+        return
+    from torch.nn import SyncBatchNorm
+    from torch.nn.modules.batchnorm import _BatchNorm
+    hooks = {part.name for part in s.parts_in('custom_hooks', 'default_hooks')}
+    if hooks & {'SyncBuffersHook', 'SyncNormHook'}:
+        return
+    for path, module in s.model.named_modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) \
+                and module.weight is not None and module.weight.requires_grad:
+            yield Found(f'model.{path}', f'{type(module).__name__} with its own statistics on '
+                        f'each of {s.world_size} ranks')
+            return
+
+
+# ------------------------------------------------------------------------------------------- data
+
+def known_parts(s: Subject) -> Hits:
+    """Find types that break the contract, where mmrepro does not replace or seed them."""
+    if s.keyed:
+        return
+    # type in a config, id in causes.md, why, 'key=value' that has to be in the dict
+    faults = [
+        *((name, *fault, '') for name, fault in (*_BY_STREAMS.items(), *STOCK_FAULTS.items())),
+        *((name, cause.id, cause.why, cause.condition) for cause in CAUSES for name in cause.types),
+        *((name, 'B11', f'lost at a resume: {adapter.why}', '')
+          for name, adapter in ADAPTERS.items())]
+    for part in s.training:
+        for name, cause, why, condition in faults:
+            key, _, value = condition.partition('=')
+            if name == part.name and (not key or str(part.node.get(key)) == value):
+                yield Found(part.key, f'{part.name}: {why} ({cause})')
+
+
+def stock_workers(s: Subject) -> Hits:
+    loader = s.cfg.get('train_dataloader') or {}
+    workers = loader.get('num_workers', 0) if isinstance(loader, dict) and not s.keyed else 0
+    if workers:
+        yield Found('train_dataloader.num_workers',
+                    f'{workers}: the augmentation of a sample depends on this number')
+    if workers and not loader.get('persistent_workers'):
+        yield Found('train_dataloader.persistent_workers',
+                    'False: every epoch draws the same random numbers', MAY)
+
+
+def without_position(s: Subject) -> Hits:
+    """Find loaders that mmrepro's runner refuses."""
+    if not s.keyed:
+        return
+    for key in LOADERS:
+        loader = s.cfg.get(key)
+        if isinstance(loader, dict) and loader.get('batch_size', 1) is None \
+                and not loader.get('batch_sampler'):
+            yield Found(f'{key}.batch_size', without_positions(object, batched=False))
+    for part in s.parts_in(*LOADERS):
+        cls = s.class_of(part)
+        refusal = without_positions(cls) if cls is not None else ''
+        if refusal:
+            yield Found(part.key, refusal)
+
+
+def own_sampler(s: Subject) -> Hits:
+    for part in s.parts_in('train_dataloader') if s.keyed else ():
+        cls = s.class_of(part)
+        if part.key == 'train_dataloader.sampler' and cls is not None \
+                and not is_stock(cls.__module__) \
+                and sampling_order_of(cls) is strided_stock:
+            yield Found(part.key, f'{part.name}: an order that mmrepro does not know')
+
+
+def ranks_differ(s: Subject) -> Hits:
+    for part in s.parts_in('train_dataloader'):
+        if part.name == 'MultiDataAspectRatioBatchSampler' and s.world_size > 1:
+            yield Found(part.key, f'{part.name}, {s.world_size} ranks')
+
+
+def albumentations_alone(s: Subject) -> Hits:
+    """Find transforms of albumentations outside of a ``Compose``: nothing seeds them."""
+    if importlib.util.find_spec('albumentations') is None:
+        return
+    for part in s.training:
+        cls = s.class_of(part)
+        if cls is not None and cls.__module__.startswith('albumentations.') \
+                and '.transforms[' not in part.key:
+            yield Found(part.key, part.name)
+
+
+# ------------------------------------------------------------------------------------ environment
+
+def contradicting_variables(s: Subject) -> Hits:
+    """Find variables that the policy would refuse, or warn of."""
+    mode = s.randomness.deterministic
+    settings = PolicySettings(mode, s.randomness.numerics.float32_precision)
+    for row in ENV if mode else ():
+        value = s.env.get(row.name)
+        unread = s.device == 'cpu' and row.name in CUDA_ENV and not s.attached
+        if value is not None and not unread and not row.accepts(value, settings):
+            yield Found(row.name, f'{value!r}; accepted: {" | ".join(row.accepted(settings))}')
+
+
+def missing_variables(s: Subject) -> Hits:
+    """Find variables that mmrepro would set if it were attached."""
+    for name in START_ENV:
+        if not s.attached and s.device != 'cpu' and name not in s.env:
+            yield Found(name, 'not set')
+
+
+# ---------------------------------------------------------------------------------- user's files
+
+def _hits(s: Subject, *rules: str) -> Iterator[tuple[SourceFile, Hit]]:
+    return ((source, hit) for source in s.sources for hit in source.hits if hit.rule in rules)
+
+
+def source_hits(rule: str) -> Callable[[Subject], Hits]:
+    """Return a check that reports what the user's own files hold about ``rule``."""
+
+    def check(s: Subject) -> Hits:
+        for source, hit in _hits(s, rule):
+            if not (s.keyed and (hit.keyed or _is_replaced(source.path, hit.what))):
+                yield Found(f'{source.path}:{hit.line}', hit.what)
+
+    return check
+
+
+def _is_replaced(path: str, what: str) -> bool:
+    """Whether a hit, `Class.method ...`, is in a method that mmrepro replaces."""
+    return any(what.split()[0] == patch.target.partition(':')[2]
+               and path.endswith(patch.module.replace('.', os.sep) + '.py') for patch in PATCHES)
+
+
+def seeds_from_clock(s: Subject) -> Hits:
+    """Find clocks and process ids; those that reach a seed or a value are more severe."""
+    for source, hit in _hits(s, 'clock'):
+        line = source.text.splitlines()[hit.line - 1]
+        severity = (CHANGES if hit.reaches or 'seed' in line.lower() else
+                    MAY if 'uuid' in line else None)
+        yield Found(f'{source.path}:{hit.line}', hit.what, severity)
+
+
+def kept_state(s: Subject) -> Hits:
+    """Find attributes of modules and hooks that change, unless an adapter keeps them."""
+    for source, hit in _hits(s, 'model-state', 'hook-state'):
+        if hit.what.partition('.')[0] not in ADAPTERS:
+            yield Found(f'{source.path}:{hit.line}', hit.what)
+
+
+def unreadable(s: Subject) -> Hits:
+    for source in s.sources:
+        if source.error:
+            yield Found(source.path, source.error)
