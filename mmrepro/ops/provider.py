@@ -62,11 +62,12 @@ def _missing(name: str) -> Callable:
     def operator(*args: Any, **kwargs: Any) -> None:
         row = TABLE.get(name)
         caller = f'mmcv/ops/{row.source}' if row else 'mmcv.ops'
+        package, _, version = OF_FORKS.get(name, 'mmcv==2.1.0').partition('==')
         raise NotImplementedError(
             f'the operator {name!r} (called by {caller}) has no PyTorch implementation in mmrepro; '
-            'it needs a compiled mmcv. Build one for your torch and CUDA: uninstall mmcv-lite, '
-            'then `MMCV_WITH_OPS=1 pip install --no-build-isolation "mmcv==2.1.0"`, or take a '
-            'wheel that matches both versions exactly.')
+            f'it needs a compiled {package}. Build one for your torch and CUDA: uninstall '
+            'mmcv-lite, then `MMCV_WITH_OPS=1 pip install --no-build-isolation '
+            f'"{package}=={version}"`, or take a wheel that matches both versions exactly.')
 
     return named(operator, name)
 

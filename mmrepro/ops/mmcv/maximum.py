@@ -1,4 +1,4 @@
-"""Maxima over samples that are visited in order: RoIPool, RoIAlign's maximum, border alignment.
+"""Maxima over samples that are visited in order, for RoIPool and RoIAlign's maximum.
 
 Visit ``n`` has the n-th sample of every bag that has so many. Bags are sorted by their number of
 samples, most first, so those of a visit are a prefix. A value replaces the best one only if it is
@@ -29,20 +29,20 @@ def prefixes(counts: list[int]) -> Iterator[tuple[int, int]]:
         yield ordinal, length
 
 
-def keep_greatest(best: Tensor, values: Iterable[Tensor], nan: float = LOWEST) -> Tensor:
+def keep_greatest(best: Tensor, values: Iterable[Tensor]) -> Tensor:
     """Replace elements of ``best`` (B, C) by greater ones, and return which visit each is from.
 
     Args:
         best: the initial values, changed in place.
-        values: of each visit, for a prefix of the bags; changed too. ``nan`` replaces NaN, which
-            torch.maximum would let win.
+        values: of each visit, for a prefix of the bags; changed too. NaN becomes the lowest number,
+            because torch.maximum would let NaN win.
 
     Returns:
         (B, C) int32: numbers of visits from 1; 0 where no value was greater.
     """
     winner = torch.zeros_like(best, dtype=torch.int32)
     for number, value in enumerate(values, 1):
-        value.nan_to_num_(nan=nan, posinf=float('inf'), neginf=float('-inf'))
+        value.nan_to_num_(nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
         prefix = slice(0, len(value))
         wins = (value > best[prefix]).to(torch.int32).mul_(number)
         torch.maximum(best[prefix], value, out=best[prefix])
@@ -51,7 +51,7 @@ def keep_greatest(best: Tensor, values: Iterable[Tensor], nan: float = LOWEST) -
 
 
 def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor, Tensor]],
-                       scatter: Callable[[Tensor, Tensor, Tensor], None], first: int = 1) -> None:
+                       scatter: Callable[[Tensor, Tensor, Tensor], None]) -> None:
     """Scatter the gradient of maxima, visit by visit, each to the channels that it has won.
 
     One sort per visit instead of one tap per element. Late visits have few bags: several of them
@@ -61,13 +61,12 @@ def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor
         grad, winner: (B, C); ``winner`` has the numbers of visits.
         taps: rows and weights of each visit, (B', T) for a prefix of the bags.
         scatter: called with a source (B'', C), rows and weights (B'', T).
-        first: the number of the first visit.
     """
     source = torch.empty_like(grad)
     rows: list[Tensor] = []
     weights: list[Tensor] = []
     used = 0
-    for number, (row, weight) in enumerate(taps, first):
+    for number, (row, weight) in enumerate(taps, 1):
         if used + len(row) > len(source):
             scatter(source[:used], torch.cat(rows), torch.cat(weights))
             rows, weights, used = [], [], 0

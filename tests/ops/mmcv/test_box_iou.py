@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mmcv.ops import bbox_overlaps, box_iou_quadri, box_iou_rotated, diff_iou_rotated_2d
 
 from mmrepro.ops.mmcv import box_iou as kernels
+from mmrepro.ops.mmcv import convex
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
 
@@ -90,19 +91,6 @@ def test_bbox_overlaps_in_half_rounds_every_step_as_mmcvs_cuda_kernel_does(dtype
 def test_bbox_overlaps_differentiates_on_the_cpu_as_mmcvs_does():
     a, b = draw(6).double().requires_grad_(), draw(5, 1).double()
     assert torch.autograd.gradcheck(lambda v: bbox_overlaps(v, b), a)
-
-
-def test_overlaps_refuse_with_the_shapes():
-    five, out = torch.zeros(3, 5), torch.zeros(6)
-    for call, said in (
-            (lambda: kernels.bbox_overlaps(five, five, out, 0, False, 0), r'\(N, 4\).*\(3, 5\)'),
-            (lambda: kernels.box_iou_rotated(five, five[:2], out[:5], 0, False),
-             r'ious \(5,\).*3 x 2'),
-            (lambda: kernels.box_iou_rotated(five, five[:2], out, 0, True), r'\(3, 5\).*\(2, 5\)'),
-            (lambda: kernels.box_iou_rotated(five.double(), five, out, 0, False), 'float64'),
-            (lambda: kernels.box_iou_quadri(five, five, out, 0, False), r'\(N, 8\).*\(3, 5\)')):
-        with pytest.raises(RuntimeError, match=said):
-            call()
 
 
 @pytest.mark.parametrize('aligned', [False, True])
@@ -280,11 +268,39 @@ def test_diff_iou_is_the_overlap_and_has_its_gradient():
             assert value.grad[i, k].item() == pytest.approx(slope, abs=2e-4)
 
 
-def test_the_vertex_sort_takes_nothing_and_refuses_with_the_shapes():
+def test_the_vertex_sort_takes_nothing():
     sort = kernels.diff_iou_rotated_sort_vertices_forward
     empty = sort(torch.zeros(1, 0, 24, 2), torch.zeros(1, 0, 24).bool(), torch.zeros(1, 0).int())
     assert empty.shape == (1, 0, 9)
-    with pytest.raises(RuntimeError, match=r'\(1, 2, 24, 2\).*\(1, 3, 24\)'):
-        sort(torch.zeros(1, 2, 24, 2), torch.zeros(1, 3, 24).bool(), torch.zeros(1, 3).int())
-    with pytest.raises(RuntimeError, match='int32.*int64'):
-        sort(torch.zeros(1, 2, 24, 2), torch.zeros(1, 2, 24).bool(), torch.zeros(1, 2).long())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 9999), st.sampled_from([None, 4, 12, 40]))
+def test_hulls_are_the_definition(count, seed, grid):
+    random = torch.Generator().manual_seed(seed)
+    sets = torch.randn(count, 9, 2, generator=random, dtype=torch.float64) * 10
+    if grid is not None:  # whole numbers, for ties
+        sets = (sets / grid).round() * grid
+    index, number = convex.hull(*sets.permute(2, 1, 0))
+    for k, row in enumerate(sets.tolist()):
+        points = [tuple(point) for point in row]
+        expected = geometry.hull(points)
+        corners = [points[i] for i in index[:, k].tolist()]
+        lowest = min(range(len(expected)), key=lambda i: expected[i][::-1])
+        assert corners[:number[k]] == expected[lowest:] + expected[:lowest]
+        assert set(corners[number[k]:]) <= {corners[0]}
+        assert all(points.index(points[i]) == i for i in index[:number[k], k].tolist())
+
+
+def test_points_in_line_but_for_rounding_do_not_mislead_the_hull():
+    random = torch.Generator().manual_seed(0)
+    a, b, c = torch.randn(3, 2, 3000, dtype=torch.float64, generator=random)
+    sides = [p + t / 6 * (q - p) for p, q in ((a, b), (b, c), (c, a)) for t in range(6)]
+    sides += [p * (1 + 2e-16 * k) for k, p in enumerate((a, b, c))]
+    order = torch.rand(21, 3000, generator=random).argsort(0)
+    x, y = (torch.stack(sides)[:, k].gather(0, order) for k in (0, 1))
+    index, _ = convex.hull(x, y)
+    corners = torch.stack([a, b, c])
+    expected = convex.shoelace(corners[:, 0], corners[:, 1]).abs()
+    ours = convex.shoelace(x.gather(0, index), y.gather(0, index))
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)

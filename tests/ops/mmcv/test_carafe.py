@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mmcv.ops import carafe, carafe_naive
 
 from mmrepro import ops
-from mmrepro.ops.mmcv.carafe import carafe_forward, carafe_naive_backward
+from mmrepro.ops.mmcv.carafe import carafe_naive_backward
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
 
@@ -72,19 +72,6 @@ def test_carafe_keeps_its_values(wave, golden):
     golden('carafe', dict(zip(('out', 'features', 'masks'), found)))
 
 
-def test_the_size_of_a_chunk_changes_rounding_at_most(wave, monkeypatch):
-    from mmrepro.ops import gather
-    features = wave(2, 4, 5, 4).requires_grad_()
-    masks = wave(2, 18, 10, 8, phase=1).requires_grad_()
-    whole = run(features, masks, 3, 2, 2)
-    monkeypatch.setattr(gather, 'CHUNK_TAPS', {'cpu': 1})
-    monkeypatch.setattr(gather, 'CHUNK_SHARE', 0)
-    rows = run(features, masks, 3, 2, 2)
-    assert torch.equal(whole[0], rows[0])
-    for one, other in zip(whole[1:], rows[1:]):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
 def test_carafe_takes_what_is_empty_or_strided(wave):
     features, masks = wave(2, 4, 3, 4), wave(2, 9, 6, 8, phase=1)
     assert carafe(features[:0], masks[:0], 3, 1, 2).shape == (0, 4, 6, 8)
@@ -102,15 +89,3 @@ def test_a_pixel_that_is_not_read_does_not_reach_the_result():
     features[..., 3:] = 1
     out = carafe(features, torch.ones(1, 9, 1, 5), 3, 1, 1)
     assert out[..., 4].item() == 2 and out[..., 3].isnan()
-
-
-@pytest.mark.parametrize('kernel,groups,masks,message', [
-    (2, 1, (1, 4, 4, 4), 'kernel_size must be odd, got 2'),
-    (3, 3, (1, 27, 4, 4), '4 channels are not divisible by group_size 3'),
-    (3, 1, (1, 9, 4, 5), r'masks must have shape \(1, 9, 4, 4\), got \(1, 9, 4, 5\)'),
-])
-def test_what_carafe_refuses_is_named_with_its_shape(kernel, groups, masks, message):
-    features = torch.zeros(1, 4, 2, 2)
-    with pytest.raises(RuntimeError, match=message):
-        carafe_forward(features, torch.zeros(masks), features.clone(), features, features,
-                       torch.zeros(1, 4, 4, 4), kernel, groups, 2)

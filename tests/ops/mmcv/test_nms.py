@@ -156,16 +156,6 @@ def test_nms_of_nothing_and_of_views():
     assert torch.equal(nms(boxes, scores.double(), 0.3)[1], expected)
 
 
-@pytest.mark.parametrize('boxes, scores, said', [
-    (torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3), r'float32.*\(3, 4\) float64'),
-    (torch.zeros(3, 4).half(), torch.zeros(3), r'float32.*\(3, 4\) float16'),
-    (torch.zeros(3, 5), torch.zeros(3), r'\(N, 4\).*\(3, 5\)'),
-    (torch.zeros(3, 4), torch.zeros(2), r'\(3, 4\).*\(2,\)')])
-def test_nms_refuses_with_the_shapes(boxes, scores, said):
-    with pytest.raises(RuntimeError, match=said):
-        kernels.nms(boxes, scores, 0.5, 0)
-
-
 @pytest.mark.parametrize('offset', [0, 1])
 @pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
 @pytest.mark.parametrize('crowd', CROWDS)
@@ -239,14 +229,9 @@ def test_soft_nms_follows_the_working_order_once_a_tie_appears():
     assert dets[:, 4].tolist() == [1., 0.25, 0.25] and kept.tolist() == [2, 1, 0]
 
 
-def test_soft_nms_of_nothing_and_refusals():
+def test_soft_nms_of_nothing():
     dets, kept = soft_nms(torch.zeros(0, 4), torch.zeros(0))
     assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.long
-    with pytest.raises(RuntimeError, match=r'dets.*\(3, 5\).*\(2, 5\)'):
-        soft_kernels.softnms(torch.zeros(3, 4), torch.zeros(3), torch.zeros(2, 5), 0.3, 0.5, 0.1,
-                             1, 0)
-    with pytest.raises(RuntimeError, match='float32.*float64'):
-        soft_nms(torch.zeros(3, 4).double(), torch.zeros(3).double())
 
 
 @pytest.mark.parametrize('threshold', [0., 0.3, 0.7])
@@ -267,8 +252,6 @@ def test_nms_match_breaks_ties_by_index_and_takes_nothing():
     assert [g.tolist() for g in nms_match(dets, 0.5)] == [[3, 0, 1], [2, 4]]
     assert nms_match(torch.zeros(0, 5), 0.5) == []
     assert kernels.nms_match(torch.zeros(0, 5), 0.5) == []
-    with pytest.raises(RuntimeError, match=r'\(N, 5\).*\(2, 4\)'):
-        kernels.nms_match(torch.zeros(2, 4), 0.5)
 
 
 def draw_rotated(count, seed, room=120.):
@@ -316,13 +299,3 @@ def test_nms_quadri_is_mmcvs(compiled):
         kept = nms_quadri(quads, scores, threshold)[1]
         with compiled():
             assert torch.equal(kept, nms_quadri(quads, scores, threshold)[1])
-
-
-def test_nms_rotated_refuses_with_the_shapes():
-    none = torch.zeros(0)
-    with pytest.raises(RuntimeError, match=r'\(N, 5\).*\(2, 4\)'):
-        kernels.nms_rotated(torch.zeros(2, 4), torch.zeros(2), none, none, none, 0.5, 0)
-    with pytest.raises(RuntimeError, match=r'dtype.*float64'):
-        kernels.nms_quadri(torch.zeros(2, 8), torch.zeros(2).double(), none, none, 0.5, 0)
-    empty = kernels.nms_rotated(torch.zeros(0, 5), none, none, none, none, 0.5, 0)
-    assert empty.shape == (0,) and empty.dtype == torch.long
