@@ -1,7 +1,7 @@
 """Tensors in nested data: tuples, lists, dicts, MMEngine's data elements, MMDetection's boxes."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ def named_tensors(value: Any, name: str = '') -> Iterator[tuple[str, torch.Tenso
     elif isinstance(getattr(value, 'tensor', None), torch.Tensor):  # MMDetection's boxes
         yield name, value.tensor
     else:
+        items: Iterable[tuple[Any, Any]]
         if isinstance(value, dict):
             items = value.items()
         elif hasattr(value, 'all_items'):  # mmengine.structures.BaseDataElement

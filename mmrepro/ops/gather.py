@@ -126,8 +126,8 @@ class Sink:
                     image = self._grad[i].view(c, h * w)
                     image.index_add_(1, pixels, rows[part].t().contiguous())
             return
-        part = scatter_sum(source, index, weight, _pixels(self._grad), bag_of, padded)
-        self._total = part if self._total is None else self._total.add_(part)
+        rows = scatter_sum(source, index, weight, _pixels(self._grad), bag_of, padded)
+        self._total = rows if self._total is None else self._total.add_(rows)
 
     def close(self) -> None:
         """Add the accumulated rows to ``grad``. Call it once, after the last sum."""

@@ -249,9 +249,9 @@ class OperatorGuard:
 _PASSED = (os.path.dirname(torch.__file__) + os.sep, __file__)
 
 
-def _call_site(frame: FrameType | None) -> str:
-    first = frame
-    while frame is not None and frame.f_code.co_filename.startswith(_PASSED):
-        frame = frame.f_back
-    frame = frame or first
-    return f'{frame.f_code.co_filename}:{frame.f_lineno}'
+def _call_site(frame: FrameType) -> str:
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.startswith(_PASSED):
+        caller = caller.f_back
+    caller = caller or frame
+    return f'{caller.f_code.co_filename}:{caller.f_lineno}'

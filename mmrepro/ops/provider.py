@@ -78,12 +78,13 @@ def _function(name: str, requested: str, lacks: str, compiled: Callable) -> Call
     kernels = '' if module is None else compiled_kernels(module)
     on_cpu, on_cuda = (choose(name, requested, device, kernels, lacks).provider
                        for device in ('cpu', 'cuda'))
-    if on_cuda == 'none' or on_cpu == 'compiled':
+    form = implementation(name)
+    if form is None or on_cpu == 'compiled':
         return compiled
     if on_cuda == 'triton':
         return triton.fused(name)
     if on_cuda == 'torch':
-        return implementation(name)
+        return form
     return by_device(name, lambda: compiled, lambda device: device == 'cuda')
 
 
@@ -167,7 +168,7 @@ def uninstall() -> None:
     if module is not None and hasattr(module, MARK):
         del sys.modules[EXTENSION]
         parent = sys.modules.get('mmcv')
-        if getattr(parent, '_ext', None) is module:
+        if parent is not None and getattr(parent, '_ext', None) is module:
             del parent._ext
 
 

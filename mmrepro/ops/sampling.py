@@ -9,6 +9,7 @@ Formulas: ``bilinear_interpolate`` of mmcv's ``common_cuda_helper.hpp`` and
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -153,11 +154,11 @@ def check_grid(grid: Tensor, sampling_ratio: int) -> None:
 
 
 class AxisTaps(NamedTuple):
-    """Taps of each bin along one axis: positions and weights (K, P, T), tap counts (K, P)."""
+    """Taps of each bin along one axis: positions and weights (K, P, T), numbers of taps (K, P)."""
 
     position: Tensor
     weight: Tensor
-    count: Tensor
+    number: Tensor
 
 
 def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: int,
@@ -199,7 +200,7 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
 
 
 def both_axes(starts: tuple[Tensor, Tensor], sizes: tuple[Tensor, Tensor], grid: Grid,
-              most: int, bins: int, lengths: tuple[int, int], adaptive: bool
+              most: int, bins: int, lengths: Sequence[int], adaptive: bool
               ) -> tuple[AxisTaps, AxisTaps]:
     """:func:`axis_taps` of y and x with the same number of bins, in the calls of one axis."""
     # not a tensor of the host, whose copy the host would wait for
@@ -251,11 +252,11 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
     A bag is a bin (K, PH, PW); a *line* is the part of a bin in one row of pixels. ``image`` is
     (K,).
     """
-    (k, ph), pw = ys.count.shape, xs.count.shape[1]
-    lines_of = ys.count[:, :, None].expand(k, ph, pw).reshape(-1)
+    (k, ph), pw = ys.number.shape, xs.number.shape[1]
+    lines_of = ys.number[:, :, None].expand(k, ph, pw).reshape(-1)
     line_ends = lines_of.cumsum(0)
     # both totals with one wait; there may be no bins
-    taps = (ys.count.sum(1) * xs.count.sum(1)).sum()
+    taps = (ys.number.sum(1) * xs.number.sum(1)).sum()
     lines, total = torch.stack((line_ends[-1], taps)).tolist() if len(line_ends) else (0, 0)
     line_bag = torch.repeat_interleave(lines_of, output_size=lines)
     roi = torch.div(line_bag, ph * pw, rounding_mode='floor')
@@ -266,7 +267,7 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
                 + ys.position.flatten().index_select(0, y_at)) * width
     line_weight = ys.weight.flatten().index_select(0, y_at)
     column = (roi - bin_row) * pw + line_bag
-    taps_of = xs.count.flatten().index_select(0, column)
+    taps_of = xs.number.flatten().index_select(0, column)
     line = torch.repeat_interleave(taps_of, output_size=total)
     tap_ends = taps_of.cumsum(0)
     x_at = _ordinal(line, tap_ends - taps_of - column * xs.weight.shape[2])
@@ -285,9 +286,9 @@ def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
     """
     shape = (*base.shape, *taps.weight.shape[1:])
     slot = torch.arange(shape[3], device=base.device)
-    real = (slot < taps.count[:, None, :, None]).expand(shape)
+    real = (slot < taps.number[:, None, :, None]).expand(shape)
     row = base[:, :, None, None] + taps.position[:, None]
-    counts = taps.count[:, None].expand(shape[:3]).flatten().cumsum(0)
+    counts = taps.number[:, None].expand(shape[:3]).flatten().cumsum(0)
     return (row[real].to(torch.int32), taps.weight[:, None].expand(shape)[real],
             torch.cat((counts.new_zeros(1), counts)).to(torch.int32))
 

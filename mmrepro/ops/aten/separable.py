@@ -37,7 +37,7 @@ class _Reads(NamedTuple):
 class _Axis(NamedTuple):
     """The transpose: output positions and weights (T, inputs), and whether some are padding."""
 
-    index: Tensor
+    target: Tensor
     weight: Tensor
     padded: bool
 
@@ -161,7 +161,7 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callab
                ) -> Tensor:
     """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order.
 
-    Along each: ``out[i] = sum over t of weight[t, i] * grad[index[t, i]]``, t ascending.
+    Along each: ``out[i] = sum over t of weight[t, i] * grad[target[t, i]]``, t ascending.
     """
     dtype = compute_dtype(grad)
     result = grad.to(dtype)
@@ -172,13 +172,12 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callab
             # padding reads an extra zero: 0 times an infinite gradient would be NaN
             shape[dim] = 1
             result = torch.cat((result, result.new_zeros(shape)), dim)
-        shape[dim] = axis.index.shape[1]
-        total = None if len(axis.index) else result.new_zeros(shape)
-        for index, weight in zip(axis.index, axis.weight):
-            weight = weight.view(-1, *[1] * (-1 - dim))
-            part = result.index_select(dim, index).mul_(weight)
-            total = part if total is None else total.add_(part)
-        result = total
+        shape[dim] = axis.target.shape[1]
+        parts = (result.index_select(dim, target).mul_(weight.view(-1, *[1] * (-1 - dim)))
+                 for target, weight in zip(axis.target, axis.weight))
+        # one part at a time is in memory
+        result = functools.reduce(Tensor.add_, parts) if len(axis.target) else (
+            result.new_zeros(shape))
     return result.to(grad.dtype)
 
 
@@ -217,7 +216,7 @@ def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], strid
     builds = [(_pool, (k, s, p, bool(count_include_pad), divide))
               for k, s, p in zip(kernel, stride, padding)]
     result = _transpose(grad, self.shape[-3:], builds)
-    return result if divide else result / divisor_override
+    return result if divisor_override is None else result / divisor_override
 
 
 def _three(values: Sequence[int]) -> tuple[int, ...]:

@@ -102,11 +102,11 @@ def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarra
     by_first = first.argsort(kind='stable')
     second = second.take(by_first)
     if len(first) <= _SINGLY * count:
-        kept = bytearray(b'\1') * count
+        flags = bytearray(b'\1') * count
         for better, worse in zip(first.take(by_first).tolist(), second.tolist()):
-            if kept[better]:
-                kept[worse] = 0
-        return np.frombuffer(kept, bool).nonzero()[0]
+            if flags[better]:
+                flags[worse] = 0
+        return np.frombuffer(flags, bool).nonzero()[0]
     kept = np.ones(count, bool)
     starts = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=count))])
     for row in np.flatnonzero(np.diff(starts)).tolist():

@@ -44,9 +44,9 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     check('nms', boxes, scores, 4)
     threshold = float(np.float32(iou_threshold))
     if len(boxes) <= FEW and not boxes.is_cuda and scores.dtype == torch.float32:
-        kept = keep_few(boxes.detach().numpy(), scores.detach().numpy(), threshold, offset)
-        if kept is not None:
-            return torch.from_numpy(kept)
+        few = keep_few(boxes.detach().numpy(), scores.detach().numpy(), threshold, offset)
+        if few is not None:
+            return torch.from_numpy(few)
     order = rank(scores)
     cols = columns(boxes.detach()[order], offset)
     if cols.is_cuda:
@@ -94,8 +94,8 @@ def _nms_shape(operator: str, kind: BoxKind, dets: Tensor, scores: Tensor,
     reaches = _REACHES[dets.device.type]
 
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
-        pair = (boxes.index_select(1, ranks) for ranks in (rows, others))
-        overlaps = overlap_matrix(kind, *pair, 0)
+        overlaps = overlap_matrix(kind, boxes.index_select(1, rows),
+                                  boxes.index_select(1, others), 0)
         return reaches(overlaps.to(scores.dtype), float(np.float32(iou_threshold)))
 
     return order[greedy(len(order), conflicts, dets.device, BLOCK[dets.device.type])]

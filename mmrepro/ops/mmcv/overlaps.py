@@ -229,8 +229,8 @@ def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
         dropped[ranks[stays.numpy()]] = False
     first, second = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for a, b in order.chunks():
-        pair = (cols.index_select(1, torch.from_numpy(ranks)) for ranks in (a, b))
-        hit = exceeds(*pair, threshold, offset).numpy()
+        better, worse = (cols.index_select(1, torch.from_numpy(ranks)) for ranks in (a, b))
+        hit = exceeds(better, worse, threshold, offset).numpy()
         first.append(np.minimum(a[hit], b[hit]))
         second.append(np.maximum(a[hit], b[hit]))
     kept = np.zeros(count, bool)

@@ -5,7 +5,7 @@ samples of a bin are visited in mmcv's order; see :mod:`.maximum`.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ class _Visit(NamedTuple):
     x: Tensor
 
 
-def _visits(boxes: Rois, shape: torch.Size, bins: tuple[int, int]) -> Iterator[_Visit]:
+def _visits(boxes: Rois, shape: torch.Size, bins: Sequence[int]) -> Iterator[_Visit]:
     """Yield the samples of boxes, which are sorted by their number of samples, most first."""
     ph, pw = bins
     n, _, height, width = shape

@@ -27,7 +27,8 @@ class Rois(NamedTuple):
     grid: sampling.Grid
 
     def select(self, which: slice | Tensor) -> Rois:
-        return Rois(*(t[which] for t in self[:5]), self.grid.select(which))
+        image, y, x, bin_h, bin_w = (column[which] for column in self[:5])
+        return Rois(image, y, x, bin_h, bin_w, self.grid.select(which))
 
 
 def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:

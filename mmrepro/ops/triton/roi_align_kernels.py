@@ -158,8 +158,11 @@ def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, ends, lists, result,
     tl.store(result + address, after.to(before.dtype), mask=inside)
 
 
-def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
-             ) -> tuple[Tensor, Tensor, Tensor]:
+# Weights, first and last pixel of every bin along an axis.
+_Filters = tuple[Tensor, Tensor, Tensor]
+
+
+def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int) -> _Filters:
     """(K, P, length) weights, and (K, P) int32 first and last pixel of each; none: last < first."""
     weight = start.new_empty(len(start), bins, length)
     low, high = (torch.empty(len(start), bins, dtype=torch.int32, device=start.device)
@@ -189,7 +192,7 @@ def _lists(image: Tensor, low: Tensor, high: Tensor, images: int, height: int
 
 
 def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-             sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, tuple, tuple]:
+             sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, _Filters, _Filters]:
     """Return image indices, and the filters along y and x.
 
     ``check`` is for the forward: it takes a synchronization, and a backward has the same RoIs.
@@ -197,11 +200,11 @@ def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
     if check:
         check_rois('roi_align', feature, rois, 5)
-        grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)[:2]
+        rows, columns = sampling.grid_of(bin_h, bin_w, sampling_ratio)
     else:
-        grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
-    return (rois[:, 0].to(torch.int32), _filters(y, bin_h, grid[0], bins[0], feature.shape[2]),
-            _filters(x, bin_w, grid[1], bins[1], feature.shape[3]))
+        rows, columns = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
+    return (rois[:, 0].to(torch.int32), _filters(y, bin_h, rows, bins[0], feature.shape[2]),
+            _filters(x, bin_w, columns, bins[1], feature.shape[3]))
 
 
 def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor,
@@ -241,11 +244,12 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
         image, ys, xs = _prepare(grad_input, rois, (aligned_height, aligned_width), spatial_scale,
                                  sampling_ratio, aligned, check=False)
         (images, channels, height, width), target = grad_input.shape, well_aligned(grad_input)[0]
-        ends, lists = _lists(image, *ys[1:], images, height)
+        weight, low, high = ys
+        ends, lists = _lists(image, low, high, images, height)
         block = min(_BACK_CHANNELS, triton.next_power_of_2(channels))
         grid = images * height, triton.cdiv(width, _PIXELS), triton.cdiv(channels, block)
         _scatter_kernel[grid](
-            *well_aligned(gather.bags(grad_output)), ys[0], *xs, ends, lists, target, channels,
+            *well_aligned(gather.bags(grad_output)), weight, *xs, ends, lists, target, channels,
             height, width, PH=aligned_height, PW=aligned_width, CHANNELS=block, PIXELS=_PIXELS,
             enable_fp_fusion=False)
         if target is not grad_input:

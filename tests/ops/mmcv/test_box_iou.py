@@ -281,7 +281,7 @@ def test_hulls_are_the_definition(count, seed, grid):
     sets = torch.randn(count, 9, 2, generator=random, dtype=torch.float64) * 10
     if grid is not None:  # whole numbers, for ties
         sets = (sets / grid).round() * grid
-    index, number = convex.hull(*sets.permute(2, 1, 0))
+    index, number = convex.hull(*sets.permute(2, 1, 0), torch.ones(9, count, dtype=torch.bool))
     for k, row in enumerate(sets.tolist()):
         points = [tuple(point) for point in row]
         expected = geometry.hull(points)
@@ -299,7 +299,7 @@ def test_points_in_line_but_for_rounding_do_not_mislead_the_hull():
     sides += [p * (1 + 2e-16 * k) for k, p in enumerate((a, b, c))]
     order = torch.rand(21, 3000, generator=random).argsort(0)
     x, y = (torch.stack(sides)[:, k].gather(0, order) for k in (0, 1))
-    index, _ = convex.hull(x, y)
+    index, _ = convex.hull(x, y, torch.ones_like(x, dtype=torch.bool))
     corners = torch.stack([a, b, c])
     expected = convex.shoelace(corners[:, 0], corners[:, 1]).abs()
     ours = convex.shoelace(x.gather(0, index), y.gather(0, index))

@@ -307,9 +307,9 @@ def test_filters_of_both_axes_at_once_are_those_of_each(wave):
         for axis in (0, 1):
             taps = sampling.axis_taps(starts[axis], sizes[axis], grid[axis], int(grid[axis].amax()),
                                       7, (11, 13)[axis], ratio <= 0)
-            assert torch.equal(both[axis].count, taps.count)
+            assert torch.equal(both[axis].number, taps.number)
             slots = min(both[axis].weight.shape[2], taps.weight.shape[2])
-            real = torch.arange(slots) < taps.count[:, :, None]
+            real = torch.arange(slots) < taps.number[:, :, None]
             for together, alone in zip(both[axis][:2], taps[:2]):
                 assert torch.equal(together[..., :slots][real], alone[..., :slots][real])
 
