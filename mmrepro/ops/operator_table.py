@@ -53,12 +53,13 @@ def _family(module: str, source: str, why: str, compiled: str, users: str, *name
 
 
 def _pair(module: str, source: str, forward: str, users: str, name: str) -> tuple[Family, Family]:
-    """A forward for the reason ``forward``, and a backward that sorts; mmcv's uses atomics."""
+    """Return a forward for the reason ``forward`` and a backward that sorts, unlike mmcv's."""
     return (_family(module, source, forward, 'ordered', users, f'{name}_forward'),
             _family(module, source, SORTED, 'atomics', users, f'{name}_backward'))
 
 
 def _missing(source: str, compiled: str, users: str, *names: str) -> Family:
+    """Return operators without an implementation: they import, and raise when called."""
     return Family('', source, NONE, compiled, users, names)
 
 
@@ -217,16 +218,17 @@ def named(function: Callable, name: str, doc: str | None = None) -> Callable:
     return function
 
 
-def by_device(name: str, other: Callable[[], Callable], runs_on: Callable[[str], bool]) -> Callable:
-    """Return operator ``name`` that calls ``other()`` where its first argument is on some devices.
+def by_device(name: str, kernel: Callable[[], Callable],
+              runs_on: Callable[[str], bool]) -> Callable:
+    """Return operator ``name`` with a kernel for some devices, chosen by its first argument.
 
-    ``runs_on`` says for a type of device, such as 'cuda', whether it is among these. Elsewhere the
-    implementation of the table is called.
+    ``runs_on`` says for a type of device, such as 'cuda', whether ``kernel()`` is called there.
+    Elsewhere the implementation of the table is called.
     """
     plain: Any = implementation(name)
 
     def operator(*args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else next(iter(kwargs.values()))
-        return (other() if runs_on(first.device.type) else plain)(*args, **kwargs)
+        return (kernel() if runs_on(first.device.type) else plain)(*args, **kwargs)
 
     return named(operator, name, plain.__doc__)

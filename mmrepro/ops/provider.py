@@ -325,7 +325,7 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
 
 
 def exceptions(device: str) -> dict[str, str]:
-    """Return, by operator, 'triton' or 'compiled' where these stand in for the PyTorch form."""
+    """Return 'triton' or 'compiled' for each operator that does not run its PyTorch form."""
     if provider() == 'compiled':
         return {}
     providers = {name: provider_of(name, device) for name, row in TABLE.items()

@@ -93,7 +93,7 @@ def padded_corners(y: Tensor, x: Tensor, height: int | Tensor,
 
 def _stacked_corners(y: Tensor, x: Tensor, height: int | Tensor,
                      width: int | Tensor) -> Corners:
-    """:func:`padded_corners`, bit for bit, in half as many calls on more memory at a time."""
+    """Compute :func:`padded_corners`, bit for bit, in half as many calls on more memory."""
     at = torch.stack((y, x), -1)
     size = torch.stack(torch.broadcast_tensors(
         *(value if isinstance(value, Tensor) else torch.full((), value, device=y.device)
@@ -117,7 +117,7 @@ def _stacked_corners(y: Tensor, x: Tensor, height: int | Tensor,
 
 
 class Grid(NamedTuple):
-    """Samples per bin, (K,) int64 each."""
+    """Samples per bin along each axis, (K,) int64."""
 
     y: Tensor
     x: Tensor
@@ -127,7 +127,7 @@ class Grid(NamedTuple):
 
 
 def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor:
-    """(2, K) int64: the numbers of :func:`grid_of`, unchecked but never above 2 * MAX_GRID."""
+    """Return the numbers of :func:`grid_of`, (2, K) int64, at most 2 * MAX_GRID, unchecked."""
     if sampling_ratio > 0:
         return torch.full((2, len(bin_h)), sampling_ratio, device=bin_h.device)
     sizes = torch.stack((bin_h, bin_w)).ceil()
@@ -163,7 +163,7 @@ class AxisTaps(NamedTuple):
 
 def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: int,
               size: int | Tensor, adaptive: bool) -> AxisTaps:
-    """One axis of an average over a regular grid of bilinear samples, under the clamping rule.
+    """Return one axis of a mean over a regular grid of bilinear samples (clamping rule).
 
     The samples of a bin are a product of two axes, and so is the clamping rule; hence the average
     is a product of one small filter per axis. Samples that are at most a pixel apart share pixels;
@@ -192,8 +192,8 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
         weight = torch.stack((1 - (y - low), y - low), -1).masked_fill(~live.unsqueeze(-1), 0)
         count = (live.any(-1) * (2 * grid[:, None])).to(low.dtype)
         apart = position, weight.flatten(-2), count
-        taps = [torch.where(near if one.dim() == 3 else near[:, :, 0], one, other)
-                for one, other in zip(taps, apart)]
+        taps = [torch.where(near if shared.dim() == 3 else near[:, :, 0], shared, single)
+                for shared, single in zip(taps, apart)]
     position, weight, count = taps
     weight = weight / grid.clamp(min=1)[:, None, None].to(weight.dtype)
     return AxisTaps(position.to(torch.int32), weight, count.to(torch.int64))
@@ -202,12 +202,12 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
 def both_axes(starts: tuple[Tensor, Tensor], sizes: tuple[Tensor, Tensor], grid: Grid,
               most: int, bins: int, lengths: Sequence[int], adaptive: bool
               ) -> tuple[AxisTaps, AxisTaps]:
-    """:func:`axis_taps` of y and x with the same number of bins, in the calls of one axis."""
+    """Compute :func:`axis_taps` of y and x together; both have the same number of bins."""
     # not a tensor of the host, whose copy the host would wait for
     length = torch.cat([torch.full_like(start, length) for start, length in zip(starts, lengths)])
     taps = axis_taps(torch.cat(starts), torch.cat(sizes), torch.cat(grid), most, bins,
                      length[:, None, None], adaptive)
-    ys, xs = zip(*(one.chunk(2) for one in taps))
+    ys, xs = zip(*(part.chunk(2) for part in taps))
     return AxisTaps(*ys), AxisTaps(*xs)
 
 
@@ -219,7 +219,7 @@ def _at_most(values: Tensor, bound: int | Tensor) -> Tensor:
 
 def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int | Tensor,
                  slots: int) -> list[Tensor]:
-    """One tap per pixel that a bin touches; its weight is a sum of triangular functions."""
+    """Return a tap per pixel that a bin touches; its weight is a sum of triangular functions."""
     outside = torch.where(live, low, size) if isinstance(size, Tensor) else (
         low.masked_fill(~live, size))
     base = outside.amin(-1) if y.shape[-1] else low.new_zeros(low.shape[:2])
@@ -247,7 +247,7 @@ class Taps(NamedTuple):
 
 
 def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: int) -> Taps:
-    """Taps of 2-D filters, each the product of one filter per axis: ``ys`` (PH) and ``xs`` (PW).
+    """Return taps of 2-D filters: products of the filters ``ys`` (PH) and ``xs`` (PW).
 
     A bag is a bin (K, PH, PW); a *line* is the part of a bin in one row of pixels. ``image`` is
     (K,).
@@ -280,7 +280,7 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
 
 
 def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
-    """Taps of one filter per plane and bin: rows, weights (E,) and starts of the bags (K, C, P).
+    """Return rows, weights (E,) and starts of bags (K, C, P) of a filter per plane and bin.
 
     ``base`` (K, C) is the row of position 0 of each plane; ``taps`` is of one axis, (K, P, T).
     """
@@ -294,7 +294,7 @@ def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
-    """Return index of each element minus ``first`` of its owner."""
+    """Return the index of each element within its owner; ``first`` are the owners' first ones."""
     return torch.arange(len(owner), device=owner.device) - first.index_select(0, owner)
 
 

@@ -30,8 +30,11 @@ _INT_MAX = 2. ** 31 - 1
 
 
 class _Filter(NamedTuple):
-    """Filters along one axis, (..., T): integer positions, weights, their derivatives by the grid,
-    and whether a position exists."""
+    """Filters along one axis, (..., T).
+
+    Integer positions, weights, derivatives of the weights by the grid, and whether a position is
+    inside of the map.
+    """
 
     position: Tensor
     weight: Tensor
@@ -77,7 +80,7 @@ def _padded(at: Tensor, size: int, padding: int,
 
 
 def _cubic(part: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of the four taps at distances 1 + part, part, 1 - part, 2 - part; derivatives."""
+    """Return weights of taps at distances 1 + part, part, 1 - part, 2 - part, and derivatives."""
     a = _CUBIC
     x = torch.stack((part + 1, part, 1 - part, 2 - part), -1)
     outer, inner = ((x - 5) * x + 8) * x * a - 4 * a, ((a + 2) * x - (a + 3)) * x * x + 1

@@ -182,7 +182,9 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callab
 
 
 def resize_backward(kind: str) -> Callable[..., Tensor]:
-    """Backward of ``aten::upsample_*``: (grad, output_size, input_size, align_corners, *scales).
+    """Return the backward of ``aten::upsample_*``.
+
+    Its arguments are (grad, output_size, input_size, align_corners, *scales).
 
     ``kind`` is a key of :data:`RESIZES`.
     """
@@ -198,7 +200,7 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
 
 
 def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
-    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), batched or not."""
+    """Return the backward of ``aten::_adaptive_avg_pool2d`` or ``3d``, of (grad, input)."""
 
     def backward(grad: Tensor, self: Tensor) -> Tensor:
         return _transpose(grad, self.shape[-spatial:], [(_adaptive, ())] * spatial)
@@ -209,7 +211,7 @@ def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
 def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], stride: Sequence[int],
                         padding: Sequence[int], ceil_mode: bool, count_include_pad: bool,
                         divisor_override: int | None) -> Tensor:
-    """Backward of ``aten::avg_pool3d``; the divisor is a product of one factor per axis."""
+    """Compute the backward of ``aten::avg_pool3d``; each axis has a factor of the divisor."""
     kernel, padding = _three(kernel), _three(padding)
     stride = _three(stride) if len(stride) else kernel
     divide = divisor_override is None
@@ -224,7 +226,9 @@ def _three(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def pad_backward(kind: str) -> Callable[..., Tensor]:
-    """Backward of ``aten::reflection_pad*`` and ``replication_pad*``: (grad, input, padding).
+    """Return the backward of ``aten::reflection_pad*`` or ``replication_pad*``.
+
+    Its arguments are (grad, input, padding).
 
     ``kind`` is a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
     negative ones crop.

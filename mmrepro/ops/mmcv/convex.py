@@ -23,7 +23,7 @@ def _cross(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
 
 
 def shoelace(x: Tensor, y: Tensor) -> Tensor:
-    """Signed areas (P,) of polygons (K, P); positive for corners in the direction from x to y."""
+    """Return signed areas (P,) of polygons (K, P), positive if corners turn from x to y."""
     return _cross(x, y, _next(x), _next(y)).sum(0) / 2
 
 

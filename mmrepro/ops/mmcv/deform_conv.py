@@ -90,7 +90,7 @@ class _DeformConv:
                 yield image, slice(start, min(start + step, self.pixels))
 
     def samples(self, image: int, part: slice) -> tuple[Tensor, sampling.Corners]:
-        """Rows (P * taps * deform_groups, 4) and corners (P, taps, deform_groups, 4) of a run."""
+        """Return the samples of a run: rows (P * taps * deform_groups, 4), and their corners."""
         device, kernel = self.rows.device, self.shape.kernel
         height, width = self.input_shape[2:]
         pixel = torch.arange(part.start, part.stop, device=device)
@@ -282,7 +282,7 @@ def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, o
                                   kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
                                   pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
                                   group: int, deformable_group: int, with_bias: bool) -> None:
-    """:func:`deform_conv_forward` with samples multiplied by ``mask``, and a bias (C_out,) or none.
+    """Compute :func:`deform_conv_forward` with masked samples, and a bias (C_out,) or none.
 
     ``mask`` is (N, deformable_group * kernel_h * kernel_w, H_out, W_out).
     """

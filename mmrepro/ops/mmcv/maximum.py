@@ -7,7 +7,6 @@ greater: the first of equal samples wins, and NaN never does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Callable
 
 import torch
 from torch import Tensor
@@ -51,8 +50,8 @@ def keep_greatest(best: Tensor, values: Iterable[Tensor]) -> Tensor:
 
 
 def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor, Tensor]],
-                       scatter: Callable[[Tensor, Tensor, Tensor], None]) -> None:
-    """Scatter the gradient of maxima, visit by visit, each to the channels that it has won.
+                       sink: gather.Sink) -> None:
+    """Scatter the gradient of maxima to ``sink``, visit by visit, to the channels that each won.
 
     One sort per visit instead of one tap per element. Late visits have few bags: several of them
     are scattered together, up to the size of the first.
@@ -60,7 +59,6 @@ def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor
     Args:
         grad, winner: (B, C); ``winner`` has the numbers of visits.
         taps: rows and weights of each visit, (B', T) for a prefix of the bags.
-        scatter: called with a source (B'', C), rows and weights (B'', T).
     """
     source = torch.empty_like(grad)
     rows: list[Tensor] = []
@@ -68,7 +66,7 @@ def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor
     used = 0
     for number, (row, weight) in enumerate(taps, 1):
         if used + len(row) > len(source):
-            scatter(source[:used], torch.cat(rows), torch.cat(weights))
+            sink.scatter_sum(source[:used], torch.cat(rows), torch.cat(weights))
             rows, weights, used = [], [], 0
         prefix = slice(0, len(row))
         gather.masked_copy(grad[prefix], winner[prefix], number, source[used:])
@@ -76,4 +74,5 @@ def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor
         weights.append(weight)
         used += len(row)
     if used:
-        scatter(source[:used], torch.cat(rows), torch.cat(weights))
+        sink.scatter_sum(source[:used], torch.cat(rows), torch.cat(weights))
+    sink.close()

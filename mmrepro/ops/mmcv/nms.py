@@ -22,6 +22,7 @@ _REACHES = {'cpu': torch.ge, 'cuda': torch.gt}
 
 
 def check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
+    """Check shapes and dtype of boxes (N, ``width``) and scores (N,)."""
     require_tensor(operator, 'boxes', boxes, (None, width), (torch.float32,))
     if scores.shape != boxes.shape[:1]:
         require(False, operator,
@@ -29,7 +30,7 @@ def check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Indices of the boxes that no better box overlaps by more than ``iou_threshold``.
+    """Return indices of the boxes that no better box overlaps by more than ``iou_threshold``.
 
     Args:
         boxes: (N, 4) float32, x1 y1 x2 y2. scores: (N,).
@@ -103,7 +104,7 @@ def _nms_shape(operator: str, kind: BoxKind, dets: Tensor, scores: Tensor,
 
 def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, labels: Tensor,
                 iou_threshold: float, multi_label: int) -> Tensor:
-    """Indices of the rotated boxes that no better box overlaps, best score first.
+    """Return indices of the rotated boxes that no better box overlaps, best score first.
 
     As in mmcv, boxes of different labels suppress each other. Scores are ranked here, because the
     ties in mmcv's ``order`` depend on the device; it is not used, nor are ``dets_sorted``,
@@ -119,5 +120,5 @@ def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor
 
 def nms_quadri(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor,
                iou_threshold: float, multi_label: int) -> Tensor:
-    """As :func:`nms_rotated`, for quadrilaterals (N, 8) or, with labels, (N, 9)."""
+    """Run :func:`nms_rotated` for quadrilaterals (N, 8) or, with labels, (N, 9)."""
     return _nms_shape('nms_quadri', QUADRI, dets, scores, iou_threshold)

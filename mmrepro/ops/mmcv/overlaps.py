@@ -36,7 +36,7 @@ _TINY_AREA = 1e-30
 
 
 def columns(boxes: Tensor, offset: int) -> Tensor:
-    """Rows x1, y1, x2, y2, area (5, N) of boxes (N, 4); ``offset`` is added to width and height."""
+    """Return x1, y1, x2, y2, area (5, N) of boxes (N, 4), whose sides are longer by ``offset``."""
     cols = boxes.new_empty((5, len(boxes)))
     if not cols.is_cuda:
         table = cols.numpy()
@@ -79,7 +79,7 @@ def exceeds(a: Tensor, b: Tensor, threshold: float, offset: int, equal: bool = F
 
 
 def dense_conflicts(cols: Tensor, threshold: float, offset: int, equal: bool = False) -> Conflicts:
-    """The conflict function of :func:`mmrepro.ops.mmcv.greedy_nms.greedy` over columns (5, N)."""
+    """Return the conflicts of columns (5, N), for :func:`mmrepro.ops.mmcv.greedy_nms.greedy`."""
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
         a = cols.index_select(1, rows)[:, :, None]
         b = cols.index_select(1, others)[:, None]
@@ -120,7 +120,7 @@ class _ByLeftEdge:
         return [np.sort(self.ranks[ends[g] - size[g]:ends[g]]) for g in np.flatnonzero(crowded)]
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Pairs of ranks whose intervals are close on both axes, a bounded number at a time."""
+        """Yield pairs of ranks whose intervals are close on both axes, a bounded number each."""
         ends = np.cumsum(self.count)
         start, count = 0, len(ends)
         while start < count:

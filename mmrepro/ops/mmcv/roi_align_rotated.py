@@ -19,7 +19,7 @@ from .rois import check_rois
 
 def _rotated(name: str, feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
              sampling_ratio: int, aligned: bool, clockwise: bool) -> Means:
-    """Boxes (K, 6): image index, center x, center y, width, height in pixels, angle in radians."""
+    """Return the samples of boxes (K, 6): image index, center x, y, width, height, angle."""
     image = check_rois(name, feature, rois, 6)
     rois = rois.to(gather.COMPUTE[rois.dtype])
     box = rois[:, 1:5] * gather.single(scale)
@@ -83,7 +83,7 @@ def _rotate_channels(features: Tensor, out: Tensor, orientations: tuple[Tensor, 
     dtype, groups = gather.COMPUTE[features.dtype], (features.shape[1] // count, count)
     step = gather.chunk_rows(features.device, features[:1].numel())
     for a in range(0, len(features), step):
-        start, past = (one[a:a + step, None] for one in orientations)
+        start, past = (part[a:a + step, None] for part in orientations)
         near = (ordinal + (start if back else -start)) % count
         far = (near - 1 if back else near + 1) % count
         some = features[a:a + step].to(dtype).flatten(2).unflatten(1, groups)
@@ -132,7 +132,7 @@ def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Te
 
 def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
                  points: int) -> tuple[Tensor, Tensor]:
-    """Rows and weights (N * H * W, 1 + 4 * points): the pixel itself, center, then corners."""
+    """Return rows and weights (N * H * W, 1 + 4 * points): the pixel, the center, corners."""
     name = 'rotated_feature_align'
     require_shape(name, 'features', feature, (None,) * 4)
     n, _, h, w = feature.shape
@@ -150,11 +150,11 @@ def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
             xs.append(x + along * wx + across * hx)
             ys.append(y + along * wy + across * hy)
     corners = sampling.clamped_corners(torch.stack(ys, 1), torch.stack(xs, 1), h, w)
-    own = torch.arange(n * h * w, dtype=torch.int32, device=feature.device)[:, None]
-    base = torch.div(own, h * w, rounding_mode='floor') * (h * w)
+    pixel = torch.arange(n * h * w, dtype=torch.int32, device=feature.device)[:, None]
+    base = torch.div(pixel, h * w, rounding_mode='floor') * (h * w)
     row = torch.where(corners.live, corners.row + base.unsqueeze(-1), n * h * w)
     weight = corners.weight.flatten(1)
-    return (torch.cat((own, row.flatten(1)), 1),
+    return (torch.cat((pixel, row.flatten(1)), 1),
             torch.cat((torch.ones_like(weight[:, :1]), weight), 1))
 
 

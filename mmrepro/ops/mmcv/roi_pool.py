@@ -130,16 +130,10 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
     require_shape('roi_pool', 'argmax', argmax, tuple(grad_output.shape))
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
-    n, _, h, w = grad_input.shape
+    w = grad_input.shape[3]
     bins = _bins(grad_input.shape, rois, image, pooled, spatial_scale)
     winner = _numbers(gather.bags(argmax), bins, w)
     grad = gather.bags(grad_output).index_select(0, bins.order)
-    total = grad.new_zeros((n * h * w, grad.shape[1]))
-
-    def scatter(source: Tensor, row: Tensor, weight: Tensor) -> None:
-        total.add_(gather.scatter_sum(source, row, weight, len(total)))
-
     rows = ((bins.base[:len(pixel)] + pixel).to(torch.int32)[:, None] for pixel in _visits(bins, w))
     scatter_to_winners(grad, winner, ((row, torch.ones_like(row, dtype=grad.dtype))
-                                      for row in rows), scatter)
-    gather.add_rows(grad_input, total)
+                                      for row in rows), gather.Sink(grad_input, whole=True))
