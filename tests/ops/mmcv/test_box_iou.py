@@ -67,14 +67,11 @@ def test_bbox_overlaps_is_the_definition(rows, cols, seed, mode):
     np.testing.assert_allclose(bbox_overlaps(a, b, mode).numpy(), expected, 1e-12)
 
 
-def test_bbox_overlaps_of_nothing_views_and_many():
+def test_bbox_overlaps_of_nothing_and_of_many():
     assert bbox_overlaps(torch.zeros(0), draw(3)).shape == (0, 3)
     assert bbox_overlaps(draw(0), draw(0), aligned=True).shape == (0,)
     a, b = draw(700), draw(300, 1)
-    wide = torch.stack([a, a], 2).flatten(1)[:, ::2]
-    expected = bbox_overlaps(a, b)
-    assert torch.equal(bbox_overlaps(wide, b), expected)
-    assert torch.equal(bbox_overlaps(a[650:651], b), expected[650:651])
+    assert torch.equal(bbox_overlaps(a[650:651], b), bbox_overlaps(a, b)[650:651])
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
@@ -86,11 +83,6 @@ def test_bbox_overlaps_in_half_rounds_every_step_as_mmcvs_cuda_kernel_does(dtype
     both = (x2 - x1).clamp(min=0) * (y2 - y1).clamp(min=0)
     own, other = ((c[:, 2] - c[:, 0]) * (c[:, 3] - c[:, 1]) for c in (a, b))
     assert ours.dtype == dtype and torch.equal(ours, both / (own + other - both))
-
-
-def test_bbox_overlaps_differentiates_on_the_cpu_as_mmcvs_does():
-    a, b = draw(6).double().requires_grad_(), draw(5, 1).double()
-    assert torch.autograd.gradcheck(lambda v: bbox_overlaps(v, b), a)
 
 
 @pytest.mark.parametrize('aligned', [False, True])
@@ -189,11 +181,6 @@ def test_impossible_quadrilaterals_are_mmcvs(compiled):
         with compiled():
             expected = box_iou_quadri(left, right)
         torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
-
-
-def test_rotated_overlaps_of_nothing():
-    assert box_iou_rotated(torch.zeros(0, 5), draw_rotated(3)).shape == (0, 3)
-    assert box_iou_quadri(torch.zeros(0, 8), torch.zeros(0, 8), aligned=True).shape == (0,)
 
 
 def naive_sort(vertices, mask, number):

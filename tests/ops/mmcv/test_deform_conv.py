@@ -233,16 +233,13 @@ def test_autocast_does_not_lower_the_precision(inputs):
         assert torch.equal(convolve(2, 'both', *tensors), expected)
 
 
-def test_convolution_takes_what_is_empty_strided_or_lost(inputs):
+def test_convolution_takes_what_is_empty_or_lost(inputs):
     feature, offset, mask, weight, bias = (t.detach() for t in inputs('plain'))
     expected = convolve(2, 'plain', feature, offset, mask, weight, bias)
     # mmcv's Python refuses an empty batch, its kernels do not.
     out = expected[:0].clone()
     deform_conv.modulated_deform_conv_forward(feature[:0], weight, bias, bias, offset[:0], mask[:0],
                                          out, bias, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, True)
-    last = feature.contiguous(memory_format=torch.channels_last)
-    permuted = mask.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
-    assert torch.equal(convolve(2, 'plain', last, offset, permuted, weight, bias), expected)
     lost = offset.clone()
     lost[0, :, 0, 0] = float('nan')
     lost.requires_grad_()

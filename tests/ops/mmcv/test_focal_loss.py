@@ -58,14 +58,6 @@ def test_focal_loss_is_the_formula_and_so_is_its_gradient(kind, gamma, weighted,
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize('gamma', [1.5, 2.])
-@pytest.mark.parametrize('kind', CASES)
-def test_focal_loss_gradcheck(kind, gamma):
-    x, target, _ = draw(6, 4, background=kind == 'sigmoid')
-    assert torch.autograd.gradcheck(
-        lambda v: CASES[kind][0](v, target, gamma, 0.25, None, 'sum'), x.requires_grad_())
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 999), st.sampled_from([0.5, 2., 4.]))
 def test_sigmoid_focal_loss_of_any_shape(rows, classes, seed, gamma):
@@ -106,14 +98,6 @@ def test_nan_stays_where_it_is():
     x[2, 1] = float('nan')
     out = sigmoid_focal_loss(x, target, 2., 0.25, None, 'none')
     assert out.isnan().nonzero().tolist() == [[2, 1]]
-
-
-def test_views_and_large_inputs_give_the_same():
-    x, target, _ = draw(3000, 80, dtype=torch.float32)
-    expected = sigmoid_focal_loss(x, target, 2., 0.25, None, 'none')
-    assert torch.equal(sigmoid_focal_loss(x.T.contiguous().T, target, 2., 0.25, None, 'none'),
-                       expected)
-    torch.testing.assert_close(expected, sigmoid_formula(x, target, 2., 0.25), rtol=1e-4, atol=1e-6)
 
 
 def test_a_negative_label_is_background_to_the_sigmoid_form():
