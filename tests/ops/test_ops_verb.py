@@ -53,14 +53,6 @@ def test_json_holds_the_catalogue(capsys):
     assert all(entry['reason'] for entry in told['operators'])
 
 
-def test_wrong_arguments_are_refused(capsys):
-    with pytest.raises(SystemExit) as refused:
-        main(['--device', 'tpu'])
-    assert refused.value.code == 2
-    said = capsys.readouterr().err
-    assert 'tpu' in said and 'cpu' in said and 'cuda' in said
-
-
 def test_the_tables_have_every_operator():
     assert [name for name in TABLE if f'`{name}`' not in as_markdown()] == []
     made = as_markdown({'deform_conv_forward': ['tood', 'dcn']}).splitlines()

@@ -40,14 +40,12 @@ def as_quads(rotated):
 @pytest.mark.parametrize('offset', [0, 1])
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-def test_bbox_overlaps_has_mmcvs_bits(compiled, dtype, mode, offset, aligned):
+def test_bbox_overlaps_has_mmcvs_bits(ours_and_theirs, dtype, mode, offset, aligned):
     a, b = draw(300).to(dtype), draw(300, 1).to(dtype)
     a[0, 0], a[1], a[2, 2], a[3] = NAN, 0, -5, INF
     if not aligned:
         a = a[:270]
-    ours = bbox_overlaps(a, b, mode, aligned, offset)
-    with compiled():
-        expected = bbox_overlaps(a, b, mode, aligned, offset)
+    ours, expected = ours_and_theirs(bbox_overlaps, a, b, mode, aligned, offset)
     assert ours.dtype == dtype
     assert torch.equal(ours.isnan(), expected.isnan())
     assert ours.nan_to_num(7).numpy().tobytes() == expected.nan_to_num(7).numpy().tobytes()
@@ -88,25 +86,21 @@ def test_bbox_overlaps_in_half_rounds_every_step_as_mmcvs_cuda_kernel_does(dtype
 @pytest.mark.parametrize('aligned', [False, True])
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('shape', ['rotated', 'quadri'])
-def test_rotated_overlaps_are_mmcvs(compiled, shape, mode, aligned):
+def test_rotated_overlaps_are_mmcvs(ours_and_theirs, shape, mode, aligned):
     a, b = draw_rotated(60), draw_rotated(60, 5)
     a[:5] = b[:5]
     function = box_iou_rotated
     if shape == 'quadri':
         a, b, function = as_quads(a), as_quads(b), box_iou_quadri
-    ours = function(a, b, mode, aligned)
-    with compiled():
-        expected = function(a, b, mode, aligned)
+    ours, expected = ours_and_theirs(function, a, b, mode, aligned)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, expected, rtol=0, atol=3e-6)
 
 
-def test_quadri_overlaps_of_skewed_boxes_are_mmcvs_approximation(compiled):
+def test_quadri_overlaps_of_skewed_boxes_are_mmcvs_approximation(ours_and_theirs):
     a, b = (as_quads(draw_rotated(50, seed)) for seed in (1, 2))
     a, b = a + torch.rand(50, 8, generator=torch.Generator().manual_seed(3)) * 6, b
-    ours = box_iou_quadri(a, b)
-    with compiled():
-        expected = box_iou_quadri(a, b)
+    ours, expected = ours_and_theirs(box_iou_quadri, a, b)
     # mmcv's sort of nearly collinear points loses a corner now and then
     assert ((ours - expected).abs() < 1e-5).double().mean() > 0.999
 
@@ -157,19 +151,17 @@ def test_one_inside_another_and_side_by_side():
 
 
 @pytest.mark.parametrize('mode', MODES)
-def test_impossible_rotated_boxes_are_mmcvs(compiled, mode):
+def test_impossible_rotated_boxes_are_mmcvs(ours_and_theirs, mode):
     a = draw_rotated(10)
     for row, column, value in ((0, 0, NAN), (1, 2, NAN), (2, 4, INF), (3, 2, 0.), (5, 0, INF),
                                (6, 2, INF), (7, 4, NAN), (8, 3, -3.)):
         a[row, column] = value
     b = draw_rotated(10, 7)
-    ours = box_iou_rotated(a, b, mode)
-    with compiled():
-        expected = box_iou_rotated(a, b, mode)
+    ours, expected = ours_and_theirs(box_iou_rotated, a, b, mode)
     torch.testing.assert_close(ours, expected, rtol=0, atol=3e-6, equal_nan=True)
 
 
-def test_impossible_quadrilaterals_are_mmcvs(compiled):
+def test_impossible_quadrilaterals_are_mmcvs(ours_and_theirs):
     a, b = as_quads(draw_rotated(12, 8)), as_quads(draw_rotated(40, 9, 200.))
     # no first edge, no last edge, both on one line, a point, NaN: what mmcv takes for inside of the
     # first three is a strip without an end
@@ -177,9 +169,7 @@ def test_impossible_quadrilaterals_are_mmcvs(compiled):
     a[2, 6:] = 2 * a[2, :2] - a[2, 2:4]
     a[3], a[4, 3] = a[3, :2].repeat(4), NAN
     for left, right in ((a, b), (b, a)):
-        ours = box_iou_quadri(left, right)
-        with compiled():
-            expected = box_iou_quadri(left, right)
+        ours, expected = ours_and_theirs(box_iou_quadri, left, right)
         torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 

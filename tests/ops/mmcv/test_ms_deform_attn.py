@@ -3,7 +3,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmcv.ops.multi_scale_deform_attn import MultiScaleDeformableAttnFunction
+from mmcv.ops.multi_scale_deform_attn import (
+    MultiScaleDeformableAttnFunction,
+    multi_scale_deformable_attn_pytorch,
+)
 
 from mmrepro import ops
 from mmrepro.ops.mmcv.ms_deform_attn import ms_deform_attn_backward
@@ -31,29 +34,9 @@ def inputs(wave):
     return make
 
 
-def naive(value, locations, weights, shapes=SHAPES, starts=STARTS):
-    """The definition, in loops, under the zero-padding rule."""
-    b, _, heads, depth = value.shape
-    queries = locations.shape[1]
-    out = torch.zeros(b, queries, heads, depth, dtype=torch.float64)
-    for i, q, m, level, p in torch.cartesian_prod(*map(torch.arange, (*locations.shape[:1], queries,
-                                                                      *locations.shape[2:5]))):
-        h, w = shapes[level].tolist()
-        x, y = (locations[i, q, m, level, p] * torch.tensor([w, h]) - 0.5).tolist()
-        if not (-1 < y < h and -1 < x < w):
-            continue
-        top, left = int(y // 1), int(x // 1)
-        for row, fy in ((top, top + 1 - y), (top + 1, y - top)):
-            for column, fx in ((left, left + 1 - x), (left + 1, x - left)):
-                if 0 <= row < h and 0 <= column < w:
-                    key = int(starts[level]) + row * w + column
-                    out[i, q, m] += weights[i, q, m, level, p] * fy * fx * value[i, key, m]
-    return out.view(b, queries, heads * depth)
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_attention_agrees_for_any_shape(data):
+def test_attention_agrees_with_grid_sample_for_any_shape(data):
     size = st.integers(1, 4)
     shapes = torch.tensor(data.draw(st.lists(st.tuples(size, size), min_size=1, max_size=3)))
     areas = shapes.prod(1)
@@ -65,7 +48,7 @@ def test_attention_agrees_for_any_shape(data):
     weights = torch.rand(where.shape[:5], generator=random, dtype=torch.float64)
     with ops.using('torch'):
         out = attend(value, where * 1.6 - 0.3, weights, shapes, starts)
-    expected = naive(value, where * 1.6 - 0.3, weights, shapes, starts)
+    expected = multi_scale_deformable_attn_pytorch(value, shapes, where * 1.6 - 0.3, weights)
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 

@@ -288,14 +288,6 @@ def test_few_channels_may_be_read_by_lines(wave, monkeypatch, by_lines):
     assert roi_align(feature, inside, BINS, 1., 0, 'avg', True).isfinite().all()
 
 
-def test_mask_targets_are_read_by_lines_and_detector_features_are_not():
-    rois = torch.tensor([[0., 100, 100, 300, 250]])
-    for shape, bins, expected in (((1, 1, 800, 1333), (28, 28), True),
-                                  ((1, 256, 100, 168), (7, 7), False)):
-        _, grid = align_kernels._boxes(torch.zeros(1, 1, 1, 1), rois, bins, 1., 0, True)
-        assert align_kernels._few_channels(grid, torch.Size(shape), bins, True) is expected
-
-
 def test_filters_of_both_axes_at_once_are_those_of_each(wave):
     """The form for CUDA. Beyond the taps that count, padding may differ."""
     start, size = (wave(9, 2) * 20).unbind(1), ((wave(9, 2, phase=1.) + 1.1) * 6).unbind(1)
