@@ -132,6 +132,17 @@ def test_views_give_the_bytes_of_copies(name, view):
         assert torch.equal(tensor, expected[part]), part
 
 
+@pytest.mark.parametrize('name', [name for name in CASES if 'RoI' in name or 'MSD' in name])
+def test_a_pixel_that_is_not_read_reaches_neither_result_nor_gradient(name):
+    call = call_of(name)
+    expected, (key, leaf) = once(call), next(iter(call.leaves.items()))
+    unread = expected[f'gradient of {key}'] == 0
+    assert unread.any()
+    broken = leaf.detach().masked_fill(unread, float('nan')).requires_grad_()
+    for part, tensor in once(call._replace(leaves={**call.leaves, key: broken})).items():
+        assert torch.equal(tensor, expected[part]), part
+
+
 # Tensors with an entry per box.
 COUNTED = {'rois', 'boxes', 'scores', 'a', 'b'}
 # mmcv's Python cannot take nothing, or more tensors belong together.

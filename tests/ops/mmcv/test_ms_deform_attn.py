@@ -74,15 +74,6 @@ def test_attention_takes_what_is_empty_or_lost(inputs):
     assert grad.isfinite().all() and grad[:, 0].count_nonzero() == 0
 
 
-def test_a_key_that_is_not_read_does_not_reach_the_result(inputs):
-    value, locations, weights = (t.detach() for t in inputs())
-    broken = value.clone()
-    broken[:, 0] = float('nan')
-    shapes, starts = torch.tensor([[2, 2]]), torch.tensor([1])
-    out = attend(broken, locations[:, :, :, :1], weights[:, :, :, :1], shapes, starts)
-    assert out.isfinite().all()
-
-
 def test_gradients_are_added_to_what_is_there(inputs):
     value, locations, weights = (t.detach() for t in inputs())
     grad = torch.ones(2, 5, 12, dtype=torch.float64)

@@ -365,13 +365,6 @@ def test_a_zero_has_no_sign_wherever_a_vector_ends(wave):
     assert out.count_nonzero() == 0 and not out.signbit().any()
 
 
-def test_a_pixel_that_is_not_read_does_not_reach_the_result():
-    feature = torch.ones(1, 1, 6, 6)
-    feature[0, 0, 0, 0] = NAN
-    out = roi_align(feature, torch.tensor([[0., 40, 40, 50, 50], [0, 2, 2, 5, 5]]), 2, 1., 2)
-    assert out.flatten().tolist() == [0] * 4 + [1] * 4
-
-
 def test_positions_of_a_maximum_that_another_kernel_rounded_keep_their_gradient(wave):
     feature, rois = wave(1, 3, 8, 8), torch.tensor([[0., 1, 1, 7, 6]], dtype=torch.float64)
     out, y, x = (torch.zeros(1, 3, 2, 2, dtype=torch.float64) for _ in range(3))
