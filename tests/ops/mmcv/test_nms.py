@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.ops import batched_nms, nms, nms_match, nms_quadri, nms_rotated, soft_nms
 
+from mmrepro import ops
 from mmrepro.ops.mmcv import greedy_nms, overlaps, soft_nms_blocks
 from mmrepro.ops.mmcv import nms as kernels
 from mmrepro.ops.mmcv import soft_nms as soft_kernels
@@ -159,9 +160,10 @@ def test_nms_of_nothing_and_of_other_scores():
     assert torch.equal(nms(boxes, scores.double(), 0.3)[1], expected)
 
 
+@pytest.mark.skipif(not ops.is_compiled(), reason='no compiled mmcv here')
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 2 ** 16), st.sampled_from(['naive', 'linear']))
-def test_soft_nms_breaks_ties_as_mmcv_does(compiled_soft, count, seed, method):
+def test_soft_nms_breaks_ties_as_mmcv_does(count, seed, method):
     random = torch.Generator().manual_seed(seed)
     corner = torch.randint(0, 12, (count, 2), generator=random)
     boxes = torch.cat([corner, corner + torch.randint(0, 9, (count, 2), generator=random)], 1)
@@ -169,23 +171,10 @@ def test_soft_nms_breaks_ties_as_mmcv_does(compiled_soft, count, seed, method):
     scores = torch.randint(0, 4, (count,), generator=random) / 4
     scores[torch.rand(count, generator=random) < 0.1] = NAN
     dets, kept = soft_nms(boxes, scores, 0.2, 0.5, 0.3, method)
-    expected_dets, expected = compiled_soft(boxes, scores, 0.2, 0.5, 0.3, method)
+    with ops.using('compiled'):
+        expected_dets, expected = soft_nms(boxes, scores, 0.2, 0.5, 0.3, method)
     assert torch.equal(kept, expected)
     assert dets.numpy().tobytes() == expected_dets.numpy().tobytes()
-
-
-@pytest.fixture(scope='module')
-def compiled_soft():
-    """mmcv's soft_nms for property tests, which may not take function-scoped fixtures."""
-    from mmrepro import ops
-    if not ops.is_compiled():
-        pytest.skip('no compiled mmcv here')
-
-    def call(*args):
-        with ops.using('compiled'):
-            return soft_nms(*args)
-
-    return call
 
 
 @pytest.mark.parametrize('levels', [3, 40, 1 << 20])
