@@ -3,7 +3,7 @@ boxes; dicts in configs.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ def named_tensors(value: Any, name: str = '') -> Iterator[tuple[str, torch.Tenso
     elif isinstance(getattr(value, 'tensor', None), torch.Tensor):  # MMDetection's boxes
         yield name, value.tensor
     else:
+        items: Iterable[tuple[Any, Any]]
         if isinstance(value, dict):
             items = value.items()
         elif hasattr(value, 'all_items'):  # mmengine.structures.BaseDataElement

@@ -154,10 +154,6 @@ def overlaps() -> Iterator[Case]:
     quads = catalogue.quads(torch.stack([x, y, x + w, y + h], 1)) + angle[:, None]
     yield Case('box_iou_quadri', '500 x 100, all in one place',
                pair('box_iou_quadri', quads, slice(500), slice(500, None)))
-    call = catalogue.active_rotated_filter(Detections(False), 64)
-    yield Case('active_rotated_filter', '64 x 32 x 8 x 3 x 3',
-               call._replace(leaves={}, fixed={**call.leaves, **call.fixed}))
-    yield Case('active_rotated_filter', 'forward and backward', call.to('cpu'))
 
 
 def plain_focal_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ PROVIDERS = ('auto', 'torch', 'triton', 'compiled')
 # The attribute that tells mmrepro's module from a compiled one.
 MARK = '__mmrepro_operators__'
 # Why a kind of compiled kernel is replaced.
-_WHY_NOT = {'atomics': "mmcv's kernel adds with atomics", 'races': "threads of mmcv's kernel race",
-            'host': 'mmcv runs it on the CPU'}
+_WHY_NOT = {'atomics': "mmcv's kernel adds with atomics", 'host': 'mmcv runs it on the CPU'}
 
 
 class Choice(NamedTuple):

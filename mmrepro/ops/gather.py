@@ -101,17 +101,21 @@ class Source:
 
 
 class Sink:
-    """The transpose of :class:`Source`: adds scattered sums to ``grad`` (N, C, H, W)."""
+    """The transpose of :class:`Source`: adds scattered sums to ``grad`` (N, C, H, W).
 
-    def __init__(self, grad: Tensor) -> None:
+    ``whole``: never add to single pixels, so that all sums are rounded to low precision together.
+    """
+
+    def __init__(self, grad: Tensor, whole: bool = False) -> None:
         self._grad = grad
+        self._whole = whole or not grad.is_contiguous()
         self._total: Tensor | None = None
 
     def scatter_sum(self, source: Tensor, index: Tensor, weight: Tensor,
                     bag_of: Tensor | None = None, padded: bool = True) -> None:
         """Call :func:`scatter_sum` for taps; ``index`` counts pixels of the map."""
         n, c, h, w = self._grad.shape
-        if self._total is None and _few(self._grad, index) and self._grad.is_contiguous():
+        if self._total is None and not self._whole and _few(self._grad, index):
             used, index = _compact(index, _pixels(self._grad))
             rows = scatter_sum(source, index, weight, len(used), bag_of, padded)
             rows = rows.to(self._grad.dtype)
@@ -126,8 +130,8 @@ class Sink:
                     image = self._grad[i].view(c, h * w)
                     image.index_add_(1, pixels, rows[part].t().contiguous())
             return
-        part = scatter_sum(source, index, weight, _pixels(self._grad), bag_of, padded)
-        self._total = part if self._total is None else self._total.add_(part)
+        rows = scatter_sum(source, index, weight, _pixels(self._grad), bag_of, padded)
+        self._total = rows if self._total is None else self._total.add_(rows)
 
     def close(self) -> None:
         """Add the accumulated rows to ``grad``. Call it once, after the last sum."""
@@ -145,7 +149,7 @@ def _few(feature: Tensor, index: Tensor) -> bool:
 
 
 def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
-    """The pixels that taps touch, in order, and the index into them; padding stays at the end."""
+    """Return the pixels that taps touch, in order, and the index into them; padding is last."""
     flags = torch.zeros(pixels + 1, dtype=torch.bool, device=index.device)
     flat = index.reshape(-1).to(torch.int64)
     flags.index_fill_(0, flat, True)
@@ -157,7 +161,7 @@ def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_image(used: Tensor, images: int, size: int) -> list[tuple[slice, Tensor]]:
-    """For each image: its slice of ``used``, and the positions of those pixels in the image."""
+    """Return the slice of ``used`` of each image, and the positions of its pixels."""
     edges = torch.arange(images + 1, device=used.device) * size
     bounds = torch.searchsorted(used, edges).tolist()
     return [(slice(a, b), used[a:b] - i * size)
@@ -203,7 +207,7 @@ def bags(feature: Tensor) -> Tensor:
 
 def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
                offsets: Tensor | None = None) -> Tensor:
-    """``out[b] = sum of weight * rows[index]`` over the taps of bag b, in their order; (B, C).
+    """Compute ``out[b] = sum of weight * rows[index]`` over the taps of bag b, in order; (B, C).
 
     Args:
         rows: (R, C), contiguous.

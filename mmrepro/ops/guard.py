@@ -98,14 +98,15 @@ def _links_torch(path: str) -> bool:
 
 def extensions() -> set[str]:
     """Return names of the loaded third-party modules that are compiled against torch."""
-    suffixes, own = tuple(importlib.machinery.EXTENSION_SUFFIXES), os.path.dirname(torch.__file__)
-    found = set()
+    suffixes, torch_folder = tuple(importlib.machinery.EXTENSION_SUFFIXES), os.path.dirname(
+        torch.__file__)
+    linked = set()
     for name, module in list(sys.modules.items()):
         path = getattr(module, '__file__', None)
-        if isinstance(path, str) and path.endswith(suffixes) and not path.startswith(own):
+        if isinstance(path, str) and path.endswith(suffixes) and not path.startswith(torch_folder):
             if name.partition('.')[0] != 'torch' and _links_torch(path):
-                found.add(name)
-    return found
+                linked.add(name)
+    return linked
 
 
 def _ordered_operators() -> set[str]:
@@ -230,7 +231,7 @@ class OperatorGuard:
 
     def _found(self, operator: str, kind: str, frame: FrameType) -> None:
         finding = UnknownOperator(operator, kind, self._module(frame), _call_site(frame))
-        if all(one.operator != operator for one in self.findings):
+        if all(before.operator != operator for before in self.findings):
             self.findings.append(finding)
             if self._report is not None:
                 self._report(finding)
@@ -249,9 +250,9 @@ class OperatorGuard:
 _PASSED = (os.path.dirname(torch.__file__) + os.sep, __file__)
 
 
-def _call_site(frame: FrameType | None) -> str:
-    first = frame
-    while frame is not None and frame.f_code.co_filename.startswith(_PASSED):
-        frame = frame.f_back
-    frame = frame or first
-    return f'{frame.f_code.co_filename}:{frame.f_lineno}'
+def _call_site(frame: FrameType) -> str:
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.startswith(_PASSED):
+        caller = caller.f_back
+    caller = caller or frame
+    return f'{caller.f_code.co_filename}:{caller.f_lineno}'

@@ -53,12 +53,13 @@ def _family(module: str, source: str, why: str, compiled: str, users: str, *name
 
 
 def _pair(module: str, source: str, forward: str, users: str, name: str) -> tuple[Family, Family]:
-    """A forward for the reason ``forward``, and a backward that sorts; mmcv's uses atomics."""
+    """Return a forward for the reason ``forward`` and a backward that sorts, unlike mmcv's."""
     return (_family(module, source, forward, 'ordered', users, f'{name}_forward'),
             _family(module, source, SORTED, 'atomics', users, f'{name}_backward'))
 
 
 def _missing(source: str, compiled: str, users: str, *names: str) -> Family:
+    """Return operators without an implementation: they import, and raise when called."""
     return Family('', source, NONE, compiled, users, names)
 
 
@@ -69,12 +70,6 @@ FAMILIES: tuple[Family, ...] = (
             'roi_align_backward'),
     *_pair('roi_pool', 'roi_pool.py', ORDERED, 'Fast R-CNN style heads that ask for RoIPool',
            'roi_pool'),
-    _family('prroi_pool', 'prroi_pool.py', OWN_SUM, 'ordered', 'buildable as roi_layer',
-            'prroi_pool_forward'),
-    _family('prroi_pool', 'prroi_pool.py', OWN_SUM, 'atomics', 'buildable as roi_layer',
-            'prroi_pool_coor_backward'),
-    _family('prroi_pool', 'prroi_pool.py', SORTED, 'atomics', 'buildable as roi_layer',
-            'prroi_pool_backward'),
     *_pair('deform_roi_pool', 'deform_roi_pool.py', OWN_SUM, 'dpool configs of dcn and dcnv2',
            'deform_roi_pool'),
     *_pair('roi_align_rotated', 'roi_align_rotated.py', OWN_SUM, 'mmrotate; buildable as roi_layer',
@@ -83,8 +78,6 @@ FAMILIES: tuple[Family, ...] = (
            'riroi_align_rotated'),
     *_pair('roi_align_rotated', 'rotated_feature_align.py', OWN_SUM, 'mmrotate (R3Det)',
            'rotated_feature_align'),
-    *_pair('roi_align_rotated', 'bezier_align.py', OWN_SUM, 'mmocr (ABCNet)', 'bezier_align'),
-    *_pair('border_align', 'border_align.py', ORDERED, 'BorderDet', 'border_align'),
     _family('deform_conv', 'deform_conv.py', OWN_SUM, 'ordered',
             'DCN, RepPoints, VFNet, TOOD, Cascade RPN, Guided Anchoring, FoveaBox, SAConv2d',
             'deform_conv_forward', 'deform_conv_backward_parameters'),
@@ -104,8 +97,6 @@ FAMILIES: tuple[Family, ...] = (
             'CornerNet, CentripetalNet, soft-NMS test configs', 'softnms'),
     _family('nms', 'nms.py', ORDERED, 'host', 'PISA', 'nms_match'),
     _family('nms', 'nms.py', ORDERED, 'ordered', 'mmrotate', 'nms_rotated', 'nms_quadri'),
-    _family('line_nms', 'line_nms.py', ORDERED, 'races', 'CLRNet of onedl-mmdetection',
-            'line_nms_forward'),
     _family('focal_loss', 'focal_loss.py', ELEMENT, 'ordered',
             'RetinaNet, FCOS, ATSS, Deformable DETR and every other user of FocalLoss',
             'sigmoid_focal_loss_forward', 'sigmoid_focal_loss_backward'),
@@ -116,14 +107,6 @@ FAMILIES: tuple[Family, ...] = (
     _family('box_iou', 'box_iou_quadri.py', ELEMENT, 'ordered', 'mmrotate', 'box_iou_quadri'),
     _family('box_iou', 'diff_iou_rotated.py', ORDERED, 'ordered', 'mmrotate, mmdet3d',
             'diff_iou_rotated_sort_vertices_forward'),
-    _family('polygons', 'points_in_polygons.py', ELEMENT, 'ordered', 'mmrotate',
-            'points_in_polygons_forward'),
-    _family('polygons', 'min_area_polygons.py', ELEMENT, 'ordered', 'mmrotate',
-            'min_area_polygons'),
-    _family('polygons', 'convex_iou.py', ELEMENT, 'ordered', 'mmrotate', 'convex_iou',
-            'convex_giou'),
-    _family('polygons', 'active_rotated_filter.py', OWN_SUM, 'ordered', 'mmrotate (S2A-Net)',
-            'active_rotated_filter_forward', 'active_rotated_filter_backward'),
     _family('masked_conv', 'masked_conv.py', ELEMENT, 'ordered',
             'Guided Anchoring heads at inference', 'masked_im2col_forward',
             'masked_col2im_forward'),
@@ -131,23 +114,27 @@ FAMILIES: tuple[Family, ...] = (
             'norm_cfg type MMSyncBN: simple copy paste, strong baselines', 'sync_bn_forward_mean',
             'sync_bn_forward_var', 'sync_bn_forward_output', 'sync_bn_backward_param',
             'sync_bn_backward_data'),
-    _family('psa_mask', 'psa_mask.py', ELEMENT, 'ordered', 'mmseg (PSANet)', 'psamask_forward',
-            'psamask_backward'),
-    _family('tin_shift', 'tin_shift.py', ELEMENT, 'ordered', 'mmaction2 (TIN)',
-            'tin_shift_forward', 'tin_shift_backward'),
-    *_pair('chamfer_distance', 'chamfer_distance.py', ORDERED, 'mmrotate (Oriented RepPoints)',
-           'chamfer_distance'),
-    _family('text_regions', 'contour_expand.py', ORDERED, 'host', 'mmocr (PSENet)',
-            'contour_expand'),
-    _family('text_regions', 'pixel_group.py', ORDERED, 'host', 'mmocr (PANet)', 'pixel_group'),
     _family('mmrepro.ops.provider', 'info.py', ELEMENT, 'ordered', 'environment reports',
             'get_compiler_version', 'get_compiling_cuda_version'),
-    # Not implemented: point clouds, generators, optical flow.
+    # Not implemented: point clouds, generators, optical flow, text, and what no detector of
+    # MMDetection calls.
+    _missing('active_rotated_filter.py', 'ordered', 'mmrotate (S2A-Net)',
+             'active_rotated_filter_forward', 'active_rotated_filter_backward'),
     _missing('assign_score_withk.py', 'atomics', 'mmdet3d (PAConv)', 'assign_score_withk_forward',
              'assign_score_withk_backward'),
     _missing('ball_query.py', 'ordered', 'mmdet3d', 'ball_query_forward',
              'stack_ball_query_forward'),
+    _missing('bezier_align.py', 'ordered', 'mmocr (ABCNet)', 'bezier_align_forward'),
+    _missing('bezier_align.py', 'atomics', 'mmocr (ABCNet)', 'bezier_align_backward'),
     _missing('bias_act.py', 'ordered', 'mmagic (StyleGAN)', 'bias_act'),
+    _missing('border_align.py', 'ordered', 'BorderDet', 'border_align_forward'),
+    _missing('border_align.py', 'atomics', 'BorderDet', 'border_align_backward'),
+    _missing('chamfer_distance.py', 'ordered', 'mmrotate (Oriented RepPoints)',
+             'chamfer_distance_forward'),
+    _missing('chamfer_distance.py', 'atomics', 'mmrotate (Oriented RepPoints)',
+             'chamfer_distance_backward'),
+    _missing('contour_expand.py', 'host', 'mmocr (PSENet)', 'contour_expand'),
+    _missing('convex_iou.py', 'ordered', 'mmrotate', 'convex_iou', 'convex_giou'),
     _missing('correlation.py', 'ordered', 'mmflow', 'correlation_forward', 'correlation_backward'),
     _missing('filtered_lrelu.py', 'ordered', 'mmagic (StyleGAN)', 'filtered_lrelu',
              'filtered_lrelu_act_'),
@@ -161,8 +148,16 @@ FAMILIES: tuple[Family, ...] = (
     _missing('iou3d.py', 'ordered', 'mmdet3d', 'iou3d_boxes_overlap_bev_forward',
              'iou3d_nms3d_forward', 'iou3d_nms3d_normal_forward'),
     _missing('knn.py', 'ordered', 'mmdet3d', 'knn_forward'),
+    _missing('line_nms.py', 'races', 'CLRNet of onedl-mmdetection', 'line_nms_forward'),
+    _missing('min_area_polygons.py', 'ordered', 'mmrotate', 'min_area_polygons'),
+    _missing('pixel_group.py', 'host', 'mmocr (PANet)', 'pixel_group'),
     _missing('points_in_boxes.py', 'ordered', 'mmdet3d', 'points_in_boxes_part_forward',
              'points_in_boxes_cpu_forward', 'points_in_boxes_all_forward'),
+    _missing('points_in_polygons.py', 'ordered', 'mmrotate', 'points_in_polygons_forward'),
+    _missing('prroi_pool.py', 'ordered', 'buildable as roi_layer', 'prroi_pool_forward'),
+    _missing('prroi_pool.py', 'atomics', 'buildable as roi_layer', 'prroi_pool_coor_backward',
+             'prroi_pool_backward'),
+    _missing('psa_mask.py', 'ordered', 'mmseg (PSANet)', 'psamask_forward', 'psamask_backward'),
     _missing('roiaware_pool3d.py', 'atomics', 'mmdet3d', 'roiaware_pool3d_forward',
              'roiaware_pool3d_backward'),
     _missing('roipoint_pool3d.py', 'ordered', 'mmdet3d', 'roipoint_pool3d_forward'),
@@ -176,6 +171,8 @@ FAMILIES: tuple[Family, ...] = (
     _missing('three_interpolate.py', 'atomics', 'mmdet3d', 'three_interpolate_forward',
              'three_interpolate_backward'),
     _missing('three_nn.py', 'ordered', 'mmdet3d', 'three_nn_forward'),
+    _missing('tin_shift.py', 'ordered', 'mmaction2 (TIN)', 'tin_shift_forward',
+             'tin_shift_backward'),
     _missing('upfirdn2d.py', 'ordered', 'mmagic (StyleGAN)', 'upfirdn2d'),
     _missing('voxelize.py', 'atomics', 'mmdet3d', 'dynamic_voxelize_forward',
              'hard_voxelize_forward'),
@@ -197,7 +194,7 @@ def _rows() -> dict[str, OperatorRow]:
 
 TABLE: dict[str, OperatorRow] = _rows()
 # Operators that mmcv does not have, and the fork that has.
-OF_FORKS: dict[str, str] = {'line_nms_forward': 'onedl-mmcv'}
+OF_FORKS: dict[str, str] = {'line_nms_forward': 'onedl-mmcv==2.3.6'}
 
 
 def implementation(name: str) -> Callable | None:
@@ -221,16 +218,17 @@ def named(function: Callable, name: str, doc: str | None = None) -> Callable:
     return function
 
 
-def by_device(name: str, other: Callable[[], Callable], runs_on: Callable[[str], bool]) -> Callable:
-    """Return operator ``name`` that calls ``other()`` where its first argument is on some devices.
+def by_device(name: str, kernel: Callable[[], Callable],
+              runs_on: Callable[[str], bool]) -> Callable:
+    """Return operator ``name`` with a kernel for some devices, chosen by its first argument.
 
-    ``runs_on`` says for a type of device, such as 'cuda', whether it is among these. Elsewhere the
-    implementation of the table is called.
+    ``runs_on`` says for a type of device, such as 'cuda', whether ``kernel()`` is called there.
+    Elsewhere the implementation of the table is called.
     """
     plain: Any = implementation(name)
 
     def operator(*args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else next(iter(kwargs.values()))
-        return (other() if runs_on(first.device.type) else plain)(*args, **kwargs)
+        return (kernel() if runs_on(first.device.type) else plain)(*args, **kwargs)
 
     return named(operator, name, plain.__doc__)

@@ -62,11 +62,12 @@ def _missing(name: str) -> Callable:
     def operator(*args: Any, **kwargs: Any) -> None:
         row = TABLE.get(name)
         caller = f'mmcv/ops/{row.source}' if row else 'mmcv.ops'
+        package, _, version = OF_FORKS.get(name, 'mmcv==2.1.0').partition('==')
         raise NotImplementedError(
             f'the operator {name!r} (called by {caller}) has no PyTorch implementation in mmrepro; '
-            'it needs a compiled mmcv. Build one for your torch and CUDA: uninstall mmcv-lite, '
-            'then `MMCV_WITH_OPS=1 pip install --no-build-isolation "mmcv==2.1.0"`, or take a '
-            'wheel that matches both versions exactly.')
+            f'it needs a compiled {package}. Build one for your torch and CUDA: uninstall '
+            'mmcv-lite, then `MMCV_WITH_OPS=1 pip install --no-build-isolation '
+            f'"{package}=={version}"`, or take a wheel that matches both versions exactly.')
 
     return named(operator, name)
 
@@ -77,12 +78,13 @@ def _function(name: str, requested: str, lacks: str, compiled: Callable) -> Call
     kernels = '' if module is None else compiled_kernels(module)
     on_cpu, on_cuda = (choose(name, requested, device, kernels, lacks).provider
                        for device in ('cpu', 'cuda'))
-    if on_cuda == 'none' or on_cpu == 'compiled':
+    form = implementation(name)
+    if form is None or on_cpu == 'compiled':
         return compiled
     if on_cuda == 'triton':
         return triton.fused(name)
     if on_cuda == 'torch':
-        return implementation(name)
+        return form
     return by_device(name, lambda: compiled, lambda device: device == 'cuda')
 
 
@@ -166,7 +168,7 @@ def uninstall() -> None:
     if module is not None and hasattr(module, MARK):
         del sys.modules[EXTENSION]
         parent = sys.modules.get('mmcv')
-        if getattr(parent, '_ext', None) is module:
+        if parent is not None and getattr(parent, '_ext', None) is module:
             del parent._ext
 
 
@@ -323,7 +325,7 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
 
 
 def exceptions(device: str) -> dict[str, str]:
-    """Return, by operator, 'triton' or 'compiled' where these stand in for the PyTorch form."""
+    """Return 'triton' or 'compiled' for each operator that does not run its PyTorch form."""
     if provider() == 'compiled':
         return {}
     providers = {name: provider_of(name, device) for name, row in TABLE.items()

@@ -9,6 +9,7 @@ Formulas: ``bilinear_interpolate`` of mmcv's ``common_cuda_helper.hpp`` and
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -92,7 +93,7 @@ def padded_corners(y: Tensor, x: Tensor, height: int | Tensor,
 
 def _stacked_corners(y: Tensor, x: Tensor, height: int | Tensor,
                      width: int | Tensor) -> Corners:
-    """:func:`padded_corners`, bit for bit, in half as many calls on more memory at a time."""
+    """Compute :func:`padded_corners`, bit for bit, in half as many calls on more memory."""
     at = torch.stack((y, x), -1)
     size = torch.stack(torch.broadcast_tensors(
         *(value if isinstance(value, Tensor) else torch.full((), value, device=y.device)
@@ -116,7 +117,7 @@ def _stacked_corners(y: Tensor, x: Tensor, height: int | Tensor,
 
 
 class Grid(NamedTuple):
-    """Samples per bin, (K,) int64 each."""
+    """Samples per bin along each axis, (K,) int64."""
 
     y: Tensor
     x: Tensor
@@ -126,7 +127,7 @@ class Grid(NamedTuple):
 
 
 def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor:
-    """(2, K) int64: the numbers of :func:`grid_of`, unchecked but never above 2 * MAX_GRID."""
+    """Return the numbers of :func:`grid_of`, (2, K) int64, at most 2 * MAX_GRID, unchecked."""
     if sampling_ratio > 0:
         return torch.full((2, len(bin_h)), sampling_ratio, device=bin_h.device)
     sizes = torch.stack((bin_h, bin_w)).ceil()
@@ -153,16 +154,16 @@ def check_grid(grid: Tensor, sampling_ratio: int) -> None:
 
 
 class AxisTaps(NamedTuple):
-    """Taps of each bin along one axis: positions and weights (K, P, T), tap counts (K, P)."""
+    """Taps of each bin along one axis: positions and weights (K, P, T), numbers of taps (K, P)."""
 
     position: Tensor
     weight: Tensor
-    count: Tensor
+    number: Tensor
 
 
 def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: int,
               size: int | Tensor, adaptive: bool) -> AxisTaps:
-    """One axis of an average over a regular grid of bilinear samples, under the clamping rule.
+    """Return one axis of a mean over a regular grid of bilinear samples (clamping rule).
 
     The samples of a bin are a product of two axes, and so is the clamping rule; hence the average
     is a product of one small filter per axis. Samples that are at most a pixel apart share pixels;
@@ -191,22 +192,22 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
         weight = torch.stack((1 - (y - low), y - low), -1).masked_fill(~live.unsqueeze(-1), 0)
         count = (live.any(-1) * (2 * grid[:, None])).to(low.dtype)
         apart = position, weight.flatten(-2), count
-        taps = [torch.where(near if one.dim() == 3 else near[:, :, 0], one, other)
-                for one, other in zip(taps, apart)]
+        taps = [torch.where(near if shared.dim() == 3 else near[:, :, 0], shared, single)
+                for shared, single in zip(taps, apart)]
     position, weight, count = taps
     weight = weight / grid.clamp(min=1)[:, None, None].to(weight.dtype)
     return AxisTaps(position.to(torch.int32), weight, count.to(torch.int64))
 
 
 def both_axes(starts: tuple[Tensor, Tensor], sizes: tuple[Tensor, Tensor], grid: Grid,
-              most: int, bins: int, lengths: tuple[int, int], adaptive: bool
+              most: int, bins: int, lengths: Sequence[int], adaptive: bool
               ) -> tuple[AxisTaps, AxisTaps]:
-    """:func:`axis_taps` of y and x with the same number of bins, in the calls of one axis."""
+    """Compute :func:`axis_taps` of y and x together; both have the same number of bins."""
     # not a tensor of the host, whose copy the host would wait for
     length = torch.cat([torch.full_like(start, length) for start, length in zip(starts, lengths)])
     taps = axis_taps(torch.cat(starts), torch.cat(sizes), torch.cat(grid), most, bins,
                      length[:, None, None], adaptive)
-    ys, xs = zip(*(one.chunk(2) for one in taps))
+    ys, xs = zip(*(part.chunk(2) for part in taps))
     return AxisTaps(*ys), AxisTaps(*xs)
 
 
@@ -218,7 +219,7 @@ def _at_most(values: Tensor, bound: int | Tensor) -> Tensor:
 
 def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int | Tensor,
                  slots: int) -> list[Tensor]:
-    """One tap per pixel that a bin touches; its weight is a sum of triangular functions."""
+    """Return a tap per pixel that a bin touches; its weight is a sum of triangular functions."""
     outside = torch.where(live, low, size) if isinstance(size, Tensor) else (
         low.masked_fill(~live, size))
     base = outside.amin(-1) if y.shape[-1] else low.new_zeros(low.shape[:2])
@@ -246,16 +247,16 @@ class Taps(NamedTuple):
 
 
 def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: int) -> Taps:
-    """Taps of 2-D filters, each the product of one filter per axis: ``ys`` (PH) and ``xs`` (PW).
+    """Return taps of 2-D filters: products of the filters ``ys`` (PH) and ``xs`` (PW).
 
     A bag is a bin (K, PH, PW); a *line* is the part of a bin in one row of pixels. ``image`` is
     (K,).
     """
-    (k, ph), pw = ys.count.shape, xs.count.shape[1]
-    lines_of = ys.count[:, :, None].expand(k, ph, pw).reshape(-1)
+    (k, ph), pw = ys.number.shape, xs.number.shape[1]
+    lines_of = ys.number[:, :, None].expand(k, ph, pw).reshape(-1)
     line_ends = lines_of.cumsum(0)
     # both totals with one wait; there may be no bins
-    taps = (ys.count.sum(1) * xs.count.sum(1)).sum()
+    taps = (ys.number.sum(1) * xs.number.sum(1)).sum()
     lines, total = torch.stack((line_ends[-1], taps)).tolist() if len(line_ends) else (0, 0)
     line_bag = torch.repeat_interleave(lines_of, output_size=lines)
     roi = torch.div(line_bag, ph * pw, rounding_mode='floor')
@@ -266,7 +267,7 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
                 + ys.position.flatten().index_select(0, y_at)) * width
     line_weight = ys.weight.flatten().index_select(0, y_at)
     column = (roi - bin_row) * pw + line_bag
-    taps_of = xs.count.flatten().index_select(0, column)
+    taps_of = xs.number.flatten().index_select(0, column)
     line = torch.repeat_interleave(taps_of, output_size=total)
     tap_ends = taps_of.cumsum(0)
     x_at = _ordinal(line, tap_ends - taps_of - column * xs.weight.shape[2])
@@ -279,21 +280,21 @@ def product_taps(image: Tensor, ys: AxisTaps, xs: AxisTaps, height: int, width: 
 
 
 def plane_taps(base: Tensor, taps: AxisTaps) -> tuple[Tensor, Tensor, Tensor]:
-    """Taps of one filter per plane and bin: rows, weights (E,) and starts of the bags (K, C, P).
+    """Return rows, weights (E,) and starts of bags (K, C, P) of a filter per plane and bin.
 
     ``base`` (K, C) is the row of position 0 of each plane; ``taps`` is of one axis, (K, P, T).
     """
     shape = (*base.shape, *taps.weight.shape[1:])
     slot = torch.arange(shape[3], device=base.device)
-    real = (slot < taps.count[:, None, :, None]).expand(shape)
+    real = (slot < taps.number[:, None, :, None]).expand(shape)
     row = base[:, :, None, None] + taps.position[:, None]
-    counts = taps.count[:, None].expand(shape[:3]).flatten().cumsum(0)
+    counts = taps.number[:, None].expand(shape[:3]).flatten().cumsum(0)
     return (row[real].to(torch.int32), taps.weight[:, None].expand(shape)[real],
             torch.cat((counts.new_zeros(1), counts)).to(torch.int32))
 
 
 def _ordinal(owner: Tensor, first: Tensor) -> Tensor:
-    """Return index of each element minus ``first`` of its owner."""
+    """Return the index of each element within its owner; ``first`` are the owners' first ones."""
     return torch.arange(len(owner), device=owner.device) - first.index_select(0, owner)
 
 

@@ -33,6 +33,18 @@ def compiled():
 
 
 @pytest.fixture
+def ours_and_theirs(compiled):
+    """Call a function with mmrepro's operators, then with mmcv's; return both results."""
+
+    def call(function, *args):
+        ours = function(*args)
+        with compiled():
+            return ours, function(*args)
+
+    return call
+
+
+@pytest.fixture
 def wave():
     """Numbers in (-1, 1) that look random and are the same everywhere: no generator involved."""
 

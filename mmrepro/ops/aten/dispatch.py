@@ -46,7 +46,7 @@ def release(version: str = torch.__version__) -> tuple[int, int]:
     >>> release('2.13.0+cu128')
     (2, 13)
     """
-    major, minor = re.match(r'(\d+)\.(\d+)', version).groups()
+    major, minor = re.findall(r'\d+', version)[:2]
     return int(major), int(minor)
 
 

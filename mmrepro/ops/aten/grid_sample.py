@@ -10,6 +10,7 @@ slopes; cubic coefficients from ``UpSample.h``).
 """
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,8 +30,11 @@ _INT_MAX = 2. ** 31 - 1
 
 
 class _Filter(NamedTuple):
-    """Filters along one axis, (..., T): integer positions, weights, their derivatives by the grid,
-    and whether a position exists."""
+    """Filters along one axis, (..., T).
+
+    Integer positions, weights, derivatives of the weights by the grid, and whether a position is
+    inside of the map.
+    """
 
     position: Tensor
     weight: Tensor
@@ -76,7 +80,7 @@ def _padded(at: Tensor, size: int, padding: int,
 
 
 def _cubic(part: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of the four taps at distances 1 + part, part, 1 - part, 2 - part; derivatives."""
+    """Return weights of taps at distances 1 + part, part, 1 - part, 2 - part, and derivatives."""
     a = _CUBIC
     x = torch.stack((part + 1, part, 1 - part, 2 - part), -1)
     outer, inner = ((x - 5) * x + 8) * x * a - 4 * a, ((a + 2) * x - (a + 3)) * x * x + 1
@@ -126,22 +130,20 @@ class _Taps(NamedTuple):
 def _product(filters: Sequence[_Filter], sizes: Sequence[int], images: int, wants_grid: bool
              ) -> _Taps:
     """Return taps of the product of one filter per axis, (images, samples, T) each."""
-    row, live = 0, True
     axes = len(filters)
 
     def along(values: Tensor, axis: int) -> Tensor:
         return values.view(*values.shape[:2], *[-1 if axis == j else 1 for j in range(axes)])
 
-    for i, (one, size) in enumerate(zip(filters, sizes)):
-        row = row * size + along(one.position, i)
-        live = live & along(one.live, i)
+    row, live = along(filters[0].position, 0), along(filters[0].live, 0)
+    for i in range(1, axes):
+        row = row * sizes[i] + along(filters[i].position, i)
+        live = live & along(filters[i].live, i)
 
     def multiply(chosen: int) -> Tensor:
-        total = None
-        for i, one in enumerate(filters):
-            part = along(one.slope if i == chosen else one.weight, i)
-            total = part if total is None else total * part
-        return total.reshape(total.shape[0] * total.shape[1], -1)
+        product = functools.reduce(torch.mul, (
+            along(axis.slope if i == chosen else axis.weight, i) for i, axis in enumerate(filters)))
+        return product.reshape(product.shape[0] * product.shape[1], -1)
 
     pixels = math.prod(sizes)
     first = torch.arange(images, device=row.device).view(-1, *[1] * (axes + 1)) * pixels
@@ -203,6 +205,7 @@ def _images(grad: Tensor, input: Tensor, grid: Tensor, mode: int, padding: int, 
             out.copy_((reads * slope).sum(-1).view(images, -1))
 
 
-def cudnn_grid_sample_backward(input: Tensor, grid: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def cudnn_grid_sample_backward(input: Tensor, grid: Tensor, grad: Tensor
+                               ) -> tuple[Tensor | None, Tensor | None]:
     """Compute ``aten::cudnn_grid_sampler_backward``: bilinear, zeros outside, corners aligned."""
     return grid_sample_backward(grad, input, grid, _BILINEAR, _ZEROS, True)

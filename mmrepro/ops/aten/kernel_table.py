@@ -56,7 +56,7 @@ class KernelRow(NamedTuple):
         return self.operator.startswith('torch.')
 
     def load(self) -> Callable[..., Any]:
-        """The function of ``target``: an attribute, or a call of one with literal arguments."""
+        """Return the function of ``target``: an attribute, or what a call with literals returns."""
         module, _, expression = self.target.partition(':')
         name, _, arguments = expression.rstrip(')').partition('(')
         function = getattr(importlib.import_module(f'mmrepro.ops.aten.{module}'), name)

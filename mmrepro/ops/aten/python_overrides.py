@@ -20,9 +20,9 @@ def replication_pad(input: Tensor, padding: Sequence[int]) -> Tensor:
     return torch._C._nn.pad(input, padding, 'replicate', None)
 
 
-def max_pool3d_with_indices(input: Tensor, kernel_size: Sequence[int],
-                            stride: Sequence[int] | None = None, padding: Sequence[int] = 0,
-                            dilation: Sequence[int] = 1,
+def max_pool3d_with_indices(input: Tensor, kernel_size: int | list[int],
+                            stride: int | list[int] | None = None, padding: int | list[int] = 0,
+                            dilation: int | list[int] = 1,
                             ceil_mode: bool = False) -> tuple[Tensor, Tensor]:
     """Compute ``F.max_pool3d`` as without the flag."""
     return torch._C._nn.max_pool3d_with_indices(input, kernel_size, [] if stride is None else

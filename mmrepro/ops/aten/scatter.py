@@ -18,7 +18,7 @@ from ..gather import compute_dtype
 
 def add_at(size: int, position: Tensor, values: Tensor,
            dtype: torch.dtype | None = None) -> Tensor:
-    """``out[p] = sum of the values whose position is p``, in their order: (size,) of ``dtype``.
+    """Return ``out[p] = sum of the values at position p`` in their order, (size,) of ``dtype``.
 
     ``position`` (E,) is int64. Sums of half precision are float32 unless ``dtype`` is given.
     """
@@ -28,14 +28,14 @@ def add_at(size: int, position: Tensor, values: Tensor,
 
 
 def _planes(indices: Tensor, axes: int, plane: int) -> Tensor:
-    """Indices into planes of the last ``axes`` axes as indices into the whole tensor, flat."""
+    """Convert indices into planes of the last ``axes`` axes to flat indices into the tensor."""
     flat = indices.reshape(-1, max(1, indices.shape[-axes:].numel()))
     first = torch.arange(len(flat), device=indices.device) * plane
     return (flat.to(torch.int64) + first[:, None]).reshape(-1)
 
 
 def max_pool_backward(axes: int, at: int = -1) -> Callable[..., Tensor]:
-    """Backward of max pooling, over ``axes`` axes, that kept the position of each maximum.
+    """Return a backward of max pooling over ``axes`` axes, which stored positions of maxima.
 
     ``at`` is the position of the operator's indices among the arguments after (grad, input): 0 for
     adaptive pooling, -1 for the others.
@@ -51,7 +51,7 @@ def max_pool_backward(axes: int, at: int = -1) -> Callable[..., Tensor]:
 
 
 def max_unpool(axes: int) -> Callable[..., Tensor]:
-    """``aten::max_unpool2d`` or ``3d``. Of several sources of a position the last one wins."""
+    """Return ``aten::max_unpool2d`` or ``3d``; the last of several sources of a position wins."""
 
     def forward(self: Tensor, indices: Tensor, output_size: Sequence[int],
                 *ignored: Sequence[int]) -> Tensor:
@@ -71,7 +71,7 @@ def max_unpool(axes: int) -> Callable[..., Tensor]:
 
 
 def _write_last(out: Tensor, position: Tensor, values: Tensor) -> None:
-    """``out[position] = values``, in place; of several sources of a position the last one wins."""
+    """Write ``out[position] = values`` in place; the last of several sources wins."""
     row, order = torch.sort(position, stable=True)
     last = torch.ones_like(row, dtype=torch.bool)
     last[:-1] = row[1:] != row[:-1]

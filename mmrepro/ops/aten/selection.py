@@ -46,7 +46,7 @@ def _native_topk(self: Tensor, k: int, dim: int, largest: bool,
 
 
 def _scanned_topk(self: Tensor, k: int, dim: int, largest: bool) -> Tensor:
-    """Indices of the k best, from a kernel that places elements by prefix scans.
+    """Return indices of the k best, from a kernel that places elements by prefix scans.
 
     NVIDIA's kernels of torch write what is better than the k-th value in the order of indices,
     then as many as fit of those equal to it, also in that order. So the right elements are chosen,
@@ -90,7 +90,7 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor,
 
 
 def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """``aten::kthvalue``: the k-th of a stable sort. Raises RuntimeError unless 1 <= k <= size."""
+    """Return the k-th of a stable sort; RuntimeError unless 1 <= k <= size."""
     size = self.shape[dim] if self.dim() else 1
     if not 1 <= k <= size:
         raise RuntimeError(f'kthvalue(): selected number k out of range for dimension {dim}: '

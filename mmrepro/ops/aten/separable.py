@@ -37,7 +37,7 @@ class _Reads(NamedTuple):
 class _Axis(NamedTuple):
     """The transpose: output positions and weights (T, inputs), and whether some are padding."""
 
-    index: Tensor
+    target: Tensor
     weight: Tensor
     padded: bool
 
@@ -161,7 +161,7 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callab
                ) -> Tensor:
     """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order.
 
-    Along each: ``out[i] = sum over t of weight[t, i] * grad[index[t, i]]``, t ascending.
+    Along each: ``out[i] = sum over t of weight[t, i] * grad[target[t, i]]``, t ascending.
     """
     dtype = compute_dtype(grad)
     result = grad.to(dtype)
@@ -172,18 +172,19 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callab
             # padding reads an extra zero: 0 times an infinite gradient would be NaN
             shape[dim] = 1
             result = torch.cat((result, result.new_zeros(shape)), dim)
-        shape[dim] = axis.index.shape[1]
-        total = None if len(axis.index) else result.new_zeros(shape)
-        for index, weight in zip(axis.index, axis.weight):
-            weight = weight.view(-1, *[1] * (-1 - dim))
-            part = result.index_select(dim, index).mul_(weight)
-            total = part if total is None else total.add_(part)
-        result = total
+        shape[dim] = axis.target.shape[1]
+        parts = (result.index_select(dim, target).mul_(weight.view(-1, *[1] * (-1 - dim)))
+                 for target, weight in zip(axis.target, axis.weight))
+        # one part at a time is in memory
+        result = functools.reduce(Tensor.add_, parts) if len(axis.target) else (
+            result.new_zeros(shape))
     return result.to(grad.dtype)
 
 
 def resize_backward(kind: str) -> Callable[..., Tensor]:
-    """Backward of ``aten::upsample_*``: (grad, output_size, input_size, align_corners, *scales).
+    """Return the backward of ``aten::upsample_*``.
+
+    Its arguments are (grad, output_size, input_size, align_corners, *scales).
 
     ``kind`` is a key of :data:`RESIZES`.
     """
@@ -199,7 +200,7 @@ def resize_backward(kind: str) -> Callable[..., Tensor]:
 
 
 def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
-    """Backward of ``aten::_adaptive_avg_pool2d`` or ``3d``: (grad, input), batched or not."""
+    """Return the backward of ``aten::_adaptive_avg_pool2d`` or ``3d``, of (grad, input)."""
 
     def backward(grad: Tensor, self: Tensor) -> Tensor:
         return _transpose(grad, self.shape[-spatial:], [(_adaptive, ())] * spatial)
@@ -210,14 +211,14 @@ def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
 def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], stride: Sequence[int],
                         padding: Sequence[int], ceil_mode: bool, count_include_pad: bool,
                         divisor_override: int | None) -> Tensor:
-    """Backward of ``aten::avg_pool3d``; the divisor is a product of one factor per axis."""
+    """Compute the backward of ``aten::avg_pool3d``; each axis has a factor of the divisor."""
     kernel, padding = _three(kernel), _three(padding)
     stride = _three(stride) if len(stride) else kernel
     divide = divisor_override is None
     builds = [(_pool, (k, s, p, bool(count_include_pad), divide))
               for k, s, p in zip(kernel, stride, padding)]
     result = _transpose(grad, self.shape[-3:], builds)
-    return result if divide else result / divisor_override
+    return result if divisor_override is None else result / divisor_override
 
 
 def _three(values: Sequence[int]) -> tuple[int, ...]:
@@ -225,7 +226,9 @@ def _three(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def pad_backward(kind: str) -> Callable[..., Tensor]:
-    """Backward of ``aten::reflection_pad*`` and ``replication_pad*``: (grad, input, padding).
+    """Return the backward of ``aten::reflection_pad*`` or ``replication_pad*``.
+
+    Its arguments are (grad, input, padding).
 
     ``kind`` is a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
     negative ones crop.

@@ -15,7 +15,7 @@ _NONE, _MEAN = 0, 1
 
 
 def _doubling(total: Tensor, dim: int, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Scan along ``dim`` (inclusive) by ``combine``, in a new tensor.
+    """Return the inclusive scan along ``dim`` by ``combine``, a new tensor.
 
     Step s combines each element with that of ``2**s`` positions before; after ``log2(n)`` steps
     every element is that of all up to it. Each step works on whole tensors, so the order depends on

@@ -69,7 +69,7 @@ class _Function(torch.autograd.Function):
         if count <= 1:
             raise ValueError('SyncBatchNorm expected more than 1 value per channel over all ranks '
                              f'when training, got input {tuple(input.shape)} on this one')
-        if running_mean is not None:
+        if running_mean is not None and running_var is not None:
             unbiased = variance * count / (count - 1)
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_(unbiased.to(running_var.dtype), momentum)
@@ -80,7 +80,8 @@ class _Function(torch.autograd.Function):
         # not a view, which an in-place operation such as relu_ could not change
         result = torch.empty(input.shape, dtype=input.dtype)
         result.view(normal.shape).copy_(
-            normal if weight is None else normal * weight[:, None] + bias[:, None])
+            normal if weight is None or bias is None else
+            normal * weight[:, None] + bias[:, None])
         return result
 
     @staticmethod
@@ -125,7 +126,7 @@ def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
     self._check_input_dim(input)
     self._check_non_zero_input_channels(input)
     factor, tracked = self.momentum or 0., self.track_running_stats
-    if tracked:
+    if tracked and self.num_batches_tracked is not None:
         self.num_batches_tracked.add_(1)
         if self.momentum is None:  # the average of all batches so far
             factor = 1. / int(self.num_batches_tracked)
@@ -136,12 +137,12 @@ def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
 
 def enable() -> None:
     """Make every ``torch.nn.SyncBatchNorm`` train on CPU ranks. Idempotent."""
-    SyncBatchNorm.forward = _forward
+    SyncBatchNorm.forward = _forward  # type: ignore[method-assign]
 
 
 def disable() -> None:
     """Undo :func:`enable`."""
-    SyncBatchNorm.forward = _STOCK
+    SyncBatchNorm.forward = _STOCK  # type: ignore[method-assign]
 
 
 def enabled() -> contextlib.AbstractContextManager[None]:

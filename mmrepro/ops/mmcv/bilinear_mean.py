@@ -1,4 +1,4 @@
-"""Means of bilinear samples at arbitrary positions: rotated, curved and deformed RoI operators.
+"""Means of bilinear samples at arbitrary positions, for rotated and deformed RoI operators.
 
 These operators differ only in the positions of their samples. Each provides the number of samples
 per bin and a function from samples to positions. The samples become taps under the clamping rule;
@@ -35,20 +35,11 @@ class Means(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Taps of the samples of some RoIs."""
+    """The samples of some RoIs: their taps, four for each, and what these were made from."""
 
-    row: Tensor  # (S, 4)
-    weight: Tensor  # (S, 4), times share
-    bag: Tensor  # (S,) bin within the run
-    starts: Tensor  # (B + 1,) first tap of each bin
+    taps: sampling.Taps
     share: Tensor  # (S,) 1 / samples of the bin
     corners: sampling.Corners
-
-    def taps(self) -> sampling.Taps:
-        """Return a flat list of taps, int32."""
-        return sampling.Taps(self.row.flatten(), self.weight.flatten(),
-                             self.bag.to(torch.int32).repeat_interleave(4),
-                             self.starts.to(torch.int32))
 
 
 def runs(means: Means, *tensors: Tensor) -> list[tuple[int, int]]:
@@ -73,18 +64,20 @@ def samples(means: Means, shape: torch.Size, a: int, b: int) -> Samples:
     base = (means.image.index_select(0, visit.roi) * (height * width)).unsqueeze(-1)
     row = torch.where(corners.live, corners.row + base, n * height * width).to(torch.int32)
     share = (1 / (grid_y * grid_x).to(y.dtype)).index_select(0, bag)
-    return Samples(row, corners.weight * share.unsqueeze(-1), bag, starts * 4, share, corners)
+    taps = sampling.Taps(row.flatten(), (corners.weight * share.unsqueeze(-1)).flatten(),
+                         bag.to(torch.int32).repeat_interleave(4), (starts * 4).to(torch.int32))
+    return Samples(taps, share, corners)
 
 
 def mean_forward(means: Means, feature: Tensor, output: Tensor) -> None:
     """Fill ``output`` (K, C, PH, PW) with the means over ``feature`` (N, C, H, W)."""
     if output.numel():
         pool(feature, output, runs(means, feature, output),
-             lambda a, b: samples(means, feature.shape, a, b).taps())
+             lambda a, b: samples(means, feature.shape, a, b).taps)
 
 
 def mean_backward(means: Means, grad_output: Tensor, grad_input: Tensor) -> None:
     """Add the gradient of :func:`mean_forward` to ``grad_input``."""
     if grad_output.numel() and grad_input.numel():
         pool_backward(grad_output, grad_input, runs(means, grad_input, grad_output),
-                      lambda a, b: samples(means, grad_input.shape, a, b).taps())
+                      lambda a, b: samples(means, grad_input.shape, a, b).taps)

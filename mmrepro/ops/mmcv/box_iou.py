@@ -46,7 +46,7 @@ def _fits_numpy(boxes: Tensor) -> bool:
 
 
 def _host_overlap(a: np.ndarray, b: np.ndarray, mode: int, offset: int) -> np.ndarray:
-    """:func:`_overlap` of (4, ...) arrays x1, y1, x2, y2, at half the cost of torch's calls."""
+    """Compute :func:`_overlap` of (4, ...) arrays x1, y1, x2, y2, faster than torch's calls."""
     with np.errstate(all='ignore'):
         areas = []
         for box in (a, b):

@@ -23,7 +23,7 @@ def _cross(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
 
 
 def shoelace(x: Tensor, y: Tensor) -> Tensor:
-    """Signed areas (P,) of polygons (K, P); positive for corners in the direction from x to y."""
+    """Return signed areas (P,) of polygons (K, P), positive if corners turn from x to y."""
     return _cross(x, y, _next(x), _next(y)).sum(0) / 2
 
 
@@ -60,13 +60,13 @@ def clip_area(ax: Tensor, ay: Tensor, bx: Tensor, by: Tensor) -> Tensor:
     return (own + (chord * _cross(bx, by, ex, ey)).sum(0)) / 2
 
 
-def hull(x: Tensor, y: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def hull(x: Tensor, y: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Return convex hulls of point sets (N, P), float64, by gift wrapping; not differentiated.
 
     The path rises from the lowest point and falls back to it. Rounding may make it miss that point,
     so it also ends where it would rise again. Points closer than the rounding error count as one,
     because noise would determine the direction between them. ``valid`` (N, P) tells the points that
-    count; all, if None.
+    count.
 
     Returns:
         index (N, P) of the hull's corners in positive order from the lowest (then leftmost) point,
@@ -74,17 +74,16 @@ def hull(x: Tensor, y: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Ten
         points the one with the lowest index is taken.
     """
     x, y = x.detach(), y.detach()
-    usable = torch.ones_like(x, dtype=torch.bool) if valid is None else valid
-    low = torch.where(usable, y, torch.inf)
-    low = torch.where(usable & (y == low.amin(0)), x, torch.inf)
+    low = torch.where(valid, y, torch.inf)
+    low = torch.where(valid & (y == low.amin(0)), x, torch.inf)
     first = low.argmin(0)
     x, y = x - _pick(x, first), y - _pick(y, first)
-    grain = _GRAIN * torch.where(usable, torch.maximum(x.abs(), y.abs()), 0).amax(0)
-    current, done = first, ~usable.any(0)
+    grain = _GRAIN * torch.where(valid, torch.maximum(x.abs(), y.abs()), 0).amax(0)
+    current, done = first, ~valid.any(0)
     corners, number, falling = [first], (~done).long(), torch.zeros_like(done)
     step, rise = torch.zeros_like(grain), torch.zeros_like(grain)
     for _ in range(len(x) - 1):
-        before, current = current, _wrap(x, y, usable, current, grain, step, rise)
+        before, current = current, _wrap(x, y, valid, current, grain, step, rise)
         step, rise = _pick(x, current) - _pick(x, before), _pick(y, current) - _pick(y, before)
         back = torch.maximum(_pick(x, current).abs(), _pick(y, current).abs()) <= grain
         done = done | back | (falling & (rise > grain)) | (current == before)
@@ -101,7 +100,7 @@ def _pick(value: Tensor, index: Tensor) -> Tensor:
     return value.gather(0, index[None])[0]
 
 
-def _wrap(x: Tensor, y: Tensor, usable: Tensor, current: Tensor, grain: Tensor, step: Tensor,
+def _wrap(x: Tensor, y: Tensor, valid: Tensor, current: Tensor, grain: Tensor, step: Tensor,
           rise: Tensor) -> Tensor:
     """Return the rightmost point as seen from ``current`` (P,); the farthest of several in line.
 
@@ -111,9 +110,10 @@ def _wrap(x: Tensor, y: Tensor, usable: Tensor, current: Tensor, grain: Tensor, 
     dx, dy = x - _pick(x, current), y - _pick(y, current)
     far = dx * dx + dy * dy
     beside = _cross(step, rise, dx, dy) > grain * (step.abs() + rise.abs())
-    good = usable & (torch.maximum(dx.abs(), dy.abs()) > grain)
+    good = valid & (torch.maximum(dx.abs(), dy.abs()) > grain)
     good &= beside | (step * dx + rise * dy >= 0)
-    best, bx, by, reach = current, torch.zeros_like(grain), torch.zeros_like(grain), 0
+    best = current
+    bx, by, reach = (torch.zeros_like(grain) for _ in range(3))
     for index in range(len(x)):
         turn = _cross(dx[index], dy[index], bx, by)
         better = good[index] & ((turn > 0) | ((turn == 0) & (far[index] > reach)))

@@ -90,7 +90,7 @@ class _DeformConv:
                 yield image, slice(start, min(start + step, self.pixels))
 
     def samples(self, image: int, part: slice) -> tuple[Tensor, sampling.Corners]:
-        """Rows (P * taps * deform_groups, 4) and corners (P, taps, deform_groups, 4) of a run."""
+        """Return the samples of a run: rows (P * taps * deform_groups, 4), and their corners."""
         device, kernel = self.rows.device, self.shape.kernel
         height, width = self.input_shape[2:]
         pixel = torch.arange(part.start, part.stop, device=device)
@@ -138,8 +138,9 @@ def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tens
     require_shape(name, 'weight', weight, (None, c // shape.groups, *shape.kernel))
     require(len(weight) % shape.groups == 0, name,
             f'the {len(weight)} output channels are not divisible by groups {shape.groups}')
-    out = tuple((size + 2 * pad - (dilation * (kernel - 1) + 1)) // stride + 1
-                for size, kernel, stride, pad, dilation in zip((h, w), *shape[:4]))
+    height, width = ((size + 2 * pad - (dilation * (kernel - 1) + 1)) // stride + 1
+                     for size, kernel, stride, pad, dilation in zip((h, w), *shape[:4]))
+    out = height, width
     fits = mask is not None or (h >= shape.kernel[0] and w >= shape.kernel[1])
     require(min(out) > 0 and fits, name,
             f'input {describe(input)} is smaller than the kernel {shape.kernel}')
@@ -182,10 +183,10 @@ def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Tensor | None,
               grad_weight: Tensor | None, scale: float = 1.) -> None:
     """Compute the gradients whose tensors are not None, in one pass over the runs."""
     groups, taps = conv.shape.groups, conv.shape.taps
-    total = torch.zeros_like(conv.rows[:conv.padding]) if grad_input is not None else None
+    total = torch.zeros_like(conv.rows[:0 if grad_input is None else conv.padding])
     by_weight = torch.zeros_like(conv.weight, dtype=conv.dtype)
-    by_offset = torch.zeros_like(conv.offsets) if grad_offset is not None else None
-    by_mask = torch.zeros_like(conv.masks) if grad_mask is not None else None
+    by_offset = torch.zeros_like(conv.offsets[:0] if grad_offset is None else conv.offsets)
+    by_mask = None if conv.masks is None or grad_mask is None else torch.zeros_like(conv.masks)
     for image, part in conv.runs():
         row, corners = conv.samples(image, part)
         weight = conv.weigh(image, part, corners.weight)
@@ -202,7 +203,7 @@ def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Tensor | None,
         by_column = by_column.reshape(-1, conv.rows.shape[1])
         gather.scatter_sum_onto(total, by_column, row, weight)
         dot = gather.dots(by_column, conv.rows, row).view(corners.weight.shape)
-        if by_mask is not None:
+        if by_mask is not None and conv.masks is not None:
             by_mask[image, part] = (corners.weight * dot).sum(-1)
             dot = dot * conv.masks[image, part].unsqueeze(-1)
         by_offset[image, part] = torch.stack(
@@ -212,8 +213,9 @@ def _backward(conv: _DeformConv, grad_output: Tensor, grad_input: Tensor | None,
         grad_weight += (by_weight.reshape(grad_weight.shape) * scale).to(grad_weight.dtype)
     if grad_input is not None:
         gather.add_rows(grad_input, total.view(-1, conv.input_shape[1]))
+    if grad_offset is not None:
         _write_by_channel(by_offset, grad_offset)
-    if grad_mask is not None:
+    if by_mask is not None and grad_mask is not None:
         _write_by_channel(by_mask.unsqueeze(-1), grad_mask)
 
 
@@ -280,7 +282,7 @@ def modulated_deform_conv_forward(input: Tensor, weight: Tensor, bias: Tensor, o
                                   kernel_h: int, kernel_w: int, stride_h: int, stride_w: int,
                                   pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
                                   group: int, deformable_group: int, with_bias: bool) -> None:
-    """:func:`deform_conv_forward` with samples multiplied by ``mask``, and a bias (C_out,) or none.
+    """Compute :func:`deform_conv_forward` with masked samples, and a bias (C_out,) or none.
 
     ``mask`` is (N, deformable_group * kernel_h * kernel_w, H_out, W_out).
     """

@@ -66,19 +66,18 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
         return
     source, sink = gather.Source(input), gather.Sink(grad_input)
     for a, b in runs(means, input, grad_output):
-        some = samples(means, input.shape, a, b)
+        taps, share, corners = samples(means, input.shape, a, b)
         grad = gather.bags(grad_output[a:b])
-        taps = some.taps()
         sink.scatter_sum(grad, taps.row, taps.weight, taps.bag)
         if offset.numel():
             rows, index = source.rows(taps.row)
             dot = gather.dots(grad, rows, index, taps.bag).view(-1, 4)
             # derivatives by the position of each sample, x before y, (S, 2)
-            slopes = torch.stack(((some.corners.dx * dot).sum(-1),
-                                  (some.corners.dy * dot).sum(-1)), 1) * some.share[:, None]
+            slopes = torch.stack(((corners.dx * dot).sum(-1), (corners.dy * dot).sum(-1)), 1)
+            slopes = slopes * share[:, None]
             # sum the slopes of each bin: its bag has weights of one
             index = torch.arange(len(slopes), dtype=torch.int32, device=slopes.device)
-            starts = torch.div(some.starts, 4, rounding_mode='floor').to(torch.int32)
+            starts = torch.div(taps.starts, 4, rounding_mode='floor')
             by_bin = gather.gather_sum(slopes, index, torch.ones_like(slopes[:, 0]), starts)
             by_bin = by_bin.view(b - a, -1, 2).transpose(1, 2) * size[a:b, :, None]
             by_bin = by_bin * gather.single(gamma)

@@ -45,7 +45,7 @@ def _check_labels(operator: str, target: Tensor, least: int | None, most: int) -
 
 
 def _working(tensor: Tensor) -> Tensor:
-    """At least float32, and contiguous: torch's functions round strided inputs differently."""
+    """Return scores in at least float32, contiguous: torch rounds strided inputs differently."""
     low = tensor.dtype in (torch.float16, torch.bfloat16)
     return (tensor.float() if low else tensor).contiguous()
 
@@ -60,7 +60,7 @@ def _log(probability: Tensor) -> Tensor:
 
 
 def _put_column(result: Tensor, column: Tensor, values: Tensor) -> Tensor:
-    """``result`` with (N, 1) ``values`` at the (N, 1) ``column`` of each row; it may change."""
+    """Put (N, 1) ``values`` into the (N, 1) ``column`` of each row of ``result``, and return it."""
     if result.is_cuda:  # there `scatter_` sorts, and torch 2.0 refuses it
         classes = torch.arange(result.shape[1], device=result.device)
         return torch.where(classes == column, values, result)
@@ -146,7 +146,7 @@ def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, g
 
 def _own(operator: str, softmax: Tensor, target: Tensor, weight: Tensor,
          out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row: probability of its class, factor, and column of the class; (N,) each."""
+    """Return of each row: probability of its class, factor, column of the class; (N,) each."""
     _check(operator, softmax, target, weight, out, (len(softmax),))
     classes = softmax.shape[1]
     require(classes > 0 or len(softmax) == 0, operator, f'no classes: {describe(softmax)}')

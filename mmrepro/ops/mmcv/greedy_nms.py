@@ -21,7 +21,7 @@ _SINGLY = 16
 
 
 def rank(scores: Tensor) -> Tensor:
-    """Indices of ``scores`` (N,), best first; equal scores by lower index, NaN first.
+    """Return indices of ``scores`` (N,), best first; equal scores by lower index, NaN first.
 
     torch sorts NaN above every number, and so do mmcv's kernels.
     """
@@ -98,15 +98,15 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
 
 
 def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Ranks of the kept boxes, given all conflicting pairs of ranks (``first`` < ``second``)."""
+    """Return ranks of the kept boxes, given all conflicting pairs (``first`` < ``second``)."""
     by_first = first.argsort(kind='stable')
     second = second.take(by_first)
     if len(first) <= _SINGLY * count:
-        kept = bytearray(b'\1') * count
+        flags = bytearray(b'\1') * count
         for better, worse in zip(first.take(by_first).tolist(), second.tolist()):
-            if kept[better]:
-                kept[worse] = 0
-        return np.frombuffer(kept, bool).nonzero()[0]
+            if flags[better]:
+                flags[worse] = 0
+        return np.frombuffer(flags, bool).nonzero()[0]
     kept = np.ones(count, bool)
     starts = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=count))])
     for row in np.flatnonzero(np.diff(starts)).tolist():

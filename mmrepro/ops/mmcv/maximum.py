@@ -1,4 +1,4 @@
-"""Maxima over samples that are visited in order: RoIPool, RoIAlign's maximum, border alignment.
+"""Maxima over samples that are visited in order, for RoIPool and RoIAlign's maximum.
 
 Visit ``n`` has the n-th sample of every bag that has so many. Bags are sorted by their number of
 samples, most first, so those of a visit are a prefix. A value replaces the best one only if it is
@@ -7,7 +7,6 @@ greater: the first of equal samples wins, and NaN never does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Callable
 
 import torch
 from torch import Tensor
@@ -29,20 +28,20 @@ def prefixes(counts: list[int]) -> Iterator[tuple[int, int]]:
         yield ordinal, length
 
 
-def keep_greatest(best: Tensor, values: Iterable[Tensor], nan: float = LOWEST) -> Tensor:
+def keep_greatest(best: Tensor, values: Iterable[Tensor]) -> Tensor:
     """Replace elements of ``best`` (B, C) by greater ones, and return which visit each is from.
 
     Args:
         best: the initial values, changed in place.
-        values: of each visit, for a prefix of the bags; changed too. ``nan`` replaces NaN, which
-            torch.maximum would let win.
+        values: of each visit, for a prefix of the bags; changed too. NaN becomes the lowest number,
+            because torch.maximum would let NaN win.
 
     Returns:
         (B, C) int32: numbers of visits from 1; 0 where no value was greater.
     """
     winner = torch.zeros_like(best, dtype=torch.int32)
     for number, value in enumerate(values, 1):
-        value.nan_to_num_(nan=nan, posinf=float('inf'), neginf=float('-inf'))
+        value.nan_to_num_(nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
         prefix = slice(0, len(value))
         wins = (value > best[prefix]).to(torch.int32).mul_(number)
         torch.maximum(best[prefix], value, out=best[prefix])
@@ -51,8 +50,8 @@ def keep_greatest(best: Tensor, values: Iterable[Tensor], nan: float = LOWEST) -
 
 
 def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor, Tensor]],
-                       scatter: Callable[[Tensor, Tensor, Tensor], None], first: int = 1) -> None:
-    """Scatter the gradient of maxima, visit by visit, each to the channels that it has won.
+                       sink: gather.Sink) -> None:
+    """Scatter the gradient of maxima to ``sink``, visit by visit, to the channels that each won.
 
     One sort per visit instead of one tap per element. Late visits have few bags: several of them
     are scattered together, up to the size of the first.
@@ -60,16 +59,14 @@ def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor
     Args:
         grad, winner: (B, C); ``winner`` has the numbers of visits.
         taps: rows and weights of each visit, (B', T) for a prefix of the bags.
-        scatter: called with a source (B'', C), rows and weights (B'', T).
-        first: the number of the first visit.
     """
     source = torch.empty_like(grad)
     rows: list[Tensor] = []
     weights: list[Tensor] = []
     used = 0
-    for number, (row, weight) in enumerate(taps, first):
+    for number, (row, weight) in enumerate(taps, 1):
         if used + len(row) > len(source):
-            scatter(source[:used], torch.cat(rows), torch.cat(weights))
+            sink.scatter_sum(source[:used], torch.cat(rows), torch.cat(weights))
             rows, weights, used = [], [], 0
         prefix = slice(0, len(row))
         gather.masked_copy(grad[prefix], winner[prefix], number, source[used:])
@@ -77,4 +74,5 @@ def scatter_to_winners(grad: Tensor, winner: Tensor, taps: Iterable[tuple[Tensor
         weights.append(weight)
         used += len(row)
     if used:
-        scatter(source[:used], torch.cat(rows), torch.cat(weights))
+        sink.scatter_sum(source[:used], torch.cat(rows), torch.cat(weights))
+    sink.close()

@@ -22,6 +22,7 @@ _REACHES = {'cpu': torch.ge, 'cuda': torch.gt}
 
 
 def check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
+    """Check shapes and dtype of boxes (N, ``width``) and scores (N,)."""
     require_tensor(operator, 'boxes', boxes, (None, width), (torch.float32,))
     if scores.shape != boxes.shape[:1]:
         require(False, operator,
@@ -29,7 +30,7 @@ def check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Indices of the boxes that no better box overlaps by more than ``iou_threshold``.
+    """Return indices of the boxes that no better box overlaps by more than ``iou_threshold``.
 
     Args:
         boxes: (N, 4) float32, x1 y1 x2 y2. scores: (N,).
@@ -44,9 +45,9 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     check('nms', boxes, scores, 4)
     threshold = float(np.float32(iou_threshold))
     if len(boxes) <= FEW and not boxes.is_cuda and scores.dtype == torch.float32:
-        kept = keep_few(boxes.detach().numpy(), scores.detach().numpy(), threshold, offset)
-        if kept is not None:
-            return torch.from_numpy(kept)
+        few = keep_few(boxes.detach().numpy(), scores.detach().numpy(), threshold, offset)
+        if few is not None:
+            return torch.from_numpy(few)
     order = rank(scores)
     cols = columns(boxes.detach()[order], offset)
     if cols.is_cuda:
@@ -94,8 +95,8 @@ def _nms_shape(operator: str, kind: BoxKind, dets: Tensor, scores: Tensor,
     reaches = _REACHES[dets.device.type]
 
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
-        pair = (boxes.index_select(1, ranks) for ranks in (rows, others))
-        overlaps = overlap_matrix(kind, *pair, 0)
+        overlaps = overlap_matrix(kind, boxes.index_select(1, rows),
+                                  boxes.index_select(1, others), 0)
         return reaches(overlaps.to(scores.dtype), float(np.float32(iou_threshold)))
 
     return order[greedy(len(order), conflicts, dets.device, BLOCK[dets.device.type])]
@@ -103,7 +104,7 @@ def _nms_shape(operator: str, kind: BoxKind, dets: Tensor, scores: Tensor,
 
 def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, labels: Tensor,
                 iou_threshold: float, multi_label: int) -> Tensor:
-    """Indices of the rotated boxes that no better box overlaps, best score first.
+    """Return indices of the rotated boxes that no better box overlaps, best score first.
 
     As in mmcv, boxes of different labels suppress each other. Scores are ranked here, because the
     ties in mmcv's ``order`` depend on the device; it is not used, nor are ``dets_sorted``,
@@ -119,5 +120,5 @@ def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor
 
 def nms_quadri(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor,
                iou_threshold: float, multi_label: int) -> Tensor:
-    """As :func:`nms_rotated`, for quadrilaterals (N, 8) or, with labels, (N, 9)."""
+    """Run :func:`nms_rotated` for quadrilaterals (N, 8) or, with labels, (N, 9)."""
     return _nms_shape('nms_quadri', QUADRI, dets, scores, iou_threshold)

@@ -36,7 +36,7 @@ _TINY_AREA = 1e-30
 
 
 def columns(boxes: Tensor, offset: int) -> Tensor:
-    """Rows x1, y1, x2, y2, area (5, N) of boxes (N, 4); ``offset`` is added to width and height."""
+    """Return x1, y1, x2, y2, area (5, N) of boxes (N, 4), whose sides are longer by ``offset``."""
     cols = boxes.new_empty((5, len(boxes)))
     if not cols.is_cuda:
         table = cols.numpy()
@@ -79,7 +79,7 @@ def exceeds(a: Tensor, b: Tensor, threshold: float, offset: int, equal: bool = F
 
 
 def dense_conflicts(cols: Tensor, threshold: float, offset: int, equal: bool = False) -> Conflicts:
-    """The conflict function of :func:`mmrepro.ops.mmcv.greedy_nms.greedy` over columns (5, N)."""
+    """Return the conflicts of columns (5, N), for :func:`mmrepro.ops.mmcv.greedy_nms.greedy`."""
     def conflicts(rows: Tensor, others: Tensor) -> Tensor:
         a = cols.index_select(1, rows)[:, :, None]
         b = cols.index_select(1, others)[:, None]
@@ -120,7 +120,7 @@ class _ByLeftEdge:
         return [np.sort(self.ranks[ends[g] - size[g]:ends[g]]) for g in np.flatnonzero(crowded)]
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Pairs of ranks whose intervals are close on both axes, a bounded number at a time."""
+        """Yield pairs of ranks whose intervals are close on both axes, a bounded number each."""
         ends = np.cumsum(self.count)
         start, count = 0, len(ends)
         while start < count:
@@ -229,8 +229,8 @@ def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
         dropped[ranks[stays.numpy()]] = False
     first, second = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for a, b in order.chunks():
-        pair = (cols.index_select(1, torch.from_numpy(ranks)) for ranks in (a, b))
-        hit = exceeds(*pair, threshold, offset).numpy()
+        better, worse = (cols.index_select(1, torch.from_numpy(ranks)) for ranks in (a, b))
+        hit = exceeds(better, worse, threshold, offset).numpy()
         first.append(np.minimum(a[hit], b[hit]))
         second.append(np.maximum(a[hit], b[hit]))
     kept = np.zeros(count, bool)

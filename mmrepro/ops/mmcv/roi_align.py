@@ -49,7 +49,7 @@ def _filters(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: tuple[in
     most_y, most_x = int(grid.y.amax()), int(grid.x.amax())
     if boxes.y.is_cuda and bins[0] == bins[1] and len(grid.y):
         return sampling.both_axes((boxes.y, boxes.x), (boxes.bin_h, boxes.bin_w), boxes.grid,
-                                  max(most_y, most_x), bins[0], tuple(shape[2:]), adaptive)
+                                  max(most_y, most_x), bins[0], shape[2:], adaptive)
     return (
         sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], shape[2], adaptive),
         sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], shape[3], adaptive))

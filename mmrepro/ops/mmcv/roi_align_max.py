@@ -5,7 +5,7 @@ samples of a bin are visited in mmcv's order; see :mod:`.maximum`.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ class _Visit(NamedTuple):
     x: Tensor
 
 
-def _visits(boxes: Rois, shape: torch.Size, bins: tuple[int, int]) -> Iterator[_Visit]:
+def _visits(boxes: Rois, shape: torch.Size, bins: Sequence[int]) -> Iterator[_Visit]:
     """Yield the samples of boxes, which are sorted by their number of samples, most first."""
     ph, pw = bins
     n, _, height, width = shape
@@ -86,7 +86,7 @@ def _values(rows: Tensor, visits: Iterator[_Visit], at_y: list[Tensor], at_x: li
 
 def _samples_at(at: Tensor, start: Tensor, size: Tensor, grid: Tensor, stored: torch.dtype,
                 number: torch.dtype) -> Tensor:
-    """Number, from 1, the sample at a stored position along one axis; 0 if there is none.
+    """Return the number, from 1, of the sample at a stored position on an axis; 0 for none.
 
     Positions ``at`` (K, C, P) were rounded to the dtype ``stored``; ``start`` (K, P) and ``size``
     (K,) are those of bins with ``grid`` (K,) samples. The result is of the dtype ``number``.
@@ -145,12 +145,10 @@ def align_backward(grad_output: Tensor, boxes: Rois, argmax_y: Tensor, argmax_x:
     for a, b in _chunks(grad_output):
         part = slice(a * len(grad) // len(order), b * len(grad) // len(order))
         grad[part] = gather.bags(grad_output.index_select(0, order[a:b]))
-    sink = gather.Sink(grad_input)
     # a sample at NaN has weights of NaN and never wins; 0 times NaN must not be added
     taps = ((visit.row, visit.weight.nan_to_num_(nan=0.))
             for visit in _visits(boxes, grad_input.shape, grad_output.shape[2:]))
-    scatter_to_winners(grad, winner, taps, sink.scatter_sum)
-    sink.close()
+    scatter_to_winners(grad, winner, taps, gather.Sink(grad_input))
     if int(winner.amin()) < 0:
         stray = winner == -1
         at_y = gather.bags(argmax_y.index_select(0, order))[stray]

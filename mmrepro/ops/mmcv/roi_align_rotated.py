@@ -1,6 +1,6 @@
-"""RoI operators for rotated and curved boxes, and the feature alignment of rotated anchors.
+"""RoI operators for rotated boxes, and the feature alignment of rotated anchors.
 
-Signatures: ``mmcv/ops/roi_align_rotated.py``, ``riroi_align_rotated.py``, ``bezier_align.py`` and
+Signatures: ``mmcv/ops/roi_align_rotated.py``, ``riroi_align_rotated.py`` and
 ``rotated_feature_align.py``; formulas: the ``*_cuda_kernel.cuh`` of the same names (mmcv 2.1.0).
 Boxes of negative size are pooled as on CUDA, not rejected as on a CPU.
 """
@@ -19,7 +19,7 @@ from .rois import check_rois
 
 def _rotated(name: str, feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
              sampling_ratio: int, aligned: bool, clockwise: bool) -> Means:
-    """Boxes (K, 6): image index, center x, center y, width, height in pixels, angle in radians."""
+    """Return the samples of boxes (K, 6): image index, center x, y, width, height, angle."""
     image = check_rois(name, feature, rois, 6)
     rois = rois.to(gather.COMPUTE[rois.dtype])
     box = rois[:, 1:5] * gather.single(scale)
@@ -83,7 +83,7 @@ def _rotate_channels(features: Tensor, out: Tensor, orientations: tuple[Tensor, 
     dtype, groups = gather.COMPUTE[features.dtype], (features.shape[1] // count, count)
     step = gather.chunk_rows(features.device, features[:1].numel())
     for a in range(0, len(features), step):
-        start, past = (one[a:a + step, None] for one in orientations)
+        start, past = (part[a:a + step, None] for part in orientations)
         near = (ordinal + (start if back else -start)) % count
         far = (near - 1 if back else near + 1) % count
         some = features[a:a + step].to(dtype).flatten(2).unflatten(1, groups)
@@ -130,65 +130,9 @@ def riroi_align_rotated_backward(top_grad: Tensor, rois: Tensor, bottom_grad: Te
     mean_backward(means, straight, bottom_grad)
 
 
-def _curve(points: Tensor, u: Tensor) -> Tensor:
-    """Return a cubic Bezier curve: points (K, 4) at parameters u (P,), (K, P)."""
-    a, b, c, d = (points[:, i, None] for i in range(4))
-    v = 1 - u
-    return v * v * v * a + 3 * u * v * v * b + 3 * u * u * v * c + u * u * u * d
-
-
-def _bezier(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-            sampling_ratio: int, aligned: bool) -> Means:
-    """Boxes (K, 17): image index, then 4 points x, y of the upper and 4 of the lower edge."""
-    image = check_rois('bezier_align', feature, rois, 17)
-    dtype = gather.COMPUTE[rois.dtype]
-    points = (rois[:, 1:].to(dtype) * gather.single(scale)).view(-1, 8, 2)
-    upper, lower = points[:, :4], points[:, 4:].flip(1)
-    u = torch.arange(bins[1], dtype=dtype, device=rois.device) / bins[1]
-    v = torch.arange(bins[0], dtype=dtype, device=rois.device)[:, None] / bins[0]
-    offset = 0.5 if aligned else 0.
-    # (2, K, PH, PW): x and y of the middle of each bin.
-    middle = torch.stack([_curve(lower[..., i], u)[:, None] * v
-                          + _curve(upper[..., i], u)[:, None] * (1 - v) - offset for i in (0, 1)])
-    size = torch.maximum((upper[:, 0] - upper[:, 3]).abs(), (lower[:, 0] - lower[:, 3]).abs())
-    if not aligned:
-        size = size.clamp(min=1)
-    bin_w, bin_h = size[:, 0] / bins[1], size[:, 1] / bins[0]
-    grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)
-
-    def locate(visit: Visit) -> tuple[Tensor, Tensor]:
-        x, y = middle[:, visit.roi, visit.ph, visit.pw]
-        step_h, step_w = bin_h.index_select(0, visit.roi), bin_w.index_select(0, visit.roi)
-        rows, cols = grid.y.index_select(0, visit.roi), grid.x.index_select(0, visit.roi)
-        return (y - 0.5 * step_h + (visit.iy + 0.5) * step_h / rows,
-                x - 0.5 * step_w + (visit.ix + 0.5) * step_w / cols)
-
-    return Means(image, grid, bins, locate)
-
-
-def bezier_align_forward(input: Tensor, rois: Tensor, output: Tensor, aligned_height: int,
-                         aligned_width: int, spatial_scale: float, sampling_ratio: int,
-                         aligned: bool) -> None:
-    """Fill ``output`` (K, C, aligned_height, aligned_width) with samples between Bezier curves.
-
-    ``rois`` is (K, 17): image index, four control points (x, y) of the upper edge from left to
-    right, four of the lower edge from right to left, in pixels of the image.
-    """
-    mean_forward(_bezier(input, rois, (aligned_height, aligned_width), spatial_scale,
-                         sampling_ratio, aligned), input, output)
-
-
-def bezier_align_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor,
-                          aligned_height: int, aligned_width: int, spatial_scale: float,
-                          sampling_ratio: int, aligned: bool) -> None:
-    """Add the gradient of :func:`bezier_align_forward` to ``grad_input`` (N, C, H, W)."""
-    mean_backward(_bezier(grad_input, rois, (aligned_height, aligned_width), spatial_scale,
-                          sampling_ratio, aligned), grad_output, grad_input)
-
-
 def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
                  points: int) -> tuple[Tensor, Tensor]:
-    """Rows and weights (N * H * W, 1 + 4 * points): the pixel itself, center, then corners."""
+    """Return rows and weights (N * H * W, 1 + 4 * points): the pixel, the center, corners."""
     name = 'rotated_feature_align'
     require_shape(name, 'features', feature, (None,) * 4)
     n, _, h, w = feature.shape
@@ -206,11 +150,11 @@ def _anchor_taps(feature: Tensor, boxes: Tensor, scale: float,
             xs.append(x + along * wx + across * hx)
             ys.append(y + along * wy + across * hy)
     corners = sampling.clamped_corners(torch.stack(ys, 1), torch.stack(xs, 1), h, w)
-    own = torch.arange(n * h * w, dtype=torch.int32, device=feature.device)[:, None]
-    base = torch.div(own, h * w, rounding_mode='floor') * (h * w)
+    pixel = torch.arange(n * h * w, dtype=torch.int32, device=feature.device)[:, None]
+    base = torch.div(pixel, h * w, rounding_mode='floor') * (h * w)
     row = torch.where(corners.live, corners.row + base.unsqueeze(-1), n * h * w)
     weight = corners.weight.flatten(1)
-    return (torch.cat((own, row.flatten(1)), 1),
+    return (torch.cat((pixel, row.flatten(1)), 1),
             torch.cat((torch.ones_like(weight[:, :1]), weight), 1))
 
 

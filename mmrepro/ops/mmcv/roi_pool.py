@@ -24,7 +24,7 @@ class _Bins(NamedTuple):
     """Bins sorted by their number of pixels, most first: all (B,) int64."""
 
     order: Tensor  # index in the output
-    count: Tensor
+    pixels: Tensor
     columns: Tensor
     first: Tensor  # the first pixel in the image
     base: Tensor  # the first row of the image
@@ -61,7 +61,7 @@ def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: tuple[int, int
 
 def _visits(bins: _Bins, width: int) -> Iterator[Tensor]:
     """Yield pixel number 0, 1, ... of the bins that have it (a prefix): positions in the image."""
-    for ordinal, length in prefixes(bins.count.tolist()):
+    for ordinal, length in prefixes(bins.pixels.tolist()):
         columns = bins.columns[:length]
         row = torch.div(ordinal, columns, rounding_mode='floor')
         yield bins.first[:length] + row * width + (ordinal - row * columns)
@@ -86,7 +86,7 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
         bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
                      pooled, spatial_scale)
         best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
-        best[bins.count == 0] = 0
+        best[bins.pixels == 0] = 0
         winner = keep_greatest(best, (rows.index_select(0, bins.base[:len(pixel)] + pixel)
                                       for pixel in _visits(bins, input.shape[3])))
         for out, result in ((output, best), (argmax, _positions(winner, bins, input.shape[3]))):
@@ -105,11 +105,11 @@ def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
 
 def _numbers(argmax: Tensor, bins: _Bins, width: int) -> Tensor:
     """Convert positions to visit numbers (B, C), in the order of ``bins``; 0 outside of a bin."""
-    most = int(bins.count[0]) if len(bins.count) else 0
+    most = int(bins.pixels[0]) if len(bins.pixels) else 0
     number = torch.int8 if most < torch.iinfo(torch.int8).max else torch.int32
     winner = torch.empty(argmax.shape, dtype=number, device=argmax.device)
     count, columns, first = (column.to(torch.int32)[:, None]
-                             for column in (bins.count, bins.columns.clamp(min=1), bins.first))
+                             for column in (bins.pixels, bins.columns.clamp(min=1), bins.first))
     step = gather.chunk_rows(argmax.device, argmax.shape[1])
     for a in range(0, len(argmax), step):
         part = slice(a, a + step)
@@ -130,16 +130,10 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
     require_shape('roi_pool', 'argmax', argmax, tuple(grad_output.shape))
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
-    n, _, h, w = grad_input.shape
+    w = grad_input.shape[3]
     bins = _bins(grad_input.shape, rois, image, pooled, spatial_scale)
     winner = _numbers(gather.bags(argmax), bins, w)
     grad = gather.bags(grad_output).index_select(0, bins.order)
-    total = grad.new_zeros((n * h * w, grad.shape[1]))
-
-    def scatter(source: Tensor, row: Tensor, weight: Tensor) -> None:
-        total.add_(gather.scatter_sum(source, row, weight, len(total)))
-
     rows = ((bins.base[:len(pixel)] + pixel).to(torch.int32)[:, None] for pixel in _visits(bins, w))
     scatter_to_winners(grad, winner, ((row, torch.ones_like(row, dtype=grad.dtype))
-                                      for row in rows), scatter)
-    gather.add_rows(grad_input, total)
+                                      for row in rows), gather.Sink(grad_input, whole=True))

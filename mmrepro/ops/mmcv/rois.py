@@ -27,7 +27,8 @@ class Rois(NamedTuple):
     grid: sampling.Grid
 
     def select(self, which: slice | Tensor) -> Rois:
-        return Rois(*(t[which] for t in self[:5]), self.grid.select(which))
+        image, y, x, bin_h, bin_w = (column[which] for column in self[:5])
+        return Rois(image, y, x, bin_h, bin_w, self.grid.select(which))
 
 
 def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
@@ -42,7 +43,7 @@ def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Te
 
 
 def images_of(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
-    """The part of :func:`check_rois` that the host does not wait for; indices are unchecked."""
+    """Return unchecked image indices of RoIs: :func:`check_rois` without waiting for a device."""
     require_tensor(operator, 'input', feature, (None,) * 4)
     require_tensor(operator, 'rois', rois, (None, columns), (feature.dtype,))
     return rois[:, 0].nan_to_num(-1).to(torch.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
+from torch.nn.functional import threshold
 
 from ..contract import describe, require, require_dtype, require_shape
 from .overlaps import columns
@@ -45,9 +45,9 @@ class _Decay:
     def apply(self, overlap: np.ndarray) -> np.ndarray:
         """Replace overlaps, none of them NaN, by factors; 1 where they change nothing."""
         if self.method == LINEAR:
-            # threshold_ keeps what is above: the greatest number below the threshold
+            # this keeps what is above: the greatest number below the threshold
             below = float(np.nextafter(self.threshold, np.float32(-np.inf)))
-            threshold_(torch.from_numpy(overlap), below, 0.)
+            threshold(torch.from_numpy(overlap), below, 0., inplace=True)
             return np.subtract(np.float32(1), overlap, out=overlap)
         flat = overlap.reshape(-1)
         acts = self.acts(flat).nonzero()[0]

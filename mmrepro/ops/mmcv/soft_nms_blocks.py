@@ -61,7 +61,8 @@ class WorkingOrder:
         return min(range(len(boxes)), key=lambda i: self.where[boxes[i]])
 
 
-def ordinary(cols: np.ndarray, scores: np.ndarray, sigma: float, least: float) -> bool:
+def ordinary(cols: np.ndarray, scores: np.ndarray, sigma: np.float32,
+             least: np.float32) -> bool:
     """Whether no NaN can appear and no factor exceeds 1, as :func:`decide` expects."""
     return bool(least > 0 and sigma > 0 and np.isfinite(cols).all() and (cols[4] > 0).all()
                 and np.isfinite(scores).all())
@@ -181,7 +182,7 @@ def decide(cols: np.ndarray, scores: np.ndarray, decay: Decay, least: np.float32
         rows = sweep.likely(row)
         factors = dict(zip(rows.tolist(), decay(_overlaps(sweep.table, rows, offset, room))))
         row = sweep.best()
-        while row in factors:
+        while row is not None and row in factors:
             sweep.choose(row, factors[row])
             row = sweep.best()
         if row is None:

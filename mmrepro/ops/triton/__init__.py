@@ -85,14 +85,11 @@ def runs_on(device: str) -> bool:
 
 
 @functools.cache
-def fused(name: str) -> Callable | None:
+def fused(name: str) -> Callable:
     """Return operator ``name`` with its kernel for CUDA tensors and the PyTorch form for others.
 
-    None if it has no kernel. Triton is imported by the first call on CUDA.
+    ``name`` is a key of :data:`FUSED`. Triton is imported by the first call on CUDA.
     """
-    if name not in FUSED:
-        return None
-
     @functools.cache
     def kernel() -> Callable:
         return getattr(importlib.import_module(f'{__name__}.{FUSED[name]}'), name)

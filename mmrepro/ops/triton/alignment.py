@@ -11,6 +11,6 @@ _BYTES = 16
 
 
 def well_aligned(*tensors: Tensor) -> list[Tensor]:
-    """Contiguous tensors whose first element is at a multiple of 16 bytes; copies where needed."""
+    """Return contiguous tensors that begin at a multiple of 16 bytes; copies where needed."""
     return [tensor.clone() if tensor.data_ptr() % _BYTES else tensor
-            for tensor in (one.contiguous() for one in tensors)]
+            for tensor in map(Tensor.contiguous, tensors)]

@@ -23,8 +23,11 @@ _BAGS = 8
 
 @triton.jit
 def _corner(xy, exists, height, width, REAL: tl.constexpr):
-    """Samples at x, y from 0 to 1: whether they are inside, row and column of the first of the four
-    pixels around each, and the distances from it."""
+    """Locate samples at x, y from 0 to 1.
+
+    Returns whether they are inside, row and column of the first of the four pixels around each,
+    and the distances from it.
+    """
     half = tl.full([], 0.5, REAL)
     x = tl.load(xy, mask=exists, other=0.).to(REAL) * width - half
     y = tl.load(xy + 1, mask=exists, other=0.).to(REAL) * height - half
@@ -39,7 +42,7 @@ def _corner(xy, exists, height, width, REAL: tl.constexpr):
 def _attend_kernel(value_of, shapes, starts, xy_of, share_of, output, bags, queries, heads, keys,
                    depth, LEVELS: tl.constexpr, POINTS: tl.constexpr, BAGS: tl.constexpr,
                    DEPTH: tl.constexpr, REAL: tl.constexpr):
-    """The output (BAGS, depth) of some bags; REAL is the dtype of sums."""
+    """Compute the output (BAGS, depth) of some bags; REAL is the dtype of sums."""
     bag = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     exists = bag < bags
     long = bag.to(tl.int64)
@@ -70,7 +73,7 @@ def _attend_kernel(value_of, shapes, starts, xy_of, share_of, output, bags, quer
 
 @triton.jit
 def _add(address, change, mask):
-    """Rounded, added and rounded again, as torch adds tensors of half precision."""
+    """Round, add and round again, as torch adds tensors of half precision."""
     before = tl.load(address, mask=mask, other=0.)
     after = before.to(change.dtype) + change.to(before.dtype).to(change.dtype)
     tl.store(address, after.to(before.dtype), mask=mask)
@@ -81,7 +84,7 @@ def _slope_kernel(value_of, shapes, starts, xy_of, share_of, grad_of, grad_xy, g
                   row_of, weight_of, image, first_head, group, queries, heads, keys, depth,
                   LEVELS: tl.constexpr, POINTS: tl.constexpr, BAGS: tl.constexpr,
                   DEPTH: tl.constexpr, REAL: tl.constexpr):
-    """Gradients by locations and weights, and taps, of bags of an image and a group of heads."""
+    """Compute gradients by locations and weights, and taps, for an image and some heads."""
     mine = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     exists = mine < queries * group
     zero = tl.full([], 0, tl.int64)
@@ -153,7 +156,7 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
                             attention_weights: Tensor, grad_output: Tensor, grad_value: Tensor,
                             grad_sampling_loc: Tensor, grad_attn_weight: Tensor,
                             im2col_step: int) -> None:
-    """As :func:`mmrepro.ops.mmcv.ms_deform_attn.ms_deform_attn_backward`.
+    """Run :func:`mmrepro.ops.mmcv.ms_deform_attn.ms_deform_attn_backward`.
 
     The forward has checked the inputs.
     """

@@ -26,7 +26,7 @@ _MOST = 1 << 15
 @triton.jit(do_not_specialize=['count', 'words'])
 def _conflict_kernel(boxes, bits_of, count, words, threshold,
                      OFFSET: tl.constexpr, ROWS: tl.constexpr, WORD: tl.constexpr):
-    """Conflicts of some boxes with the 32 boxes of one word."""
+    """Write the conflicts of some boxes with the 32 boxes of a word."""
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(1) * WORD + tl.arange(0, WORD)
     row, column = i < count, j < count
@@ -64,7 +64,7 @@ def _either(a, b):
 
 @triton.jit(do_not_specialize=['count', 'words'])
 def _sweep_kernel(bits_of, kept_of, count, words, WORD: tl.constexpr, WORDS: tl.constexpr):
-    """One program: in order, a box that no kept box dropped is kept and drops its conflicts."""
+    """Keep the boxes that no kept box drops, in order; a single program."""
     word = tl.arange(0, WORDS)
     exists = word < words
     lane = tl.arange(0, WORD)

@@ -34,7 +34,7 @@ def _divide(a, b):
 @triton.jit(do_not_specialize=['length'])
 def _filter_kernel(start_of, size_of, grid_of, weight_of, low_of, high_of, length,
                    BINS: tl.constexpr, BLOCK: tl.constexpr):
-    """One bin of one RoI along one axis: weights of all pixels, first and last with a weight."""
+    """Write weights of all pixels for a bin along an axis, and the first and last above 0."""
     bin_index = tl.program_id(1)
     bag = tl.program_id(0) * BINS + bin_index
     size = tl.load(size_of + tl.program_id(0))
@@ -66,7 +66,7 @@ def _filter_kernel(start_of, size_of, grid_of, weight_of, low_of, high_of, lengt
 def _mean_kernel(feature, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, output,
                  channels, height, width,
                  PH: tl.constexpr, PW: tl.constexpr, CHANNELS: tl.constexpr, BINS: tl.constexpr):
-    """A row of bins (PW) of one RoI, for some channels."""
+    """Compute a row of bins (PW) of a RoI, for some channels."""
     roi_index = tl.program_id(0) // PH
     row = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -98,8 +98,7 @@ def _mean_kernel(feature, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, 
 @triton.jit(do_not_specialize=['rows', 'height'])
 def _list_kernel(image_of, y_low, y_high, ends, lists, rows, height,
                  PH: tl.constexpr, LOOK: tl.constexpr, FILL: tl.constexpr):
-    """Rows of bins that touch a line: how many, or (FILL) which, up to the line's end in
-    ``lists``."""
+    """Count the rows of bins that touch a line, or (FILL) write them to ``lists``."""
     image = tl.program_id(0) // height
     y = tl.program_id(0) % height
     count = tl.full([], 0, tl.int64)
@@ -111,10 +110,10 @@ def _list_kernel(image_of, y_low, y_high, ends, lists, rows, height,
         touches = exists & (tl.load(image_of + row // PH, mask=exists, other=-1) == image)
         touches &= tl.load(y_low + row, mask=exists, other=0) <= y
         touches &= tl.load(y_high + row, mask=exists, other=-1) >= y
-        one = touches.to(tl.int32)
+        hit = touches.to(tl.int32)
         if FILL:
-            tl.store(lists + count + tl.cumsum(one, 0) - 1, row, mask=touches)
-        count += tl.sum(one, 0)
+            tl.store(lists + count + tl.cumsum(hit, 0) - 1, row, mask=touches)
+        count += tl.sum(hit, 0)
     if not FILL:
         tl.store(ends + tl.program_id(0), count)
 
@@ -123,7 +122,7 @@ def _list_kernel(image_of, y_low, y_high, ends, lists, rows, height,
 def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, ends, lists, result,
                     channels, height, width, PH: tl.constexpr, PW: tl.constexpr,
                     CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
-    """Gradients of some pixels of a line of the map, for some channels, over all RoIs."""
+    """Add the gradients of some pixels of a line, for some channels, over all RoIs."""
     image = tl.program_id(0) // height
     y = tl.program_id(0) % height
     first = tl.program_id(1) * PIXELS
@@ -158,9 +157,12 @@ def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, ends, lists, result,
     tl.store(result + address, after.to(before.dtype), mask=inside)
 
 
-def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
-             ) -> tuple[Tensor, Tensor, Tensor]:
-    """(K, P, length) weights, and (K, P) int32 first and last pixel of each; none: last < first."""
+# Weights, first and last pixel of every bin along an axis.
+_Filters = tuple[Tensor, Tensor, Tensor]
+
+
+def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int) -> _Filters:
+    """Return weights (K, P, length), and first and last pixel (K, P) int32; none: last < first."""
     weight = start.new_empty(len(start), bins, length)
     low, high = (torch.empty(len(start), bins, dtype=torch.int32, device=start.device)
                  for _ in range(2))
@@ -172,7 +174,7 @@ def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int
 
 def _lists(image: Tensor, low: Tensor, high: Tensor, images: int, height: int
            ) -> tuple[Tensor, Tensor]:
-    """The rows of bins that touch each line of the maps, line after line, and where each ends.
+    """Return where the list of each line ends, and the rows of bins that touch the lines.
 
     The host does not know how many there are; the memory is for the case that all touch all lines
     of an image.
@@ -189,7 +191,7 @@ def _lists(image: Tensor, low: Tensor, high: Tensor, images: int, height: int
 
 
 def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-             sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, tuple, tuple]:
+             sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, _Filters, _Filters]:
     """Return image indices, and the filters along y and x.
 
     ``check`` is for the forward: it takes a synchronization, and a backward has the same RoIs.
@@ -197,11 +199,11 @@ def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
     if check:
         check_rois('roi_align', feature, rois, 5)
-        grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)[:2]
+        rows, columns = sampling.grid_of(bin_h, bin_w, sampling_ratio)
     else:
-        grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
-    return (rois[:, 0].to(torch.int32), _filters(y, bin_h, grid[0], bins[0], feature.shape[2]),
-            _filters(x, bin_w, grid[1], bins[1], feature.shape[3]))
+        rows, columns = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
+    return (rois[:, 0].to(torch.int32), _filters(y, bin_h, rows, bins[0], feature.shape[2]),
+            _filters(x, bin_w, columns, bins[1], feature.shape[3]))
 
 
 def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor,
@@ -241,11 +243,12 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
         image, ys, xs = _prepare(grad_input, rois, (aligned_height, aligned_width), spatial_scale,
                                  sampling_ratio, aligned, check=False)
         (images, channels, height, width), target = grad_input.shape, well_aligned(grad_input)[0]
-        ends, lists = _lists(image, *ys[1:], images, height)
+        weight, low, high = ys
+        ends, lists = _lists(image, low, high, images, height)
         block = min(_BACK_CHANNELS, triton.next_power_of_2(channels))
         grid = images * height, triton.cdiv(width, _PIXELS), triton.cdiv(channels, block)
         _scatter_kernel[grid](
-            *well_aligned(gather.bags(grad_output)), ys[0], *xs, ends, lists, target, channels,
+            *well_aligned(gather.bags(grad_output)), weight, *xs, ends, lists, target, channels,
             height, width, PH=aligned_height, PW=aligned_width, CHANNELS=block, PIXELS=_PIXELS,
             enable_fp_fusion=False)
         if target is not grad_input:

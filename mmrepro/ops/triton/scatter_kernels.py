@@ -31,7 +31,7 @@ _INFINITY = tl.constexpr(0x7F800000)  # the bits of a float32
 
 @triton.jit(do_not_specialize=['count'])
 def _peak_kernel(values, peak, count, LOOK: tl.constexpr):
-    """The largest finite magnitude, as the bits of a float32: they are ordered as the values."""
+    """Find the largest finite magnitude, as the bits of a float32, ordered as the values."""
     at = tl.program_id(0).to(tl.int64) * LOOK + tl.arange(0, LOOK)
     value = tl.load(values + at, mask=at < count, other=0.)
     bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
@@ -40,7 +40,7 @@ def _peak_kernel(values, peak, count, LOOK: tl.constexpr):
 
 @triton.jit
 def _shift(peaks, spare):
-    """Multiples are of ``2 ** -shift``, and ``2 ** spare`` of the largest fit 62 bits."""
+    """Return the exponent of the unit: ``2 ** spare`` of the largest multiples fit 62 bits."""
     # |x| < 2 ** (exponent - 126), for subnormal numbers too
     weight, source = tl.load(peaks) >> 23, tl.load(peaks + 1) >> 23
     # a finite product is below 2 ** 128, and 0 or at least 2 ** -149
@@ -49,7 +49,7 @@ def _shift(peaks, spare):
 
 @triton.jit
 def _times_power(value, exponent):
-    """``value * 2 ** exponent`` for exponents from -250 to 250, by normal powers of two."""
+    """Return ``value * 2 ** exponent`` for exponents in [-250, 250], by normal powers of two."""
     half = exponent // 2
     return (value * ((127 + half) << 23).to(tl.float32, bitcast=True)
             * ((127 + exponent - half) << 23).to(tl.float32, bitcast=True))
@@ -83,7 +83,7 @@ def _add_kernel(source_of, row_of, weight_of, bag_of, peaks, total, kinds, taps,
 
 @triton.jit(do_not_specialize=['count', 'spare'])
 def _convert_kernel(total, kinds, peaks, result, count, spare, SUMS: tl.constexpr):
-    """Multiples back to float32, rounded once."""
+    """Convert multiples back to float32, rounded once."""
     at = tl.program_id(0).to(tl.int64) * SUMS + tl.arange(0, SUMS)
     value = tl.load(total + at, mask=at < count, other=0).to(tl.float32)
     value = _times_power(value, -_shift(peaks, spare))

@@ -57,12 +57,6 @@ def test_every_operator_and_target_exists_here():
             assert hasattr(importlib.import_module(module), attribute), row.operator
 
 
-@pytest.mark.parametrize('version,expected', [('2.0.1', (2, 0)), ('2.13.0+cu128', (2, 13)),
-                                              ('2.11.0a0+git1234', (2, 11))])
-def test_release_of_a_version(version, expected):
-    assert dispatch.release(version) == expected
-
-
 def test_old_releases_get_more_replacements():
     old = {row.operator for row in dispatch.active('cuda', '2.0.1')}
     new = {row.operator for row in dispatch.active('cuda', '2.13.0')}

@@ -33,63 +33,29 @@ def gradients(function, leaves, upstream=None):
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype))]
 
 
-RESIZES = [
-    ('linear', (2, 3, 7), (11,)), ('linear', (1, 2, 9), (4,)),
-    ('bilinear', (2, 3, 5, 7), (9, 3)), ('bilinear', (1, 2, 6, 6), (6, 12)),
-    ('bilinear', (1, 1, 1, 4), (3, 1)), ('bicubic', (2, 3, 5, 7), (9, 3)),
-    ('bicubic', (1, 2, 2, 1), (5, 4)), ('trilinear', (2, 3, 3, 4, 5), (5, 4, 2)),
-]
+def resize(mode, **options):
+    return lambda x: F.interpolate(x, mode=mode, **options)
 
 
-@pytest.mark.parametrize('mode,shape,size', RESIZES)
-@pytest.mark.parametrize('align', [True, False])
-def test_resize(on_cpu, wave, mode, shape, size, align):
-    x = wave(*shape)
-
-    def resize(x):
-        return F.interpolate(x, size=size, mode=mode, align_corners=align)
-
-    expected = gradients(resize, [x])
-    with on_cpu():
-        found = gradients(resize, [x])
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('mode', ['bilinear', 'bicubic', 'trilinear', 'linear'])
-@pytest.mark.parametrize('recompute', [None, True])
-def test_resize_by_factor(on_cpu, wave, mode, recompute):
-    dims = {'linear': 1, 'trilinear': 3}.get(mode, 2)
-    factors = (1.7, 0.6, 2.3)[:dims]
-    x = wave(2, 3, *(5, 6, 7)[:dims])
-
-    def resize(x):
-        return F.interpolate(x, scale_factor=factors, mode=mode,
-                             recompute_scale_factor=recompute)
-
-    expected = gradients(resize, [x])
-    with on_cpu():
-        found = gradients(resize, [x])
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('mode', ['bilinear', 'bicubic'])
-@pytest.mark.parametrize('size', [(3, 12), (4, 3), (9, 9)])
-@pytest.mark.parametrize('align', [True, False])
-def test_antialiased_resize(on_cpu, wave, mode, size, align):
-    x = wave(2, 3, 8, 7)
-
-    def resize(x):
-        return F.interpolate(x, size=size, mode=mode, align_corners=align, antialias=True)
-
-    expected = gradients(resize, [x])
-    with on_cpu():
-        found = gradients(resize, [x])
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
+RESIZED = [('linear', (2, 3, 7), (11,)), ('linear', (1, 2, 9), (4,)),
+           ('bilinear', (2, 3, 5, 7), (9, 3)), ('bilinear', (1, 2, 6, 6), (6, 12)),
+           ('bilinear', (1, 1, 1, 4), (3, 1)), ('bicubic', (2, 3, 5, 7), (9, 3)),
+           ('bicubic', (1, 2, 2, 1), (5, 4)), ('trilinear', (2, 3, 3, 4, 5), (5, 4, 2))]
+# A function of a map, and the shape of the map.
+RESIZES = {
+    **{f'{mode} {shape} to {size}, align {align}': (
+        resize(mode, size=size, align_corners=align), shape)
+        for mode, shape, size in RESIZED for align in (True, False)},
+    **{f'{mode} by factors, recompute {recompute}': (
+        resize(mode, scale_factor=(1.7, 0.6, 2.3)[:axes], recompute_scale_factor=recompute),
+        (2, 3, 5, 6, 7)[:axes + 2])
+        for mode, axes in (('linear', 1), ('bilinear', 2), ('bicubic', 2), ('trilinear', 3))
+        for recompute in (None, True)},
+    **{f'{mode} to {size}, antialiased, align {align}': (
+        resize(mode, size=size, align_corners=align, antialias=True), (2, 3, 8, 7))
+        for mode in ('bilinear', 'bicubic') for size in ((3, 12), (4, 3), (9, 9))
+        for align in (True, False)},
+}
 POOLS = {
     'adaptive_avg2d': (lambda x: F.adaptive_avg_pool2d(x, (3, 4)), (2, 3, 7, 5)),
     'adaptive_avg2d, one image': (lambda x: F.adaptive_avg_pool2d(x, (3, 4)), (3, 7, 9)),
@@ -115,12 +81,12 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize('name', POOLS)
-def test_pooling_and_padding(on_cpu, wave, name):
-    pool, shape = POOLS[name]
-    expected = gradients(pool, [wave(*shape)])
+@pytest.mark.parametrize('name', {**RESIZES, **POOLS})
+def test_resizes_pools_and_pads(on_cpu, wave, name):
+    function, shape = {**RESIZES, **POOLS}[name]
+    expected = gradients(function, [wave(*shape)])
     with on_cpu():
-        found = gradients(pool, [wave(*shape)])
+        found = gradients(function, [wave(*shape)])
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 

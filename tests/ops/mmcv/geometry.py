@@ -51,21 +51,7 @@ def rotated(x, y, w, h, angle):
             for a, b in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
 
 
-def pairs(row):
-    """x1 y1 x2 y2 ... as points."""
-    return list(zip(row[0::2], row[1::2]))
-
-
 def overlap(a, b, first=False):
     """Overlap of two convex polygons of positive direction."""
     both = abs(area(clip(a, b) or [(0, 0)]))
     return both / (abs(area(a)) if first else abs(area(a)) + abs(area(b)) - both)
-
-
-def giou(points, quad):
-    a = hull(points)
-    quad = quad if area(quad) > 0 else quad[::-1]
-    both = abs(area(clip(a, quad) or [(0, 0)]))
-    union = area(a) + area(quad) - both
-    around = area(hull(points + quad))
-    return both / union - (around - union) / around

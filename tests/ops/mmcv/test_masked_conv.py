@@ -62,18 +62,3 @@ def test_an_empty_mask_and_no_mask():
     with torch.no_grad():
         assert layer(x, torch.zeros(1, 6, 6)).abs().sum() == 0
         torch.testing.assert_close(layer(x, torch.ones(1, 6, 6)), layer(x), rtol=1e-4, atol=1e-5)
-
-
-def test_it_refuses_with_the_shapes():
-    pixel, x = torch.tensor([0, 1]), torch.zeros(1, 2, 4, 4)
-    with pytest.raises(RuntimeError, match=r'col.*\(18, 2\).*\(17, 2\)'):
-        masked_conv.masked_im2col_forward(x, pixel, pixel, torch.zeros(17, 2), 3, 3, 1, 1)
-    with pytest.raises(RuntimeError, match=r'\(1, N, N, N\).*\(2, 2, 4, 4\)'):
-        masked_conv.masked_im2col_forward(x.repeat(2, 1, 1, 1), pixel, pixel, torch.zeros(18, 2), 3,
-                                          3, 1, 1)
-    with pytest.raises(RuntimeError, match=r'\(2,\).*\(1,\)'):
-        masked_conv.masked_col2im_forward(torch.zeros(2, 2), pixel, pixel[:1], x, 4, 4, 2)
-    with pytest.raises(RuntimeError, match=r'int64.*int32'):
-        masked_conv.masked_col2im_forward(torch.zeros(2, 2), pixel.int(), pixel, x, 4, 4, 2)
-    with pytest.raises(RuntimeError, match=r'\(9, 1\).*outside.*\(4, 4\)'):
-        masked_conv.masked_col2im_forward(torch.zeros(2, 2), pixel * 9, pixel, x, 4, 4, 2)

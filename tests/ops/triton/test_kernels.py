@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from mmrepro import ops
 from mmrepro.config import RandomnessConfig
-from mmrepro.errors import RandomnessError
 from mmrepro.ops import triton
 from mmrepro.ops.guard import OperatorGuard
 from mmrepro.ops.mmcv import ms_deform_attn, nms, roi_align
@@ -36,7 +35,7 @@ def close(found, expected):
 
 
 def boxes(wave, number, width, height, dtype):
-    """(K, 5) RoIs: some regular ones; outside of the map, empty, inside out, and not a number."""
+    """(K, 5) RoIs: some regular ones, outside of the map, empty, and inside out."""
     middle = (wave(number, 2) + 1) / 2 * torch.tensor([width, height])
     size = (wave(number, 2, phase=1.) + 1) * 25
     rois = torch.cat((torch.arange(number)[:, None] % 2, middle - size / 2, middle + size / 2), 1)
@@ -160,13 +159,6 @@ def test_what_roi_align_passes_on(interpreted, wave):
     assert empty[0].shape == (0, 3, 2, 2) and (empty[1] == 1).all()
 
 
-def test_roi_align_refuses_what_the_reference_refuses(interpreted, wave):
-    for bad in (torch.tensor([[1., 0, 0, 9, 9]]), torch.tensor([[0., 0, 0, 1e9, 9]])):
-        with pytest.raises(RuntimeError, match='roi_align: rois name|sampling_ratio=0'):
-            align(interpreted.roi_align_kernels, wave(1, 3, 9, 13, dtype=torch.float32), bad,
-                  wave(1, 3, 2, 2, dtype=torch.float32), 1., 0, 1, True)
-
-
 @pytest.mark.parametrize('number', [1, 2, 31, 32, 33, 150])
 @pytest.mark.parametrize('offset', [0, 1])
 def test_nms_keeps_the_same_boxes(interpreted, wave, number, offset):
@@ -233,13 +225,6 @@ def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
     monkeypatch.setattr(ms_deform_attn.gather, 'chunk_taps', lambda device: 7 * 8 * 3)
     for found, expected in zip(attend(interpreted.attention_kernels, *inputs, grad=grad), whole):
         assert torch.equal(found, expected)
-
-
-def test_attention_refuses_what_the_reference_refuses(interpreted, wave):
-    with pytest.raises(RuntimeError, match='does not fit value'):
-        interpreted.attention_kernels.ms_deform_attn_forward(
-            wave(1, 12, 2, 4), torch.tensor([[4, 4]]), torch.tensor([0]), wave(1, 3, 2, 1, 2, 2),
-            wave(1, 3, 2, 1, 2), 64)
 
 
 COMPILE = '''
@@ -407,13 +392,6 @@ def test_the_default_is_for_gpus_that_triton_supports(monkeypatch, capability, w
         triton.default_requirement())
 
 
-def test_setting():
-    assert RandomnessConfig.parse(dict(operators='triton')).operators == 'triton'
-    with pytest.raises(RandomnessError, match="operators='cuda' is not allowed; allowed: None, "
-                                              "'auto', 'torch', 'triton'"):
-        RandomnessConfig.parse(dict(operators='cuda'))
-
-
 @pytest.mark.parametrize('operators, deterministic, expected', [
     ('triton', False, 'triton'), ('triton', True, 'triton'), ('torch', False, 'torch'),
     ('auto', False, 'auto'), (None, True, 'auto'), (None, False, None)])
@@ -428,23 +406,6 @@ def test_a_run_asks_for_its_provider(monkeypatch, operators, deterministic, expe
         dict(seed=0, operators=operators, deterministic=deterministic))
     process_settings.ProcessSettings(randomness).apply(randomness)
     assert asked == [expected]
-
-
-def test_a_resume_compares_the_version_of_triton(monkeypatch):
-    from mmrepro.distributed import agreement
-    from mmrepro.facts.compatibility import CHANGES, differences
-
-    def fields(operators):
-        monkeypatch.setattr(agreement, 'operator_fields', lambda: operators)
-        return agreement.start_fields('', {})
-
-    found = []
-    for version in ('3.6.0', '3.9.0'):
-        monkeypatch.setattr(triton, 'version', lambda version=version: version)
-        found.append(fields({'operators.nms': 'triton'}))
-    assert [(one.name, one.severity) for one in differences(*found)] == [
-        ('version.triton', CHANGES)]
-    assert 'version.triton' not in fields({'operators': 'torch'})
 
 
 def test_the_check_of_a_gpu_has_rows_for_kernels(monkeypatch):
