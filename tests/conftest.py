@@ -86,7 +86,6 @@ SLOW = (
     'test_packaging.py',
     'test_runner.py',
     'test_streams_with_roots.py',
-    'test_user_code.py',
 )
 
 

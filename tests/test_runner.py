@@ -125,7 +125,12 @@ class Named(Runner):
         super().__init__(model, work_dir, **kwargs)
 
 
-@pytest.mark.parametrize('cls', [Forwarding, OtherName, Named])
+class Direct(Runner):
+    def __init__(self, *args, **kwargs):
+        Runner.__init__(self, *args, **kwargs)
+
+
+@pytest.mark.parametrize('cls', [Forwarding, OtherName, Named, Direct])
 def test_a_runner_of_ones_own_may_take_its_arguments_in_any_way(cls, tmp_path):
     expected = trained(config(tmp_path / 'stock'))
     cfg = config(tmp_path / 'own')

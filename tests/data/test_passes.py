@@ -31,7 +31,7 @@ class Shifted(Noisy):
 
 
 class Changes(Hook):
-    """Changes the dataset at one event of a run; what ``YOLOXModeSwitchHook`` does, for one."""
+    """Changes the dataset at one event of a run, and resets the loader as YOLOXModeSwitchHook."""
 
     def __init__(self, event, iteration=0):
         self.iteration = iteration
@@ -39,7 +39,12 @@ class Changes(Hook):
 
     def change(self, runner, **kwargs):
         if runner.iter == self.iteration:
-            runner.train_dataloader.dataset.shift = 5.
+            loader = runner.train_dataloader
+            loader.dataset.shift = 5.
+            if loader.persistent_workers:
+                loader._DataLoader__initialized = False
+                loader._iterator = None
+                loader._DataLoader__initialized = True
 
 
 def batches_of(workers, work_dir, hook, loop='iterations', resume_at=None, sampler=InOrder):

@@ -7,8 +7,10 @@ import pickle
 import random
 import re
 import secrets
+import sys
 import threading
 import time
+import types
 import uuid
 
 import cv2
@@ -32,8 +34,9 @@ from mmrepro.fingerprint.sample_replay import explain
 from mmrepro.runner import ReproRunner
 
 HERE = os.path.abspath(__file__)
-OF_MODULE = np.random.default_rng(0)
 EARLIER = []
+IMPORTED_LATE = sys.modules['generators_of_users'] = types.ModuleType('generators_of_users')
+IMPORTED_LATE.rng = np.random.default_rng(0)
 
 
 class Piped(Noisy):
@@ -91,15 +94,8 @@ class WarmsUp(Counts):
         return super().__call__(item)
 
 
-class CountsInSlots:
-    __slots__ = ('count', )
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, item):
-        self.count += 1
-        return dict(item, x=item['x'] + self.count)
+CountsInSlots = type('CountsInSlots', (), dict(
+    __slots__=('count', ), __init__=Counts.__init__, __call__=Counts.__call__))
 
 
 class Mixes:
@@ -120,6 +116,11 @@ def opencv():
     noise = np.zeros((1, 1))
     cv2.randn(noise, 0, 1)
     return noise[0, 0]
+
+
+def imported_late():
+    import generators_of_users
+    return generators_of_users.rng.random()
 
 
 def in_a_thread(item):
@@ -148,6 +149,7 @@ CAUSES = {
     'clock': (plus(lambda: time.time_ns() % 1000003), 'clock: time_ns'),
     'now': (plus(lambda: datetime.datetime.now().microsecond), 'clock: datetime.now'),
     'cv2.randn': (plus(opencv), 'generator of OpenCV: randn'),
+    'imported late': (plus(imported_late), 'within it: imported_late'),
     'lazily made': (Lazy(), 'it keeps self.rng: a generator in state'),
     'counter': (Counts(), r'it keeps self.count: \d+, then \d+'),
     'other calls': (WarmsUp(), r'it keeps self.count: \d+, then \d+'),
