@@ -1,7 +1,6 @@
 """Samples are loaded twice: whatever does not follow from a sample's stream is named."""
 import copy
 import datetime
-import functools
 import os
 import pickle
 import random
@@ -14,20 +13,17 @@ import types
 import uuid
 
 import cv2
-import helper_module
 import numpy as np
 import pytest
 import torch
 from demo_runs import MODELS, small
 from harness import digest
-from loaders import InOrder, Noisy, loader, settings
-from mmcv.transforms.utils import cache_randomness
-from mmengine.dataset import Compose
+from loaders import InOrder, Noisy, Piped, loader, settings
 from torch.utils.data import ConcatDataset, DataLoader
 
 from mmrepro import patches
 from mmrepro.config import RandomnessConfig
-from mmrepro.data import adopt_loader, generators
+from mmrepro.data import adopt_loader
 from mmrepro.data.sample_check import checked, left_out
 from mmrepro.errors import RandomnessError, SampleDiffersError
 from mmrepro.fingerprint.sample_replay import explain
@@ -37,16 +33,6 @@ HERE = os.path.abspath(__file__)
 EARLIER = []
 IMPORTED_LATE = sys.modules['generators_of_users'] = types.ModuleType('generators_of_users')
 IMPORTED_LATE.rng = np.random.default_rng(0)
-
-
-class Piped(Noisy):
-    """Samples of a pipeline."""
-
-    def __init__(self, *transforms):
-        self.pipeline = Compose(list(transforms))
-
-    def __getitem__(self, i):
-        return self.pipeline(super().__getitem__(i))
 
 
 def strict(made, explained=True, **kwargs):
@@ -183,128 +169,6 @@ def test_a_worker_names_the_cause_without_its_traceback(start):
 def test_without_the_check_nobody_notices():
     for transform, _ in CAUSES.values():
         list(checking(transform, self_checks=False))
-
-
-# --- what can be keyed: keyed ---------------------------------------------------------------------
-
-def decorated(function):
-    rng = random.Random(4)
-
-    @functools.wraps(function)
-    def wrapper(*args):
-        return function(*args) + rng.random()
-    return wrapper
-
-
-def undeclared(function):
-    """Leaves no `__wrapped__`."""
-    def wrapper(*args):
-        return function(*args)
-    return wrapper
-
-
-BEHIND = {name: np.random.default_rng(i) for i, name in enumerate(('cached', 'static', 'class'))}
-CACHED, STATIC, CLASS, PROPERTY, WRAPPED, HELPED = (np.random.default_rng(i) for i in range(6))
-
-
-class Helper:
-    rng = np.random.default_rng(8)
-
-    def draw(self):
-        return self.rng.random()
-
-
-class Methods:
-    """Draws from generators that only methods of some kind name."""
-    __slots__ = ('rng', )
-
-    def __init__(self):
-        self.rng = np.random.default_rng(9)
-
-    @cache_randomness
-    def cached(self):
-        return CACHED.random()
-
-    @staticmethod
-    def static():
-        return STATIC.random()
-
-    @classmethod
-    def of_class(cls):
-        return CLASS.random()
-
-    @property
-    def prop(self):
-        return PROPERTY.random()
-
-    @decorated
-    def declared(self):
-        return 0
-
-    @undeclared
-    def wrapped(self):
-        return WRAPPED.random()
-
-    def draws(self):
-        return dict(static=self.static(), of_class=self.of_class(), prop=self.prop,
-                    declared=self.declared(), wrapped=self.wrapped(), slot=self.rng.random(),
-                    other_module=helper_module.rng.random(), other_function=helper_module.draw(),
-                    helper=Helper().draw())
-
-    def __call__(self, item):
-        return dict(item, x=item['x'] + sum(self.draws().values()))
-
-
-class Cached(Methods):
-    """`cache_randomness` looks for its object by a weak reference."""
-
-    def __call__(self, item):
-        return dict(item, x=item['x'] + self.cached())
-
-
-def test_generators_behind_methods_of_any_kind_belong_to_the_sample():
-    alone = [digest(batch) for batch in checking(Methods(), Cached())]
-    assert [digest(batch) for batch in checking(Methods(), Cached(), workers=2)] == alone
-    found = generators.find(Methods(), 'transform')
-    assert set(found) == {
-        'transform.rng', f'{__name__}:CACHED', f'{__name__}:STATIC', f'{__name__}:CLASS',
-        f'{__name__}:PROPERTY', f'{__name__}:WRAPPED', 'transform.declared.rng',
-        'helper_module:rng', 'helper_module:hidden', f'{__name__}:Helper.rng'}
-
-
-class OwnAndBase(Helper):
-    rng = np.random.default_rng(10)
-
-
-def test_a_class_and_its_base_may_have_a_generator_each():
-    assert generators.find(OwnAndBase(), 'transform') == {
-        'transform.rng': OwnAndBase.rng, "transform.rng'": Helper.rng}
-
-
-def test_the_script_has_one_name_in_all_processes():
-    """A spawned worker imports it as `__mp_main__`."""
-    def draw():
-        return CACHED.random() + helper()
-
-    def helper():
-        return 0
-
-    keys = []
-    for name in ('__main__', '__mp_main__'):
-        draw.__module__ = name
-        keys.append([key for key in generators.find(draw, 'transform') if 'CACHED' in key])
-    assert keys == [['__main__:CACHED']] * 2
-
-
-def test_a_transform_that_a_hook_appends_brings_its_generators():
-    made, resumed = (checking(Methods()) for _ in range(2))
-    list(made)
-    for one in (made, resumed):
-        one.dataset.pipeline.transforms.append(Lazy())
-        one.dataset.pipeline.transforms[-1].rng = np.random.default_rng(1)
-    whole = [digest(batch) for batch in made]
-    resumed.batch_sampler._mmrepro_placement.skip = 2
-    assert [digest(batch) for batch in resumed] == whole[2:]
 
 
 # --- which samples, and what it leaves ------------------------------------------------------------
@@ -510,7 +374,9 @@ class Noisier(Noisy):
 
 
 def test_loaders_with_the_check_travel():
-    made = checking(Methods())
+    draws = Lazy()
+    draws.rng = np.random.default_rng(1)
+    made = checking(draws)
     twin = pickle.loads(pickle.dumps(copy.deepcopy(made._mmrepro_fetch)))
     batch = list(made.batch_sampler)[0]
     assert digest(twin.__getitems__(batch)) == digest(made._mmrepro_fetch.__getitems__(batch))

@@ -115,20 +115,6 @@ def test_mmdetection_loads_it_and_perfect_boxes_score_one(data):
     assert evaluation.stats[0] == 1.0
 
 
-def test_resize_keeps_constant_images_and_averages_when_it_shrinks():
-    constant = np.full((37, 53, 3), 201, np.uint8)
-    assert np.array_equal(photos.resize(constant, 20, 61), np.full((61, 20, 3), 201, np.uint8))
-    stripes = np.zeros((64, 64, 3), np.uint8)
-    stripes[:, ::2] = 255
-    assert np.array_equal(np.unique(photos.resize(stripes, 16, 16)), [128])
-
-
-def test_resize_is_bilinear():
-    image = np.random.RandomState(0).randint(0, 256, (40, 60, 3)).astype(np.uint8)
-    expected = cv2.resize(image, (93, 71), interpolation=cv2.INTER_LINEAR).astype(int)
-    assert np.abs(photos.resize(image, 93, 71).astype(int) - expected).max() <= 1
-
-
 def test_coco_is_checked(tmp_path, data):
     dataset.check_coco(data)
     with pytest.raises(FileNotFoundError, match='instances_train2017.json does not exist'):

@@ -7,7 +7,7 @@ import os
 import pytest
 from mmengine.config import Config
 
-from dev.zoo import FAMILIES, Member, families, step, sweep, sweep_report
+from dev.zoo import FAMILIES, Member, families, step, sweep
 
 NOT_DETECTORS = {
     '_base_',  # parts that the others inherit
@@ -152,42 +152,3 @@ def test_every_family_of_the_zoo():
     rows = sweep.sweep(FAMILIES)
     bad = [row for row in rows if row['outcome'] in ('failed', 'differs')]
     assert [(row['config'], row.get('error')) for row in bad] == []
-
-
-RESULTS = dict(versions=dict(torch='2'), rows=[
-    dict(config='a/x.py', family='a', annotations='COCO', outcome='ok', equal=True,
-         seconds=3.2, peak_mib=7, parameters=1234567,
-         operators=['nms', 'roi_align_backward', 'roi_align_forward']),
-    dict(config='b/y.py', family='b', annotations='MOT', outcome='needs', packages=['lvis']),
-    dict(config='b/z.py', family='b', annotations='COCO', outcome='failed', error='E: no')])
-
-
-def test_the_tables_of_results():
-    text = sweep_report.table(RESULTS)
-    assert 'of 2 folders: 1 build, train and infer (1 of them twice' in text
-    assert '1 failed' in text
-    assert f'3 of the {len(FAMILIES)} configs' in text
-    assert '| `a/x.py` | COCO | yes | 1.2 | 3 | 7 | nms, roi_align |' in text
-    assert '| `b/y.py` | MOT | needs lvis |' in text and '**failed**: E: no' in text
-    assert sweep_report.reached_by(RESULTS['rows'])['nms'] == ['a']
-    page = sweep_report.needs(RESULTS['rows'])
-    assert '| `lvis` | the LVIS dataset and metric | `b/y.py` | not tried |' in page
-    tried = [dict(RESULTS['rows'][0], config='b/y.py', **{'with': dict(torch='2.13', lvis='0.5')})]
-    page = sweep_report.needs(RESULTS['rows'], tried)
-    assert '| `b/y.py` | yes: torch 2.13, lvis 0.5 |' in page
-
-
-def test_an_interrupted_sweep_goes_on(monkeypatch, tmp_path):
-    visited = []
-    monkeypatch.setattr(sweep, 'visit', lambda member, *_: visited.append(member) or dict(
-        config=member.config, outcome='ok'))
-    out = str(tmp_path / 'zoo.json')
-    sweep.main(['carafe', '--out', out])
-    sweep.main(['carafe', 'atss', '--out', out, '--missing'])
-    assert [member.family for member in visited] == ['carafe', 'carafe', 'atss', 'atss']
-    monkeypatch.setattr(sweep, 'visit', lambda member, *_: dict(
-        config=member.config, outcome='failed'))
-    assert sweep.main(['pvt', '--out', out]) == sweep.main(['pvt', '--out', out, '--missing']) == 1
-    rows = json.loads(open(out).read())['rows']
-    assert [row['config'] for row in rows] == [
-        m.config for m in FAMILIES if m.family in ('atss', 'carafe', 'pvt')]

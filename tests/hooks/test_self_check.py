@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from ranks import on_ranks
 
-from mmrepro.config import RandomnessConfig
 from mmrepro.facts.compatibility import HARMLESS
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.manifest import compare_manifests, read_manifest
@@ -62,15 +60,6 @@ def test_the_last_line_of_the_log_counts(checks, says, tmp_path):
     assert last_line(tmp_path) == says
 
 
-def test_thousands_have_separators(monkeypatch):
-    hook = SelfCheckHook()
-    monkeypatch.setattr(hook, 'counts', lambda runner: dict(samples=12345, steps=1034))
-    runner = SimpleNamespace(repro=RandomnessConfig(self_checks=dict(samples=0)))
-    assert hook.summary(runner) == ('12,345 samples and 1,034 steps were repeated: same bits '
-                                    '(samples are not repeated: '
-                                    'randomness.self_checks.samples=0)')
-
-
 def test_nothing_is_said_without_deterministic(tmp_path):
     runner = finish(config(tmp_path, randomness=dict(deterministic=False)))
     assert not any(isinstance(hook, SelfCheckHook) for hook in runner.hooks)
@@ -89,26 +78,6 @@ def test_the_count_is_in_manifest_and_fingerprints_and_no_difference(tmp_path):
     differences = compare_manifests(*(read_manifest(run.work_dir) for run in runs))
     assert {one.severity for one in differences} == {HARMLESS}
     assert not any(one.name.startswith('self_checks') for one in differences)
-
-
-@registered
-class TwoSteps(tiny.Tiny):
-    """A step of its own, with two optimizer steps; the second depends on the first."""
-    passes = 0
-
-    def train_step(self, data, optim_wrapper):
-        type(self).passes += 1
-        for _ in range(2):
-            losses = super().train_step(data, optim_wrapper)
-        return losses
-
-
-def test_of_a_step_of_its_own_what_comes_before_the_first_update_is_repeated(tmp_path):
-    plain, checked = (bits(finish(config(
-        tmp_path / str(n), model='TwoSteps', checks=n, log_level='INFO'))) for n in (0, 1))
-    assert plain == checked and TwoSteps.passes == 8 + 2 * 8
-    log, = (tmp_path / '1').glob('*/*.log')
-    assert 'TwoSteps has a train_step of its own: what comes before its first' in log.read_text()
 
 
 class NoCopy:

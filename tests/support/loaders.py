@@ -4,7 +4,7 @@ import random
 import numpy as np
 import torch
 from harness import digest
-from mmengine.dataset import pseudo_collate
+from mmengine.dataset import Compose, pseudo_collate
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
@@ -47,6 +47,16 @@ class Noisy(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         return dict(x=torch.tensor([float(i), random.random(), np.random.rand(), torch.rand(())]))
+
+
+class Piped(Noisy):
+    """Samples of a pipeline."""
+
+    def __init__(self, *transforms):
+        self.pipeline = Compose(list(transforms))
+
+    def __getitem__(self, i):
+        return self.pipeline(super().__getitem__(i))
 
 
 class InOrder(Sampler):
