@@ -12,12 +12,14 @@ from mmengine.dataset import ClassBalancedDataset, DefaultSampler, InfiniteSampl
 from mmengine.registry import DATASETS
 from mmengine.runner.runner import _SlicedDataset
 from pictures import SIZE, Pictures, bits, draw
+from stock_mmdet import patched, stock  # noqa: F401  fixtures
 from torch.utils.data import DataLoader, Subset
 
-from mmrepro import patches
 from mmrepro.data.batch_context import BatchContext
 from mmrepro.data.dataset_tree import holder, nodes, path_of
 from mmrepro.data.samplers import with_position
+
+pytestmark = pytest.mark.usefixtures('patched')
 
 OF_PART = 100  # labels of a part begin at a multiple of it
 
@@ -76,13 +78,6 @@ DATA = {
         joined(part(1, 4), part(2, 3)), part(0, 5)), 2)), 20),
     'one of many': lambda: built(part(0, 16)),
 }
-
-
-@pytest.fixture(autouse=True)
-def patched():
-    patches.apply()
-    yield
-    patches.revert()
 
 
 def batches(dataset, workers=0, skip=0, sampler=DefaultSampler, count=8):

@@ -19,9 +19,9 @@ import torch
 from demo_runs import MODELS, small
 from harness import digest
 from loaders import InOrder, Noisy, Piped, loader, settings
+from stock_mmdet import patched, stock  # noqa: F401  fixtures
 from torch.utils.data import ConcatDataset, DataLoader
 
-from mmrepro import patches
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
 from mmrepro.data.sample_check import checked, left_out
@@ -387,12 +387,9 @@ def test_loaders_with_the_check_travel():
 @pytest.mark.parametrize('model, batch_size', [
     ('rtmdet_tiny', 3), *(pytest.param(model, size, marks=pytest.mark.nightly)
                           for model in MODELS for size in (1, 3))])
-def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root):
+def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root, patched):  # noqa: F811
     """Every sample is repeated, and the batches are those without the check."""
-    from mmengine.registry import init_default_scope
     from mmengine.runner import Runner
-    init_default_scope('mmdet')
-    patches.apply()
 
     def batches(every):
         cfg = small(model, data_root).train_dataloader
@@ -400,10 +397,7 @@ def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root):
         made = strict(Runner.build_dataloader(cfg, seed=0), self_checks=dict(samples=every))
         return [digest(batch) for batch in made], checked(made), len(made.dataset)
 
-    try:
-        with_check, count, size = batches(1)
-        without, none, _ = batches(0)
-    finally:
-        patches.revert()
+    with_check, count, size = batches(1)
+    without, none, _ = batches(0)
     assert with_check == without
     assert (count, none) == (min(size, len(with_check) * batch_size), 0)

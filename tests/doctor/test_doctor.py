@@ -7,22 +7,15 @@ import re
 
 import pytest
 import torch
-from command import exit_code
+from command import exit_code, provider_stays  # noqa: F401  a fixture
 
-from mmrepro import determinism, ops
 from mmrepro.doctor import checking, detectors, environment, machine, report, rows
+
+pytestmark = pytest.mark.usefixtures('provider_stays')
 
 
 def check(*words, **more):
     return exit_code('doctor', '--gpu', *words, **more)
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    provider = ops.provider()
-    yield
-    determinism.disable()
-    assert ops.provider() == provider
 
 
 def test_the_first_difference_of_two_runs():
