@@ -108,7 +108,8 @@ def evaluated(rank, world, port, cfg, work_dir):
     return found
 
 
-@pytest.fixture(scope='module', params=AVERAGES)
+@pytest.fixture(scope='module', params=[
+    'none', pytest.param('weights', marks=pytest.mark.nightly), 'weights and buffers'])
 def run(request, tmp_path_factory):
     """The results of two ranks, and where they are."""
     folder = tmp_path_factory.mktemp('run')

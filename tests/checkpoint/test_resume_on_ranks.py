@@ -75,7 +75,7 @@ def state_of(runner):
                 optimizer=digest(runner.optim_wrapper.state_dict()))
 
 
-@pytest.mark.parametrize('world, points', [(2, (1, 4, 6, 7, 11)), (3, (2, 4))])
+@pytest.mark.parametrize('world, points', [(2, (4, 6, 11)), (3, (2, ))])
 def test_every_rank_continues_with_its_own_state(world, points, tmp_path):
     cfg = settings(tmp_path / 'base', 3)
     expected = on_ranks(world, cfg, tmp_path / 'base', function=as_rank_with_state)
@@ -95,13 +95,9 @@ def test_every_rank_continues_with_its_own_state(world, points, tmp_path):
 
 
 def as_rank_with_state(rank, world, port, cfg, work_dir):
-    kept = {}
-
-    def keep(runner):
-        kept['runner'] = runner
-
-    result = as_rank(rank, world, port, cfg, work_dir, keep)
-    return dict(result, state=state_of(kept['runner']))
+    kept = []
+    result = as_rank(rank, world, port, cfg, work_dir, kept.append)
+    return dict(result, state=state_of(*kept))
 
 
 def test_ranks_that_are_equal_hand_nothing_over(tmp_path):

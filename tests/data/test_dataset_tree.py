@@ -92,8 +92,8 @@ def as_bits(found):
     return [[bits(item) for item in batch] for batch in found]
 
 
-@pytest.mark.parametrize('sampler', [DefaultSampler, InfiniteSampler])
-@pytest.mark.parametrize('name', DATA)
+@pytest.mark.parametrize('name, sampler', [
+    *((name, DefaultSampler) for name in DATA), ('wrapped whole', InfiniteSampler)])
 def test_neither_workers_nor_a_resume_matter(name, sampler):
     whole = batches(name, sampler=sampler)
     assert len(whole) > 2

@@ -64,10 +64,17 @@ def small_run(work_dir, **changes):
     return cfg
 
 
-def finish(cfg):
-    runner = Runner.from_cfg(cfg)
-    runner.train()
+def weights_of(runner):
     return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
+
+
+def finish(cfg, *hooks):
+    """Train; return the bytes of the weights by name."""
+    runner = Runner.from_cfg(cfg)
+    for hook in hooks:
+        runner.register_hook(hook)
+    runner.train()
+    return weights_of(runner)
 
 
 @pytest.fixture(autouse=True)
