@@ -14,8 +14,6 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from small_runs import config
 
-from mmrepro.facts import compatibility
-from mmrepro.facts.collect import settings_of
 from mmrepro.fingerprint.digest import tensor_digest, to_hex
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.hooks import FingerprintHook
@@ -192,17 +190,6 @@ def test_a_killed_run_is_readable_and_a_resumed_one_continues_the_file(tmp_path,
     assert len(after.manifests) == 2 and after.manifests[1]['resumed_from'].endswith('.pth')
     assert [note.split(', line 8: ')[1] for note in log.notes] == [
         'torn off, the process was killed while writing']
-
-
-def test_adding_it_does_not_keep_a_run_from_being_resumed():
-    def facts(*hooks):
-        return settings_of(dict(custom_hooks=list(hooks)) if hooks else {})
-
-    other = dict(type='EMAHook')
-    assert compatibility.differences(facts(), facts(hook())) == []
-    assert compatibility.differences(facts(other), facts(hook(level='module'), other)) == []
-    (found, ) = compatibility.differences(facts(other), facts(hook()))[:1]
-    assert found.severity == compatibility.CHANGES
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
