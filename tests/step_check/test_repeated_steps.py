@@ -1,8 +1,7 @@
-"""A repeated step costs one pass; it works with several optimizers and on virtual ranks."""
+"""Repeated steps of models with counters, with several optimizers, and on virtual ranks."""
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 
 import checked_runs
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from checked_runs import clean, registered, stopped  # noqa: F401  a fixture
 from faults import tiny
 from harness import Child, digest
-from mmengine.hooks import Hook
 from mmengine.logging import MessageHub
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -26,68 +24,22 @@ def config(work_dir, model, checks, **changes):
     return checked_runs.config(work_dir, model, checks, train_cfg=dict(max_epochs=1), **changes)
 
 
-# ------------------------------------------------------------------------------ two passes
-
 @registered
 class Counter(tiny.Tiny):
     """Counts, and what it counts reaches a buffer, the logs and a generator, not the loss."""
-    passes = 0
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.calls, self.switched, self.stepped_switched = 0, False, []
+        self.calls = 0
         self.register_buffer('total', torch.zeros(()))
 
     def forward(self, inputs, label, mode='tensor'):
-        type(self).passes += 1
         self.calls += 1
         self.total += self.calls
         MessageHub.get_current_instance().update_scalar('train/calls', self.calls)
         result = super().forward(inputs, label, mode)
         torch.rand(self.calls)
         return result
-
-    def train_step(self, data, optim_wrapper):
-        with self.switch():
-            losses = super().train_step(data, optim_wrapper)
-            self.stepped_switched.append(self.switched)
-        return losses
-
-    @contextmanager
-    def switch(self):
-        """An attribute that is another one while the optimizer steps."""
-        self.switched = True
-        try:
-            yield
-        finally:
-            self.switched = False
-
-
-class Look(Hook):
-    def __init__(self):
-        self.seen = []
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        model, calls = runner.model, runner.message_hub.get_scalar('train/calls')
-        self.seen.append(digest([
-            model.state_dict(), model.calls, model.stepped_switched, calls.data[0].tolist(),
-            torch.get_rng_state(), runner.optim_wrapper.state_dict()]))
-
-
-def watched(cfg):
-    torch.set_num_threads(1)
-    look, runner = Look(), Runner.from_cfg(cfg)
-    runner.register_hook(look)
-    runner.train()
-    return look.seen, Counter.passes, runner.model.stepped_switched
-
-
-def test_a_checked_step_is_two_passes_and_what_it_counts_is_counted_once(tmp_path):
-    checked, plain = (Child(watched, config(tmp_path / str(n), 'Counter', n)).result()
-                      for n in (1, 0))
-    assert plain[1] == tiny.ITERATIONS and checked[1] == 2 * tiny.ITERATIONS
-    assert checked[0] == plain[0]
-    assert checked[2] == plain[2] == [True] * tiny.ITERATIONS
 
 
 @registered
