@@ -3,6 +3,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+from mmdet.datasets import ConcatDataset
 from mmdet.datasets.samplers import (
     AspectRatioBatchSampler,
     ClassAwareSampler,
@@ -11,7 +12,9 @@ from mmdet.datasets.samplers import (
     MultiDataSampler,
     MultiSourceSampler,
 )
-from mmengine.dataset import ConcatDataset, DefaultSampler, InfiniteSampler
+from mmengine.dataset import DefaultSampler, InfiniteSampler
+from pictures import SizedPictures as Images
+from pictures import pretend_rank
 from torch.utils.data import BatchSampler
 
 from mmrepro.data.samplers import (
@@ -24,35 +27,8 @@ from mmrepro.data.samplers import (
 )
 
 
-class Images:
-    """A dataset that knows sizes and classes of its images, and nothing else."""
-    metainfo = dict(classes=('a', 'b', 'c'))
-
-    def __init__(self, size):
-        self.size = size
-        self.metainfo = Images.metainfo
-
-    def __len__(self):
-        return self.size
-
-    def get_data_info(self, idx):
-        return dict(width=3 if idx * 7 % 5 < 2 else 1, height=2)
-
-    def get_cat_ids(self, idx):
-        return [idx % 3, (idx // 3) % 3]
-
-
-class Concat(ConcatDataset):
-    def __init__(self, *sizes):
-        self.datasets = [Images(size) for size in sizes]
-        self.cumulative_sizes = list(itertools.accumulate(sizes))
-        self._fully_initialized = True
-
-    def __len__(self):
-        return self.cumulative_sizes[-1]
-
-    def get_dataset_source(self, idx):
-        return next(i for i, end in enumerate(self.cumulative_sizes) if idx < end)
+def concat(*sizes):
+    return ConcatDataset([Images(size) for size in sizes])
 
 
 SAMPLERS = {
@@ -61,10 +37,10 @@ SAMPLERS = {
     'ragged': lambda: DefaultSampler(Images(11), round_up=False, seed=1),
     'infinite': lambda: InfiniteSampler(Images(11), seed=1),
     'class aware': lambda: ClassAwareSampler(Images(11), seed=1),
-    'multi source': lambda: MultiSourceSampler(Concat(7, 5), 3, [1, 2], seed=1),
-    'group multi source': lambda: GroupMultiSourceSampler(Concat(17, 15), 3, [1, 2], seed=1),
-    'custom size': lambda: CustomSampleSizeSampler(Concat(7, 5), [3, -1], seed=1),
-    'multi data': lambda: MultiDataSampler(Concat(7, 5), [1, 2], seed=1),
+    'multi source': lambda: MultiSourceSampler(concat(7, 5), 3, [1, 2], seed=1),
+    'group multi source': lambda: GroupMultiSourceSampler(concat(17, 15), 3, [1, 2], seed=1),
+    'custom size': lambda: CustomSampleSizeSampler(concat(7, 5), [3, -1], seed=1),
+    'multi data': lambda: MultiDataSampler(concat(7, 5), [1, 2], seed=1),
 }
 ENDLESS = ('infinite', 'multi source', 'group multi source')
 
@@ -74,12 +50,7 @@ def ranks(monkeypatch):
     """Build samplers as rank ``r`` of ``w`` would."""
 
     def build(name, rank=0, world_size=1, root=0):
-        for module in ('mmengine.dataset.sampler', 'mmengine.dist',
-                       'mmdet.datasets.samplers.class_aware_sampler',
-                       'mmdet.datasets.samplers.multi_source_sampler',
-                       'mmdet.datasets.samplers.multi_data_sampler',
-                       'mmdet.datasets.samplers.custom_sample_size_sampler'):
-            monkeypatch.setattr(f'{module}.get_dist_info', lambda: (rank, world_size))
+        pretend_rank(monkeypatch, rank, world_size)
         return adopt_sampler(SAMPLERS[name](), Placement(root))
 
     return build

@@ -143,17 +143,6 @@ def test_digests_of_two_processes_are_compared():
     assert [row['equal'] for row in (same, off, elsewhere, missing)] == [True, False, True, True]
 
 
-def test_rows_that_matter_most_come_first():
-    def group(names, first=()):
-        return rows.RowGroup('', '', (), lambda *_: dict.fromkeys(names), first)
-    groups = dict(mmcv=group('abc', ('c', )), torch=group('xyz', ('y', 'x')), detectors=group('D'))
-    order = checking._in_order(groups, None, checking.Budget(1.))
-    assert ''.join(name for _, name, _ in order) == 'cyxabzD'
-    from dev.operator_check import cases_mmcv, cases_torch
-    from dev.operator_check.groups import FIRST
-    assert set(FIRST) <= {*cases_torch.CASES, *cases_mmcv.CASES}
-
-
 def test_the_digest_of_a_run_follows_every_bit():
     def run(changed):
         digests = torch.zeros(2, 3, dtype=torch.int64)
