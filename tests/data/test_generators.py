@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from harness import digest
-from loaders import BATCH, SIZE, Noisy, Piped, adopted, loader, train
+from loaders import BATCH, SIZE, Noisy, Piped, adopted, check_training, loader
 from mmcv.transforms.utils import cache_randomness
 from mmengine.dataset import Compose, DefaultSampler, default_collate, pseudo_collate
 from torch.utils.data import DataLoader
@@ -50,14 +50,8 @@ def test_a_collate_function_may_draw(name, tmp_path):
         collate = COLLATES[name]
         return loader(shuffled, workers, collate=collate() if collate is Scaled else collate)
 
-    whole = train(make, tmp_path)
-    assert len(set(whole[0])) == 12
-    with_workers = functools.partial(make, 2)
-    assert train(make, tmp_path / 'other', validation=False) == whole
-    assert train(with_workers, tmp_path / 'other') == whole
-    for resumed, point in ((make, 5), (with_workers, 8)):
-        seen, weights = train(resumed, tmp_path, 'epochs', point)
-        assert (seen, weights) == (whole[0][point:], whole[1])
+    whole = check_training(make, tmp_path)
+    assert check_training(functools.partial(make, 2), tmp_path / 'workers', points=(8, )) == whole
 
 
 @pytest.mark.parametrize('function', [

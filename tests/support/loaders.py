@@ -116,3 +116,13 @@ def train(make, work_dir, *args, prepare=lambda runner: None, cfg=None, **kwargs
     prepare(runner)
     runner.train()
     return seen, digest(runner.model.state_dict())
+
+
+def check_training(make, work_dir, loop='epochs', points=(5, )):
+    """Check that neither validation nor a resume changes a bit; return what :func:`train` does."""
+    seen, weights = train(make, work_dir, loop)
+    assert len(set(seen)) == len(seen), 'an epoch repeats the draws of another'
+    assert train(make, work_dir / 'other', loop, validation=False) == (seen, weights)
+    for point in points:
+        assert train(make, work_dir, loop, point) == (seen[point:], weights), f'resumed at {point}'
+    return seen, weights
