@@ -230,7 +230,7 @@ def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
     assert 'resumed_from.pth: epoch 0, iteration 1' in log
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_path, capfd):
     arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
     assert demo.main([*arguments, '--virtual-ranks', '2', '--images', '2', '--epochs', '1']) == 0
@@ -240,7 +240,7 @@ def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_pa
     assert (tmp_path / 'work' / '2_processes' / 'output.rank1.txt').exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp_path, capfd):
     config = tmp_path / 'stock_streams.py'
     config.write_text(f"_base_ = {shipped_configs.shipped('configs/demo/yolox_s_demo.py')!r}\n"
