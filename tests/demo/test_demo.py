@@ -6,7 +6,6 @@ import os
 import sys
 
 import cv2
-import numpy as np
 import pytest
 from command import exit_code
 
@@ -60,31 +59,6 @@ def test_foreign_annotations_are_not_overwritten(tmp_path):
         file.write('{"info": {"description": "COCO 2017 Dataset"}}')
     with pytest.raises(FileExistsError, match='was not written by mmrepro'):
         dataset.write_dataset(str(tmp_path), 0, 1, 1)
-
-
-def test_aspect_ratio_buckets_get_both_kinds_and_keep_a_leftover(data):
-    shapes = [(i['width'], i['height']) for i in _annotations(data, 'train2017')['images']]
-    portrait = sum(width < height for width, height in shapes)
-    assert len(shapes) == 24
-    assert portrait % 2 == 1 and (len(shapes) - portrait) % 2 == 1
-    assert len(set(shapes)) >= 8 and 320 <= np.min(shapes) and np.max(shapes) <= 480
-
-
-@pytest.mark.parametrize('split', dataset.SPLITS)
-def test_boxes_masks_and_areas_agree(data, split):
-    from pycocotools.coco import COCO
-    coco = COCO(dataset.annotation_file(data, split))
-    assert {coco.cats[a['category_id']]['name'] for a in coco.anns.values()} == set(photos.CLASSES)
-    for annotation in coco.anns.values():
-        image = coco.imgs[annotation['image_id']]
-        x, y, width, height = annotation['bbox']
-        assert 0 <= x and x + width <= image['width'] and 0 <= y and y + height <= image['height']
-        assert annotation['iscrowd'] == 0 and annotation['area'] >= dataset.MIN_AREA
-        mask = coco.annToMask(annotation)
-        rows, columns = np.nonzero(mask)
-        assert annotation['area'] == rows.size
-        assert [x, y] == [columns.min(), rows.min()]
-        assert [x + width, y + height] == [columns.max() + 1, rows.max() + 1]
 
 
 def test_images_have_the_size_that_is_written_down(data):

@@ -35,22 +35,6 @@ def test_every_member_is_a_config_and_listed_once():
         assert set(member.packages) <= set(families.PACKAGES)
 
 
-def test_what_needs_a_package_names_it(warm, monkeypatch):
-    package = families.Package('mmrepro-no-such-package', 'mmrepro_no_such_package', 'this test')
-    monkeypatch.setitem(families.PACKAGES, package.name, package)
-    monkeypatch.setattr(step, 'take', lambda *_: 1 / 0)
-    row = sweep.visit(Member('any.py', packages=(package.name,)))
-    assert (row['outcome'], row['packages']) == ('needs', [package.name])
-
-
-def test_a_needed_package_that_is_not_needed_is_a_failure(warm, monkeypatch):
-    package = families.Package('mmrepro-no-such-package', 'mmrepro_no_such_package', 'this test')
-    monkeypatch.setitem(families.PACKAGES, package.name, package)
-    monkeypatch.setattr(step, 'take', lambda *_: dict(equal=True))
-    row = sweep.visit(Member('any.py', packages=(package.name,)))
-    assert (row['outcome'], row['error']) == ('failed', f'works without {package.name}')
-
-
 @pytest.mark.parametrize('take, error', [
     (lambda *_: 1 / 0, 'ZeroDivisionError: division by zero'),
     (lambda *_: os._exit(3), 'the process died with exit code 3'),
@@ -90,16 +74,6 @@ def test_a_model_with_mmcvs_synchronised_norm_gets_a_process_group():
 def test_different_bits_are_not_ok(warm, monkeypatch):
     monkeypatch.setattr(step, 'take', lambda *_: dict(equal=False, different=['weights']))
     assert sweep.visit(Member('any.py'))['outcome'] == 'differs'
-
-
-def test_members_are_found_by_folder_config_and_pattern():
-    dcn = [m.config for m in FAMILIES if m.family == 'dcn']
-    assert [m.config for m in sweep.members(['dcn'])] == dcn
-    assert [m.config for m in sweep.members(['htc/htc_r50*', 'htc_r50_fpn_1x_coco'])] == [
-        'htc/htc_r50_fpn_1x_coco.py']
-    assert sweep.members() == list(FAMILIES)
-    with pytest.raises(ValueError, match="'no-such' matches no config"):
-        sweep.members(['no-such'])
 
 
 def test_the_tool_writes_rows_and_tells_failure_by_its_exit_code(monkeypatch, tmp_path, capsys):
