@@ -124,6 +124,15 @@ def data_root(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope='session')
+def base(tmp_path_factory):
+    """The work directory of a small training; tests only read it."""
+    from small_runs import finish, small_run
+    folder = tmp_path_factory.mktemp('base')
+    finish(small_run(folder))
+    return folder
+
+
 @pytest.fixture
 def pool():
     """Real ranks, warm: see tests/support/rank_pool.py."""

@@ -25,13 +25,6 @@ def resumed(work_dir, path=None):
     return cfg
 
 
-@pytest.fixture(scope='module')
-def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('base')
-    finish(small_run(folder))
-    return folder
-
-
 @pytest.mark.parametrize('again', [False, True])
 def test_a_resume_checks_the_checkpoint_once(again, base, tmp_path):
     """Its content is loaded twice: mapped, for the choice, and with its tensors."""

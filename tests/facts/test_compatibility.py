@@ -28,13 +28,6 @@ from mmrepro.facts.collect import (
 from mmrepro.facts.compatibility import CHANGES, HARMLESS, differences
 
 
-@pytest.fixture(scope='module')
-def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('base')
-    finish(small_run(folder))
-    return folder
-
-
 def resumed(base, tmp_path, **changes):
     cfg = small_run(tmp_path)
     cfg.merge_from_dict(changes)
