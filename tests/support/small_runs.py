@@ -64,6 +64,12 @@ def small_run(work_dir, **changes):
     return cfg
 
 
+def continued(folder, point, **changes):
+    """The config of a run that goes on from a checkpoint of the run in ``folder``."""
+    return small_run(folder / f'from_{point}', resume=True,
+                     load_from=str(folder / f'iter_{point}.pth'), **changes)
+
+
 def weights_of(runner):
     return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
 
