@@ -1,4 +1,4 @@
-"""Orders of samplers are pure functions of (root, epoch, position), and can be entered anywhere."""
+"""Orders of samplers are pure functions of (root, epoch, position), whatever has run before."""
 import itertools
 from types import SimpleNamespace
 
