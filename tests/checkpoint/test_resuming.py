@@ -19,10 +19,8 @@ def counted_checks(cfg, check=False):
 
 
 def resumed(work_dir, path=None):
-    cfg = small_run(work_dir)
-    cfg.default_hooks.checkpoint = None
-    cfg.resume, cfg.load_from = True, path and str(path)
-    return cfg
+    return small_run(work_dir, resume=True, load_from=path and str(path),
+                     **{'default_hooks.checkpoint': None})
 
 
 @pytest.mark.parametrize('again', [False, True])

@@ -29,10 +29,7 @@ from mmrepro.facts.compatibility import CHANGES, HARMLESS, differences
 
 
 def resumed(base, tmp_path, **changes):
-    cfg = small_run(tmp_path)
-    cfg.merge_from_dict(changes)
-    cfg.resume, cfg.load_from = True, str(base / 'iter_3.pth')
-    return cfg
+    return small_run(tmp_path, resume=True, load_from=str(base / 'iter_3.pth'), **changes)
 
 
 REFUSED = {
