@@ -38,7 +38,7 @@ class SizedPictures(BaseDataset):
 
     def __init__(self, size, pipeline=None):
         self.size = size
-        super().__init__()
+        super().__init__(serialize_data=False)  # packing entries collects garbage, which takes long
         self.pipeline = pipeline
 
     def load_data_list(self):
