@@ -86,7 +86,6 @@ SLOW = (
     'test_packaging.py',
     'test_runner.py',
     'test_streams_with_roots.py',
-    'test_user_code.py',
 )
 
 
@@ -123,6 +122,15 @@ def data_root(tmp_path_factory):
     root = str(tmp_path_factory.mktemp('demo'))
     write_dataset(root)
     return root
+
+
+@pytest.fixture(scope='session')
+def base(tmp_path_factory):
+    """The work directory of a small training; tests only read it."""
+    from small_runs import finish, small_run
+    folder = tmp_path_factory.mktemp('base')
+    finish(small_run(folder))
+    return folder
 
 
 @pytest.fixture

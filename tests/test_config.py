@@ -48,6 +48,8 @@ def test_every_key_is_documented_in_the_order_of_the_fields():
     (dict(numerics=dict(treads=2)), "numerics has an unknown key 'treads' .*mean 'num_threads'"),
     (dict(numerics='avx2'), r'numerics=.avx2. has type str; allowed is a dict such as dict\(num_'),
     (dict(self_checks=dict(samples=-1)), 'samples=-1 is out of range; allowed is an int from 0'),
+    *((dict(self_checks=dict(steps=steps)), r'self_checks.steps=.*allowed is an int from 0')
+      for steps in (-1, True, 1.5, '10', None)),
     (dict(self_checks=dict(samples=None)), 'self_checks.samples=None has type NoneType'),
     (dict(self_checks=True), 'self_checks=True has type bool; .* or False for no check'),
     (dict(self_checks=dict(nonrepeatable_datasets='MyStream')),

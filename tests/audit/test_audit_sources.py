@@ -11,7 +11,6 @@ from audit_sources import FILES
 from mmengine.config import Config
 
 from mmrepro.audit import CHANGES, Subject, checks, findings_of
-from mmrepro.audit.sources import SourceFile
 from mmrepro.checkpoint import adapters
 from mmrepro.data import generators
 from mmrepro.errors import RandomnessError
@@ -158,12 +157,3 @@ def test_the_source_of_a_class_that_the_config_names_is_read():
     HOOKS.register_module(module=cls, force=True)
     cfg = Config(dict(custom_hooks=[dict(type='HookOfThisTest')]))
     assert [source.path for source in Subject(cfg).sources] == [__file__]
-
-
-def test_aliases_are_resolved():
-    import ast
-    source = SourceFile('', '', ast.parse('import numpy.random as r\nfrom os import path as p\n'
-                                      'import torch.nn.functional'))
-    names = [source.full_name(ast.parse(text, mode='eval').body)
-             for text in ('r.seed', 'p.join', 'torch.nn.functional.pad', 'f().x')]
-    assert names == ['numpy.random.seed', 'os.path.join', 'torch.nn.functional.pad', '?.x']

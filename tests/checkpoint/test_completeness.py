@@ -9,29 +9,12 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from small_runs import config
-from validated_runs import everything, trained, validated
+from validated_runs import everything, killed, trained, validated
 
 from mmrepro.checkpoint import files
 from mmrepro.checkpoint.choosing import newest_good
 from mmrepro.checkpoint.completeness import check_readable, has_schedules, lacks
 from mmrepro.errors import CheckpointError, RandomnessError, ResumeError
-
-
-class Killed(Hook):
-    """Ends the process before the ``nth`` checkpoint is written, or before an iteration."""
-    priority = 100
-
-    def __init__(self, write=None, iteration=None):
-        self.write, self.iteration, self.writes = write, iteration, 0
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if runner.iter == self.iteration:
-            raise KeyboardInterrupt
-
-    def before_save_checkpoint(self, runner, checkpoint):
-        self.writes += 1
-        if self.writes == self.write:
-            raise KeyboardInterrupt
 
 
 def settings(work_dir, **checkpoint):
@@ -42,13 +25,6 @@ def settings(work_dir, **checkpoint):
     cfg.default_hooks.checkpoint = dict(
         type='CheckpointHook', **{**dict(save_best='error', rule='less'), **checkpoint})
     return cfg
-
-
-def killed(cfg, **when):
-    runner = Runner.from_cfg(cfg)
-    runner.register_hook(Killed(**when))
-    with pytest.raises(KeyboardInterrupt):
-        runner.train()
 
 
 def again(cfg, path=None):

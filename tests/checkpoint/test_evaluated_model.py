@@ -2,12 +2,12 @@
 import pytest
 import torch
 from harness import digest
-from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
+from mmengine.registry import HOOKS, METRICS, MODELS
 from mmengine.runner import Runner
+from preempted_runs import Small
+from preempted_runs import settings as small_settings
 from ranks import as_rank, joined, on_ranks
 
 import mmrepro  # noqa: F401
@@ -15,13 +15,11 @@ from mmrepro.checkpoint.evaluated import mean_of_ranks
 
 
 @MODELS.register_module(force=True)
-class OwnStatistics(BaseModel):
+class OwnStatistics(Small):
     """BatchNorm without synchronisation, and a number that every rank counts for itself."""
 
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8),
-                                          torch.nn.Linear(8, 1))
         self.register_buffer('seen', torch.zeros(1))
 
     def forward(self, x, mode='tensor'):
@@ -30,20 +28,6 @@ class OwnStatistics(BaseModel):
             self.seen.add_(x.abs().sum())
             return dict(loss=(self.layers(x) - x[:, :1]).square().mean())
         return list(self.layers(x) + self.seen)
-
-
-@DATASETS.register_module(force=True)
-class Spread(torch.utils.data.Dataset):
-    metainfo = {}
-
-    def __init__(self, size=13):
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, i):
-        return dict(x=torch.tensor([i, 1., i * i / 9]))
 
 
 @METRICS.register_module(force=True)
@@ -71,21 +55,17 @@ AVERAGES = {'none': [], 'weights': [EMA], 'weights and buffers': [dict(EMA, upda
 
 
 def settings(work_dir, average='none', **changes):
-    loader = dict(batch_size=3, num_workers=0, dataset=dict(type='Spread'),
-                  sampler=dict(type='DefaultSampler', shuffle=False))
-    cfg = Config(dict(
-        model=dict(type='OwnStatistics'), work_dir=str(work_dir), log_level='ERROR',
-        train_dataloader=dict(loader, dataset=dict(type='Spread', size=18),
-                              sampler=dict(type='DefaultSampler', shuffle=True)),
-        val_dataloader=dict(loader, batch_size=1), val_evaluator=dict(type='Predictions'),
-        test_dataloader=dict(loader, batch_size=1), test_evaluator=dict(type='Predictions'),
-        val_cfg=dict(), test_cfg=dict(), train_cfg=dict(by_epoch=True, max_epochs=3),
-        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.05)),
-        custom_hooks=list(AVERAGES[average]),
-        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1, by_epoch=False,
-                                           max_keep_ckpts=-1), logger=None),
-        env_cfg=dict(dist_cfg=dict(backend='gloo')),
-        randomness=dict(seed=5, deterministic=True)))
+    cfg = small_settings(work_dir, **{
+        'model.type': 'OwnStatistics', 'val_evaluator.type': 'Predictions',
+        'train_dataloader.batch_size': 3, 'train_dataloader.dataset': dict(size=18, noise=0.),
+        'val_dataloader.batch_size': 1, 'val_dataloader.dataset': dict(size=13, noise=0.),
+        'optim_wrapper.optimizer.lr': 0.05, 'optim_wrapper.accumulative_counts': 1,
+        'default_hooks.checkpoint': dict(interval=1, by_epoch=False, max_keep_ckpts=-1),
+        'randomness.deterministic': True})
+    cfg.custom_hooks, cfg.param_scheduler, cfg.default_hooks.logger = (
+        list(AVERAGES[average]), None, None)
+    cfg.test_dataloader, cfg.test_cfg, cfg.test_evaluator = (
+        cfg.val_dataloader, dict(), cfg.val_evaluator)
     cfg.merge_from_dict(changes)
     return cfg
 
@@ -108,7 +88,8 @@ def evaluated(rank, world, port, cfg, work_dir):
     return found
 
 
-@pytest.fixture(scope='module', params=AVERAGES)
+@pytest.fixture(scope='module', params=[
+    'none', pytest.param('weights', marks=pytest.mark.nightly), 'weights and buffers'])
 def run(request, tmp_path_factory):
     """The results of two ranks, and where they are."""
     folder = tmp_path_factory.mktemp('run')

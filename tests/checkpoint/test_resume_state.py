@@ -6,8 +6,10 @@ from mmengine.runner import Runner
 from validated_runs import (
     KILLED_AT,
     METRICS_SEEN,
+    Killed,
     TwoPlayers,
     everything,
+    killed,
     settings,
     trained,
     validated,
@@ -55,38 +57,19 @@ def test_a_missed_validation_runs_when_training_has_begun_for_all_hooks(tmp_path
     assert moments[:3] == ['before_train', 'before_val', 'before_train_epoch']
 
 
-class KilledAfter(Hook):
-    """Ends the process in the first iteration after the validation at ``iteration``."""
-
-    def __init__(self, iteration):
-        self.iteration = iteration
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if runner.iter == self.iteration:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize('by_epoch, after', [(True, 4), (True, 8), (True, 12), (True, 16),
                                              (False, 8), (False, 12), (False, 16)])
 def test_early_stopping_knows_the_metrics_of_the_best_checkpoint(by_epoch, after, tmp_path):
     """MMEngine writes the checkpoint again for a new best, before EarlyStoppingHook has a look."""
-    def run(cfg, *hooks):
-        runner = Runner.from_cfg(cfg)
-        for hook in hooks:
-            runner.register_hook(hook)
-        runner.train()
-        return everything(runner)
-
-    expected = run(validated(tmp_path / 'whole', by_epoch))
-    with pytest.raises(KeyboardInterrupt):
-        run(validated(tmp_path / 'killed', by_epoch), KilledAfter(after))
-    assert run(validated(tmp_path / 'killed', by_epoch, resume=True)) == expected
+    expected = trained(validated(tmp_path / 'whole', by_epoch))
+    killed(validated(tmp_path / 'killed', by_epoch), iteration=after)
+    assert trained(validated(tmp_path / 'killed', by_epoch, resume=True)) == expected
 
 
 def test_a_hook_finds_its_state_when_other_hooks_come(tmp_path):
     """Adding a hook that watches must not cost EarlyStoppingHook its memory."""
     kept = []
-    for first in ([], [KilledAfter(-1)], [KilledAfter(-1), KilledAfter(-2)]):
+    for first in ([], [Killed()], [Killed(), Killed()]):
         stopping = [EarlyStoppingHook('error', 'less'), EarlyStoppingHook('loss', 'less')]
         kept.append(collect(torch.nn.Identity(), [*first, *stopping]))
         stopping[1].wait_count = 2

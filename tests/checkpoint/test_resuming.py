@@ -19,17 +19,8 @@ def counted_checks(cfg, check=False):
 
 
 def resumed(work_dir, path=None):
-    cfg = small_run(work_dir)
-    cfg.default_hooks.checkpoint = None
-    cfg.resume, cfg.load_from = True, path and str(path)
-    return cfg
-
-
-@pytest.fixture(scope='module')
-def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('base')
-    finish(small_run(folder))
-    return folder
+    return small_run(work_dir, resume=True, load_from=path and str(path),
+                     **{'default_hooks.checkpoint': None})
 
 
 @pytest.mark.parametrize('again', [False, True])

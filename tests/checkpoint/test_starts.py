@@ -4,7 +4,14 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
-from small_runs import NoisyLine, Points, clean, finish, small_run  # noqa: F401  clean: a fixture
+from small_runs import (  # noqa: F401  clean: a fixture
+    NoisyLine,
+    Points,
+    clean,
+    finish,
+    small_run,
+    weights_of,
+)
 
 from mmrepro.errors import RandomnessError, ResumeError
 
@@ -50,33 +57,25 @@ def test_a_validation_alone_leaves_the_training_data_on_disk(what, tmp_path):
     assert CountedPoints.built == 1 and runner.iter == 8
 
 
-@pytest.mark.parametrize('what', ['val', 'test'])
+def looked_at(runner):
+    assert len(runner.train_dataloader) == 4 and runner.train_loop
+
+
+BEFORE = {'val': lambda runner: runner.val(), 'test': lambda runner: runner.test(),
+          'a look at the loop': looked_at}
+
+
+@pytest.mark.parametrize('before', BEFORE)
 @pytest.mark.parametrize('loop', LOOPS)
-def test_a_validation_before_a_resumed_training_changes_nothing(loop, what, tmp_path):
+def test_what_comes_before_a_resumed_training_changes_nothing(loop, before, tmp_path):
     cfg = validating(tmp_path, loop, custom_hooks=[dict(type='EMAHook')])
     expected = finish(cfg)
     cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_3.pth')
     cfg.work_dir = str(tmp_path / 'resumed')
     runner = Runner.from_cfg(cfg)
-    getattr(runner, what)()
+    BEFORE[before](runner)
     runner.train()
-    found = runner.model.state_dict()
-    assert {name: value.numpy().tobytes() for name, value in found.items()} == expected
-
-
-def test_a_loop_that_was_looked_at_before_the_training_resumes_as_well(tmp_path):
-    cfg = validating(tmp_path)
-    expected = finish(cfg)
-    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_3.pth')
-    cfg.work_dir = str(tmp_path / 'resumed')
-    runner = Runner.from_cfg(cfg)
-    assert len(runner.train_dataloader) == 4
-    batches = []
-    loop, stock = runner.train_loop, runner.train_loop.run_iter
-    loop.run_iter = lambda idx, data: (batches.append(idx), stock(idx, data))
-    runner.train()
-    found = runner.model.state_dict()
-    assert {name: value.numpy().tobytes() for name, value in found.items()} == expected
+    assert weights_of(runner) == expected
 
 
 def test_weights_to_start_from_survive_a_validation(tmp_path):
@@ -87,8 +86,7 @@ def test_weights_to_start_from_survive_a_validation(tmp_path):
     runner = Runner.from_cfg(cfg)
     runner.val()
     runner.train()
-    found = runner.model.state_dict()
-    assert {name: value.numpy().tobytes() for name, value in found.items()} == expected
+    assert weights_of(runner) == expected
 
 
 @HOOKS.register_module(force=True)
@@ -114,9 +112,7 @@ def test_a_training_that_was_interrupted_is_not_begun_again(loop, tmp_path, monk
     cfg.resume = True
     resumed = Runner.from_cfg(cfg)
     resumed.train()
-    whole = finish(validating(tmp_path / 'whole', loop))
-    assert {name: value.numpy().tobytes()
-            for name, value in resumed.model.state_dict().items()} == whole
+    assert weights_of(resumed) == finish(validating(tmp_path / 'whole', loop))
 
 
 def test_who_accepts_another_result_may_begin_again(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 """Small trainings with all the state that a resume restores: validations, averages, schedules."""
+import pytest
 import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
@@ -76,6 +77,23 @@ class Scores(Hook):
         METRICS_SEEN.append((runner.iter, metrics['error'].hex()))
 
 
+class Killed(Hook):
+    """Ends the process before the ``nth`` checkpoint is written, or before an iteration."""
+    priority = 100
+
+    def __init__(self, write=None, iteration=None):
+        self.write, self.iteration, self.writes = write, iteration, 0
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.iteration:
+            raise KeyboardInterrupt
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        self.writes += 1
+        if self.writes == self.write:
+            raise KeyboardInterrupt
+
+
 def settings(work_dir, **changes):
     cfg = config(work_dir)
     cfg.model = dict(type='TwoPlayers')
@@ -129,3 +147,10 @@ def trained(cfg):
     runner = Runner.from_cfg(cfg)
     runner.train()
     return everything(runner)
+
+
+def killed(cfg, **when):
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(Killed(**when))
+    with pytest.raises(KeyboardInterrupt):
+        runner.train()

@@ -30,3 +30,31 @@ def draw(results):
 
 def bits(item):
     return item['img'].tobytes() + item['gt_bboxes'].tensor.numpy().tobytes()
+
+
+class SizedPictures(BaseDataset):
+    """Pictures of two shapes and three classes, which are never loaded."""
+    METAINFO = dict(classes=('a', 'b', 'c'))
+
+    def __init__(self, size, pipeline=None):
+        self.size = size
+        super().__init__(serialize_data=False)  # packing entries collects garbage, which takes long
+        self.pipeline = pipeline
+
+    def load_data_list(self):
+        return [dict(img_id=i, width=3 if i * 7 % 5 < 2 else 1, height=2,
+                     cats=[i % 3, i // 3 % 3]) for i in range(self.size)]
+
+    def get_cat_ids(self, idx):
+        return self.get_data_info(idx)['cats']
+
+
+def pretend_rank(monkeypatch, rank, world):
+    """Let samplers that are built from now on be those of a rank."""
+    for module in ('mmengine.dataset.sampler', 'mmengine.dist',
+                   'mmdet.datasets.samplers.class_aware_sampler',
+                   'mmdet.datasets.samplers.multi_source_sampler',
+                   'mmdet.datasets.samplers.multi_data_sampler',
+                   'mmdet.datasets.samplers.custom_sample_size_sampler',
+                   'mmdet.datasets.samplers.track_img_sampler'):
+        monkeypatch.setattr(f'{module}.get_dist_info', lambda: (rank, world))

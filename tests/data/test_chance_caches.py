@@ -4,12 +4,11 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+from loaders import adopted
 from mmengine.dataset import DefaultSampler
 from pictures import SIZE, Pictures, draw
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
-from mmrepro.config import RandomnessConfig
-from mmrepro.data import adopt_loader
 from mmrepro.patches import PATCHES
 from mmrepro.patches.cached_transforms import pure_by_chance
 
@@ -47,13 +46,9 @@ def with_dataset(results):
 
 
 def epoch(kind, workers):
-    transforms = [draw, with_dataset, kind(), kind()]
-    dataset = Pictures(pipeline=transforms)
-    sampler = DefaultSampler(dataset, seed=0)
-    loader = DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, False),
-                        num_workers=workers, collate_fn=list)
-    adopt_loader(loader, RandomnessConfig(seed=3), 'sample', rank=0)
-    sampler.set_epoch(0)
+    dataset = Pictures(pipeline=[draw, with_dataset, kind(), kind()])
+    loader = adopted(DataLoader(dataset, 4, sampler=DefaultSampler(dataset, seed=0),
+                                num_workers=workers, collate_fn=list))
     return [item['img'].tobytes() for batch in loader for item in batch]
 
 

@@ -21,7 +21,6 @@ from mmdet.datasets.samplers import (
 )
 from mmengine.config import Config
 from mmengine.dataset import (
-    BaseDataset,
     ClassBalancedDataset,
     DefaultSampler,
     InfiniteSampler,
@@ -31,6 +30,7 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
+from pictures import SizedPictures, pretend_rank
 from torch.utils.data import BatchSampler, DataLoader
 
 import mmrepro.data.samplers
@@ -48,20 +48,7 @@ def load(data_info):
     return name, torch.rand(()).item()
 
 
-class Pictures(BaseDataset):
-    METAINFO = dict(classes=('a', 'b', 'c'))
-
-    def __init__(self, size):
-        self.size = size
-        super().__init__()
-        self.pipeline = load
-
-    def load_data_list(self):
-        return [dict(img_id=i, width=3 if i * 7 % 5 < 2 else 1, height=2,
-                     cats=[i % 3, i // 3 % 3]) for i in range(self.size)]
-
-    def get_cat_ids(self, idx):
-        return self.get_data_info(idx)['cats']
+Pictures = functools.partial(SizedPictures, pipeline=load)
 
 
 class Videos(BaseVideoDataset):
@@ -146,13 +133,7 @@ def made(dataset):
 def make(request, monkeypatch):
     """Build the loader of a case as a rank would."""
     rank, world = RANKS[request.param]
-    for module in ('mmengine.dataset.sampler', 'mmengine.dist',
-                   'mmdet.datasets.samplers.class_aware_sampler',
-                   'mmdet.datasets.samplers.multi_source_sampler',
-                   'mmdet.datasets.samplers.multi_data_sampler',
-                   'mmdet.datasets.samplers.custom_sample_size_sampler',
-                   'mmdet.datasets.samplers.track_img_sampler'):
-        monkeypatch.setattr(f'{module}.get_dist_info', lambda: (rank, world))
+    pretend_rank(monkeypatch, rank, world)
 
     def build(case):
         dataset, sampler, *batches = {**CASES, **INDICES_ONLY}[case]

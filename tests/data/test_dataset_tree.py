@@ -12,12 +12,14 @@ from mmengine.dataset import ClassBalancedDataset, DefaultSampler, InfiniteSampl
 from mmengine.registry import DATASETS
 from mmengine.runner.runner import _SlicedDataset
 from pictures import SIZE, Pictures, bits, draw
+from stock_mmdet import patched, stock  # noqa: F401  fixtures
 from torch.utils.data import DataLoader, Subset
 
-from mmrepro import patches
 from mmrepro.data.batch_context import BatchContext
 from mmrepro.data.dataset_tree import holder, nodes, path_of
 from mmrepro.data.samplers import with_position
+
+pytestmark = pytest.mark.usefixtures('patched')
 
 OF_PART = 100  # labels of a part begin at a multiple of it
 
@@ -78,13 +80,6 @@ DATA = {
 }
 
 
-@pytest.fixture(autouse=True)
-def patched():
-    patches.apply()
-    yield
-    patches.revert()
-
-
 def batches(dataset, workers=0, skip=0, sampler=DefaultSampler, count=8):
     dataset = DATA[dataset]()
     made = adopted(DataLoader(dataset, batch_size=5, sampler=sampler(dataset, seed=0),
@@ -97,8 +92,8 @@ def as_bits(found):
     return [[bits(item) for item in batch] for batch in found]
 
 
-@pytest.mark.parametrize('sampler', [DefaultSampler, InfiniteSampler])
-@pytest.mark.parametrize('name', DATA)
+@pytest.mark.parametrize('name, sampler', [
+    *((name, DefaultSampler) for name in DATA), ('wrapped whole', InfiniteSampler)])
 def test_neither_workers_nor_a_resume_matter(name, sampler):
     whole = batches(name, sampler=sampler)
     assert len(whole) > 2

@@ -5,9 +5,10 @@ import torch
 from mmdet.datasets.transforms import CachedMixUp, CachedMosaic
 from mmengine.dataset import DefaultSampler
 from pictures import SIZE, Pictures, bits, draw
+from stock_mmdet import patched, stock  # noqa: F401  fixtures
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from mmrepro import patches, seeds
+from mmrepro import seeds
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
 from mmrepro.data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch, loading
@@ -27,11 +28,7 @@ def pipeline():
             CachedMixUp(img_scale=(2 * SIZE, 2 * SIZE), max_cached_images=3)]
 
 
-@pytest.fixture(autouse=True)
-def patched():
-    patches.apply()
-    yield
-    patches.revert()
+pytestmark = pytest.mark.usefixtures('patched')
 
 
 def loader(workers=0, transforms=None, mode='sample', epoch=0, skip=0, seed=3, **kwargs):

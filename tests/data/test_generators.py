@@ -1,14 +1,15 @@
 """Whatever draws while a batch is made, in whichever process, draws from the batch's stream."""
-import copy
 import functools
 import pickle
 import random
 
+import helper_module
 import numpy as np
 import pytest
 import torch
 from harness import digest
-from loaders import BATCH, SIZE, Noisy, adopted, loader, train
+from loaders import BATCH, SIZE, Noisy, Piped, adopted, check_training, loader
+from mmcv.transforms.utils import cache_randomness
 from mmengine.dataset import Compose, DefaultSampler, default_collate, pseudo_collate
 from torch.utils.data import DataLoader
 
@@ -49,14 +50,8 @@ def test_a_collate_function_may_draw(name, tmp_path):
         collate = COLLATES[name]
         return loader(shuffled, workers, collate=collate() if collate is Scaled else collate)
 
-    whole = train(make, tmp_path)
-    assert len(set(whole[0])) == 12
-    with_workers = functools.partial(make, 2)
-    assert train(make, tmp_path / 'other', validation=False) == whole
-    assert train(with_workers, tmp_path / 'other') == whole
-    for resumed, point in ((make, 5), (with_workers, 8)):
-        seen, weights = train(resumed, tmp_path, 'epochs', point)
-        assert (seen, weights) == (whole[0][point:], whole[1])
+    whole = check_training(make, tmp_path)
+    assert check_training(functools.partial(make, 2), tmp_path / 'workers', points=(8, )) == whole
 
 
 @pytest.mark.parametrize('function', [
@@ -217,14 +212,6 @@ def test_global_generators_are_none_of_a_data_sets_own():
     assert generators.find(Shares(), 'Shares') == {}
 
 
-def test_data_sets_with_generators_can_be_copied():
-    made = adopted(loader(shuffled, dataset=Own))
-    twin = copy.deepcopy(made._mmrepro_fetch)
-    batch = list(made.batch_sampler)[0]
-    assert twin.dataset is not made.dataset
-    assert digest(twin.__getitems__(batch)) == digest(made._mmrepro_fetch.__getitems__(batch))
-
-
 class Sums(Noisy):
     """Sums so large that torch shares them out to its threads."""
 
@@ -292,3 +279,112 @@ def test_own_generators_start_where_the_sample_does():
     generators.begin_stream(generators.find(made.dataset, 'dataset'), 3, 'sample', 0, 2)
     expected = made.dataset[2]
     assert digest(made._mmrepro_fetch.__getitems__([index])) == digest([expected])
+
+
+def decorated(function):
+    rng = random.Random(4)
+
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args) + rng.random()
+    return wrapper
+
+
+def undeclared(function):
+    """Leaves no `__wrapped__`."""
+    def wrapper(*args):
+        return function(*args)
+    return wrapper
+
+
+CACHED, STATIC, CLASS, PROPERTY, WRAPPED, HELPED = (np.random.default_rng(i) for i in range(6))
+
+
+class Helper:
+    rng = np.random.default_rng(8)
+
+    def draw(self):
+        return self.rng.random()
+
+
+class Methods:
+    """Draws from generators that only methods of some kind name."""
+    __slots__ = ('rng', )
+
+    def __init__(self):
+        self.rng = np.random.default_rng(9)
+
+    @cache_randomness
+    def cached(self):
+        return CACHED.random()
+
+    @staticmethod
+    def static():
+        return STATIC.random()
+
+    @classmethod
+    def of_class(cls):
+        return CLASS.random()
+
+    @property
+    def prop(self):
+        return PROPERTY.random()
+
+    @decorated
+    def declared(self):
+        return 0
+
+    @undeclared
+    def wrapped(self):
+        return WRAPPED.random()
+
+    def draws(self):
+        return dict(static=self.static(), of_class=self.of_class(), prop=self.prop,
+                    declared=self.declared(), wrapped=self.wrapped(), slot=self.rng.random(),
+                    other_module=helper_module.rng.random(), other_function=helper_module.draw(),
+                    helper=Helper().draw())
+
+    def __call__(self, item):
+        return dict(item, x=item['x'] + sum(self.draws().values()))
+
+
+class Cached(Methods):
+    """`cache_randomness` looks for its object by a weak reference."""
+
+    def __call__(self, item):
+        return dict(item, x=item['x'] + self.cached())
+
+
+def test_generators_behind_methods_of_any_kind_belong_to_the_sample():
+    alone, with_workers = ([digest(batch) for batch in adopted(loader(
+        workers=workers, dataset=lambda: Piped(Methods(), Cached())))] for workers in (0, 2))
+    assert with_workers == alone and len(set(alone)) == 4
+    found = generators.find(Methods(), 'transform')
+    assert set(found) == {
+        'transform.rng', f'{__name__}:CACHED', f'{__name__}:STATIC', f'{__name__}:CLASS',
+        f'{__name__}:PROPERTY', f'{__name__}:WRAPPED', 'transform.declared.rng',
+        'helper_module:rng', 'helper_module:hidden', f'{__name__}:Helper.rng'}
+
+
+class OwnAndBase(Helper):
+    rng = np.random.default_rng(10)
+
+
+def test_a_class_and_its_base_may_have_a_generator_each():
+    assert generators.find(OwnAndBase(), 'transform') == {
+        'transform.rng': OwnAndBase.rng, "transform.rng'": Helper.rng}
+
+
+def test_the_script_has_one_name_in_all_processes():
+    """A spawned worker imports it as `__mp_main__`."""
+    def draw():
+        return CACHED.random() + helper()
+
+    def helper():
+        return 0
+
+    keys = []
+    for name in ('__main__', '__mp_main__'):
+        draw.__module__ = name
+        keys.append([key for key in generators.find(draw, 'transform') if 'CACHED' in key])
+    assert keys == [['__main__:CACHED']] * 2

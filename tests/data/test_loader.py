@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from harness import Child
-from loaders import BATCH, LOOPS, SIZE, InOrder, Noisy, adopted, loader, train
+from loaders import BATCH, LOOPS, SIZE, InOrder, Noisy, adopted, check_training, loader, train
 from mmengine.dataset import DefaultSampler, InfiniteSampler, pseudo_collate
 from mmengine.registry import DATASETS
 from torch.utils.data import (
@@ -89,12 +89,8 @@ def test_any_finite_sampler_has_epochs(name, loop, tmp_path):
     def make(workers=0):
         return loader(SAMPLERS[name], workers)
 
-    whole = train(make, tmp_path, loop)
-    assert len(set(whole[0])) == 12, 'an epoch repeats the draws of another'
-    assert train(make, tmp_path / 'other', loop, validation=False) == whole
-    for point in (2, 4, 9) if loop == 'epochs' else (5, ):
-        seen, weights = train(make, tmp_path, loop, point)
-        assert (seen, weights) == (whole[0][point:], whole[1]), f'resumed at {point}'
+    seen, _ = check_training(make, tmp_path, loop, (2, 4, 9) if loop == 'epochs' else (5, ))
+    assert len(seen) == 12
 
 
 @pytest.mark.parametrize('name', ['random', 'own generator', 'global generators'])
@@ -140,10 +136,7 @@ def test_a_batch_sampler_that_draws_has_a_stream_of_its_own(tmp_path):
         return DataLoader(dataset, collate_fn=pseudo_collate, batch_sampler=Picky(
             DefaultSampler(dataset), BATCH, False))
 
-    whole = train(make, tmp_path)
-    assert train(make, tmp_path / 'other', validation=False) == whole
-    seen, weights = train(make, tmp_path, 'epochs', 3)
-    assert (seen, weights) == (whole[0][3:], whole[1])
+    check_training(make, tmp_path, points=(3, ))
 
 
 def test_a_sampler_that_cannot_be_adopted_is_named():
@@ -181,9 +174,7 @@ def test_what_a_data_set_draws_at_once_depends_on_the_seed_only(tmp_path):
         return dict(batch_size=BATCH, num_workers=0, dataset=dict(type='DrawsAtOnce'),
                     sampler=dict(type='DefaultSampler', shuffle=True))
 
-    whole = train(make, tmp_path)
+    whole = check_training(make, tmp_path)
     for prepare in (lambda runner: runner.val(),
                     lambda runner: (random.random(), np.random.rand(), torch.rand(1))):
         assert train(make, tmp_path / 'other', prepare=prepare) == whole
-    seen, weights = train(make, tmp_path, 'epochs', 5)
-    assert (seen, weights) == (whole[0][5:], whole[1])

@@ -3,13 +3,12 @@ import numpy as np
 import pytest
 import torch
 from harness import digest
-from loaders import InOrder, Noisy, adopted, loader, settings
+from loaders import InOrder, Noisy, adopted, loader, train
 from mmengine.dataset import InfiniteSampler
 from mmengine.hooks import Hook
 
 from mmrepro.data.dataset_changes import DatasetSnapshot
 from mmrepro.data.passes import Pass
-from mmrepro.runner import ReproRunner
 
 WORKERS = {
     'none': dict(),
@@ -31,7 +30,7 @@ class Shifted(Noisy):
 
 
 class Changes(Hook):
-    """Changes the dataset at one event of a run; what ``YOLOXModeSwitchHook`` does, for one."""
+    """Changes the dataset at one event of a run, and resets the loader as YOLOXModeSwitchHook."""
 
     def __init__(self, event, iteration=0):
         self.iteration = iteration
@@ -39,23 +38,18 @@ class Changes(Hook):
 
     def change(self, runner, **kwargs):
         if runner.iter == self.iteration:
-            runner.train_dataloader.dataset.shift = 5.
+            loader = runner.train_dataloader
+            loader.dataset.shift = 5.
+            if loader.persistent_workers:
+                loader._DataLoader__initialized = False
+                loader._iterator = None
+                loader._DataLoader__initialized = True
 
 
 def batches_of(workers, work_dir, hook, loop='iterations', resume_at=None, sampler=InOrder):
     """Digests of the batches that a training sees."""
-    seen = []
-
-    class Look(Hook):
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            seen.append(digest(data_batch))
-
-    runner = ReproRunner(**settings(
-        lambda: loader(sampler, dataset=Shifted, **WORKERS[workers]), work_dir, loop, resume_at,
-        validation=False))
-    runner.register_hook(Look(), priority='VERY_HIGH')
-    runner.register_hook(hook)
-    runner.train()
+    seen, _ = train(lambda: loader(sampler, dataset=Shifted, **WORKERS[workers]), work_dir, loop,
+                    resume_at, validation=False, prepare=lambda runner: runner.register_hook(hook))
     return seen
 
 

@@ -1,49 +1,38 @@
 """Samples are loaded twice: whatever does not follow from a sample's stream is named."""
 import copy
 import datetime
-import functools
 import os
 import pickle
 import random
 import re
 import secrets
+import sys
 import threading
 import time
+import types
 import uuid
 
 import cv2
-import helper_module
 import numpy as np
 import pytest
 import torch
 from demo_runs import MODELS, small
 from harness import digest
-from loaders import InOrder, Noisy, loader, settings
-from mmcv.transforms.utils import cache_randomness
-from mmengine.dataset import Compose
+from loaders import InOrder, Noisy, Piped, loader, settings
+from stock_mmdet import patched, stock  # noqa: F401  fixtures
 from torch.utils.data import ConcatDataset, DataLoader
 
-from mmrepro import patches
 from mmrepro.config import RandomnessConfig
-from mmrepro.data import adopt_loader, generators
+from mmrepro.data import adopt_loader
 from mmrepro.data.sample_check import checked, left_out
 from mmrepro.errors import RandomnessError, SampleDiffersError
 from mmrepro.fingerprint.sample_replay import explain
 from mmrepro.runner import ReproRunner
 
 HERE = os.path.abspath(__file__)
-OF_MODULE = np.random.default_rng(0)
 EARLIER = []
-
-
-class Piped(Noisy):
-    """Samples of a pipeline."""
-
-    def __init__(self, *transforms):
-        self.pipeline = Compose(list(transforms))
-
-    def __getitem__(self, i):
-        return self.pipeline(super().__getitem__(i))
+IMPORTED_LATE = sys.modules['generators_of_users'] = types.ModuleType('generators_of_users')
+IMPORTED_LATE.rng = np.random.default_rng(0)
 
 
 def strict(made, explained=True, **kwargs):
@@ -91,15 +80,8 @@ class WarmsUp(Counts):
         return super().__call__(item)
 
 
-class CountsInSlots:
-    __slots__ = ('count', )
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, item):
-        self.count += 1
-        return dict(item, x=item['x'] + self.count)
+CountsInSlots = type('CountsInSlots', (), dict(
+    __slots__=('count', ), __init__=Counts.__init__, __call__=Counts.__call__))
 
 
 class Mixes:
@@ -120,6 +102,11 @@ def opencv():
     noise = np.zeros((1, 1))
     cv2.randn(noise, 0, 1)
     return noise[0, 0]
+
+
+def imported_late():
+    import generators_of_users
+    return generators_of_users.rng.random()
 
 
 def in_a_thread(item):
@@ -148,6 +135,7 @@ CAUSES = {
     'clock': (plus(lambda: time.time_ns() % 1000003), 'clock: time_ns'),
     'now': (plus(lambda: datetime.datetime.now().microsecond), 'clock: datetime.now'),
     'cv2.randn': (plus(opencv), 'generator of OpenCV: randn'),
+    'imported late': (plus(imported_late), 'within it: imported_late'),
     'lazily made': (Lazy(), 'it keeps self.rng: a generator in state'),
     'counter': (Counts(), r'it keeps self.count: \d+, then \d+'),
     'other calls': (WarmsUp(), r'it keeps self.count: \d+, then \d+'),
@@ -181,128 +169,6 @@ def test_a_worker_names_the_cause_without_its_traceback(start):
 def test_without_the_check_nobody_notices():
     for transform, _ in CAUSES.values():
         list(checking(transform, self_checks=False))
-
-
-# --- what can be keyed: keyed ---------------------------------------------------------------------
-
-def decorated(function):
-    rng = random.Random(4)
-
-    @functools.wraps(function)
-    def wrapper(*args):
-        return function(*args) + rng.random()
-    return wrapper
-
-
-def undeclared(function):
-    """Leaves no `__wrapped__`."""
-    def wrapper(*args):
-        return function(*args)
-    return wrapper
-
-
-BEHIND = {name: np.random.default_rng(i) for i, name in enumerate(('cached', 'static', 'class'))}
-CACHED, STATIC, CLASS, PROPERTY, WRAPPED, HELPED = (np.random.default_rng(i) for i in range(6))
-
-
-class Helper:
-    rng = np.random.default_rng(8)
-
-    def draw(self):
-        return self.rng.random()
-
-
-class Methods:
-    """Draws from generators that only methods of some kind name."""
-    __slots__ = ('rng', )
-
-    def __init__(self):
-        self.rng = np.random.default_rng(9)
-
-    @cache_randomness
-    def cached(self):
-        return CACHED.random()
-
-    @staticmethod
-    def static():
-        return STATIC.random()
-
-    @classmethod
-    def of_class(cls):
-        return CLASS.random()
-
-    @property
-    def prop(self):
-        return PROPERTY.random()
-
-    @decorated
-    def declared(self):
-        return 0
-
-    @undeclared
-    def wrapped(self):
-        return WRAPPED.random()
-
-    def draws(self):
-        return dict(static=self.static(), of_class=self.of_class(), prop=self.prop,
-                    declared=self.declared(), wrapped=self.wrapped(), slot=self.rng.random(),
-                    other_module=helper_module.rng.random(), other_function=helper_module.draw(),
-                    helper=Helper().draw())
-
-    def __call__(self, item):
-        return dict(item, x=item['x'] + sum(self.draws().values()))
-
-
-class Cached(Methods):
-    """`cache_randomness` looks for its object by a weak reference."""
-
-    def __call__(self, item):
-        return dict(item, x=item['x'] + self.cached())
-
-
-def test_generators_behind_methods_of_any_kind_belong_to_the_sample():
-    alone = [digest(batch) for batch in checking(Methods(), Cached())]
-    assert [digest(batch) for batch in checking(Methods(), Cached(), workers=2)] == alone
-    found = generators.find(Methods(), 'transform')
-    assert set(found) == {
-        'transform.rng', f'{__name__}:CACHED', f'{__name__}:STATIC', f'{__name__}:CLASS',
-        f'{__name__}:PROPERTY', f'{__name__}:WRAPPED', 'transform.declared.rng',
-        'helper_module:rng', 'helper_module:hidden', f'{__name__}:Helper.rng'}
-
-
-class OwnAndBase(Helper):
-    rng = np.random.default_rng(10)
-
-
-def test_a_class_and_its_base_may_have_a_generator_each():
-    assert generators.find(OwnAndBase(), 'transform') == {
-        'transform.rng': OwnAndBase.rng, "transform.rng'": Helper.rng}
-
-
-def test_the_script_has_one_name_in_all_processes():
-    """A spawned worker imports it as `__mp_main__`."""
-    def draw():
-        return CACHED.random() + helper()
-
-    def helper():
-        return 0
-
-    keys = []
-    for name in ('__main__', '__mp_main__'):
-        draw.__module__ = name
-        keys.append([key for key in generators.find(draw, 'transform') if 'CACHED' in key])
-    assert keys == [['__main__:CACHED']] * 2
-
-
-def test_a_transform_that_a_hook_appends_brings_its_generators():
-    made, resumed = (checking(Methods()) for _ in range(2))
-    list(made)
-    for one in (made, resumed):
-        one.dataset.pipeline.transforms.append(Lazy())
-        one.dataset.pipeline.transforms[-1].rng = np.random.default_rng(1)
-    whole = [digest(batch) for batch in made]
-    resumed.batch_sampler._mmrepro_placement.skip = 2
-    assert [digest(batch) for batch in resumed] == whole[2:]
 
 
 # --- which samples, and what it leaves ------------------------------------------------------------
@@ -508,7 +374,9 @@ class Noisier(Noisy):
 
 
 def test_loaders_with_the_check_travel():
-    made = checking(Methods())
+    draws = Lazy()
+    draws.rng = np.random.default_rng(1)
+    made = checking(draws)
     twin = pickle.loads(pickle.dumps(copy.deepcopy(made._mmrepro_fetch)))
     batch = list(made.batch_sampler)[0]
     assert digest(twin.__getitems__(batch)) == digest(made._mmrepro_fetch.__getitems__(batch))
@@ -519,12 +387,9 @@ def test_loaders_with_the_check_travel():
 @pytest.mark.parametrize('model, batch_size', [
     ('rtmdet_tiny', 3), *(pytest.param(model, size, marks=pytest.mark.nightly)
                           for model in MODELS for size in (1, 3))])
-def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root):
+def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root, patched):  # noqa: F811
     """Every sample is repeated, and the batches are those without the check."""
-    from mmengine.registry import init_default_scope
     from mmengine.runner import Runner
-    init_default_scope('mmdet')
-    patches.apply()
 
     def batches(every):
         cfg = small(model, data_root).train_dataloader
@@ -532,10 +397,7 @@ def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root):
         made = strict(Runner.build_dataloader(cfg, seed=0), self_checks=dict(samples=every))
         return [digest(batch) for batch in made], checked(made), len(made.dataset)
 
-    try:
-        with_check, count, size = batches(1)
-        without, none, _ = batches(0)
-    finally:
-        patches.revert()
+    with_check, count, size = batches(1)
+    without, none, _ = batches(0)
     assert with_check == without
     assert (count, none) == (min(size, len(with_check) * batch_size), 0)

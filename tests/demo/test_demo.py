@@ -6,7 +6,6 @@ import os
 import sys
 
 import cv2
-import numpy as np
 import pytest
 from command import exit_code
 
@@ -63,31 +62,6 @@ def test_foreign_annotations_are_not_overwritten(tmp_path):
         dataset.write_dataset(str(tmp_path), 0, 1, 1)
 
 
-def test_aspect_ratio_buckets_get_both_kinds_and_keep_a_leftover(data):
-    shapes = [(i['width'], i['height']) for i in _annotations(data, 'train2017')['images']]
-    portrait = sum(width < height for width, height in shapes)
-    assert len(shapes) == 24
-    assert portrait % 2 == 1 and (len(shapes) - portrait) % 2 == 1
-    assert len(set(shapes)) >= 8 and 320 <= np.min(shapes) and np.max(shapes) <= 480
-
-
-@pytest.mark.parametrize('split', dataset.SPLITS)
-def test_boxes_masks_and_areas_agree(data, split):
-    from pycocotools.coco import COCO
-    coco = COCO(dataset.annotation_file(data, split))
-    assert {coco.cats[a['category_id']]['name'] for a in coco.anns.values()} == set(photos.CLASSES)
-    for annotation in coco.anns.values():
-        image = coco.imgs[annotation['image_id']]
-        x, y, width, height = annotation['bbox']
-        assert 0 <= x and x + width <= image['width'] and 0 <= y and y + height <= image['height']
-        assert annotation['iscrowd'] == 0 and annotation['area'] >= dataset.MIN_AREA
-        mask = coco.annToMask(annotation)
-        rows, columns = np.nonzero(mask)
-        assert annotation['area'] == rows.size
-        assert [x, y] == [columns.min(), rows.min()]
-        assert [x + width, y + height] == [columns.max() + 1, rows.max() + 1]
-
-
 def test_images_have_the_size_that_is_written_down(data):
     for split in dataset.SPLITS:
         for record in _annotations(data, split)['images']:
@@ -114,20 +88,6 @@ def test_mmdetection_loads_it_and_perfect_boxes_score_one(data):
     evaluation.accumulate()
     evaluation.summarize()
     assert evaluation.stats[0] == 1.0
-
-
-def test_resize_keeps_constant_images_and_averages_when_it_shrinks():
-    constant = np.full((37, 53, 3), 201, np.uint8)
-    assert np.array_equal(photos.resize(constant, 20, 61), np.full((61, 20, 3), 201, np.uint8))
-    stripes = np.zeros((64, 64, 3), np.uint8)
-    stripes[:, ::2] = 255
-    assert np.array_equal(np.unique(photos.resize(stripes, 16, 16)), [128])
-
-
-def test_resize_is_bilinear():
-    image = np.random.RandomState(0).randint(0, 256, (40, 60, 3)).astype(np.uint8)
-    expected = cv2.resize(image, (93, 71), interpolation=cv2.INTER_LINEAR).astype(int)
-    assert np.abs(photos.resize(image, 93, 71).astype(int) - expected).max() <= 1
 
 
 def test_coco_is_checked(tmp_path, data):
@@ -246,7 +206,7 @@ def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
     assert 'resumed_from.pth: epoch 0, iteration 1' in log
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_path, capfd):
     arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
     assert demo.main([*arguments, '--virtual-ranks', '2', '--images', '2', '--epochs', '1']) == 0
@@ -256,7 +216,7 @@ def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_pa
     assert (tmp_path / 'work' / '2_processes' / 'output.rank1.txt').exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp_path, capfd):
     config = tmp_path / 'stock_streams.py'
     config.write_text(f"_base_ = {shipped_configs.shipped('configs/demo/yolox_s_demo.py')!r}\n"

@@ -7,10 +7,8 @@ import json
 import pytest
 
 from dev import matrix, matrix_suite
-from dev.libraries import __main__ as libraries
 from dev.libraries.data import DATASETS
 from dev.libraries.rows import ROWS
-from dev.libraries.suite import smaller, with_ends, without_weights
 from dev.matrix_suite import SUITES
 
 
@@ -18,13 +16,6 @@ def test_only_what_went_well_is_called_equal():
     assert matrix.outcome({'train': 'same bits', 'audit': 'named'}) == 'equal'
     assert matrix.outcome({'train': 'same bits', 'resume': 'DIFFERENT'}) == 'resume: DIFFERENT'
     assert matrix.outcome({}) == 'not run'
-
-
-def test_a_row_that_could_not_be_made_is_in_the_table():
-    table = matrix.table([dict(name='oldest', python='3.9', error='no Python 3.9')])
-    assert table.splitlines()[-1] == '| oldest | 3.9 | - | - | - | - | - | - | not run |'
-    found = dict(name='x', steps={'without the patch': 'found', 'audit': 'NOT NAMED'})
-    assert libraries.table([found]).splitlines()[-1].endswith('| audit: NOT NAMED | - |')
 
 
 def test_rows_name_environments_and_data_that_exist():
@@ -40,19 +31,6 @@ def test_rows_of_versions_name_a_suite_and_what_it_must_not_find():
     assert '--no-binary onedl-mmcv' in ' '.join(matrix.ROWS['onedl forks'].requirements)
     with pytest.raises(SystemExit, match='mmdet, mmcv, pycocotools must not be installed'):
         matrix_suite.main('classifier', '')
-
-
-def test_configs_are_made_smaller_in_a_copy():
-    stock = dict(scale=(640, 640), prob=True, init_cfg=dict(type='Pretrained', checkpoint='x'))
-    assert smaller(stock, {640: 64, 1: 2}) == dict(stock, scale=(64, 64))
-    assert without_weights(stock) == dict(stock, init_cfg=None)
-
-
-def test_schedules_end_where_those_of_the_stock_config_end():
-    stock = [dict(type='LinearLR', end=20), dict(type='CosineAnnealingLR', begin=20),
-             dict(type='LinearLR', by_epoch=False)]
-    assert with_ends(stock, 300) == [stock[0], dict(stock[1], end=300), stock[2]]
-    assert with_ends(stock, None) == stock and with_ends(None, 300) is None
 
 
 def test_rows_are_kept_one_by_one_and_a_folder_of_the_user_stays(tmp_path, capsys):

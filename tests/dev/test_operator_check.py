@@ -8,21 +8,16 @@ import sys
 
 import pytest
 import torch
+from command import provider_stays  # noqa: F401  a fixture
 from harness import ROOT, environment
 
 from dev.operator_check import GROUPS, cases_mmcv, cases_scatter, cases_torch, checking
 from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase
-from mmrepro import cli, determinism, ops
+from mmrepro import cli, ops
 from mmrepro.doctor import report
 from mmrepro.ops import aten
 
-
-@pytest.fixture(autouse=True)
-def clean():
-    provider = ops.provider()
-    yield
-    determinism.disable()
-    assert ops.provider() == provider
+pytestmark = pytest.mark.usefixtures('provider_stays')
 
 
 def test_every_operator_of_torch_has_a_row():

@@ -7,7 +7,6 @@ import pytest
 from virtual_faults import FAULTS
 
 from dev import virtual_ranks_matrix as matrix
-from dev import virtual_ranks_report
 
 REPORT = Path(__file__).resolve().parents[2] / 'docs' / 'results' / 'virtual_ranks_matrix.json'
 
@@ -45,15 +44,6 @@ def test_the_published_matrix_is_whole_and_equal():
     assert [row for row in rows if row['difference']] == []
 
 
-def test_rows():
-    rows = [tuple(row.values())[1:] for row in matrix.rows(['RTMDet, EMA'], [2, 4], [1, 2, 3])]
-    assert rows == [
-        # two ranks: the number of processes, and what had written the checkpoint
-        (2, 1, 0, 'shared'), (2, 2, 0, 'shared'), (2, 2, 1, 'shared'), (2, 1, 2, 'shared'),
-        (4, 1, 0, 'shared'), (4, 2, 0, 'shared'), (4, 3, 0, 'shared'),
-        (4, 2, 1, 'shared'), (4, 3, 2, 'shared'), (4, 1, 3, 'shared')]
-
-
 def test_a_difference_is_named():
     line = dict(iteration=2, data='a', weights='w')
     expected = [[dict(line, iteration=1), line]] * 2
@@ -61,13 +51,3 @@ def test_a_difference_is_named():
         'rank 1, iteration 2: weights')
     assert matrix.difference(expected, expected, 0) == ''
     assert matrix.difference(expected, [[line]] * 2, 1) == 'rank 0: 1 lines instead of 2'
-
-
-def test_the_table_says_what_was_run():
-    rows = [dict(zip(matrix.KEYS, row), difference=difference) for *row, difference in (
-        ('Mask R-CNN', 2, 2, 0, 'shared', ''), ('Mask R-CNN', 2, 1, 2, 'shared', ''),
-        ('Soft Teacher', 4, 2, 0, 'shared', 'rank 0, iteration 1: losses'))]
-    lines = virtual_ranks_report.table(dict(rows=rows)).splitlines()
-    assert '| Mask R-CNN | equal: N = 1, 2; 1 resumes | not run |' in lines
-    assert '| Soft Teacher | not run | 1 different: N = 2; 0 resumes |' in lines
-    assert lines[-1] == '3 comparisons, 1 different.'

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from dev import virtual_ranks_report
 from dev import virtual_ranks_zoo as zoo
 from dev.zoo.families import FAMILIES, Member
 from dev.zoo.run_facts import FILE, facts_of
@@ -73,36 +72,3 @@ def test_memory_of_a_run(shared, processes, memory, tmp_path):
             check_steps=1000, check_samples=1000)))
     assert facts_of(tmp_path) == dict(memory=memory, finite=True, checks=[(1000, 1000)], steps=9,
                                       samples=6)
-
-
-def test_the_table_says_what_was_run():
-    same = dict(family='ssd', config='ssd/ssdlite.py', width='full', steps=9, samples=6,
-                memory='shared', difference='')
-    rows = [dict(same, processes=1, resumed_from=0), dict(same, processes=2, resumed_from=1),
-            dict(same, family='atss', config='atss/a.py', processes=2, resumed_from=1,
-                 difference='rank 0, iteration 2: losses'),
-            dict(family='paa', config='paa/p.py', processes=0, resumed_from=0, difference='',
-                 cannot='needs scikit-learn')]
-    lines = virtual_ranks_report.zoo_table(dict(rows=rows)).splitlines()
-    assert '| ssd | ssdlite | full | shared | 18, 12 | equal: N = 1, 2; 1 resumes |' in lines
-    assert ('| atss | a | full | shared | 9, 6 | N = 2, resumed from 1: '
-            'rank 0, iteration 2: losses |') in lines
-    assert '2 families, 3 runs, 1 different.' in lines and '| paa | needs scikit-learn |' in lines
-
-
-def test_the_line_that_names_an_error_is_kept():
-    text = 'Traceback\n  raise\nmmrepro.report.StepDiffersError: The step of iteration 0\nTo go on:'
-    assert zoo._message(RuntimeError(text)) == (
-        'mmrepro.report.StepDiffersError: The step of iteration 0')
-    assert zoo._message(RuntimeError('one\ntwo')) == 'two'
-    assert zoo._message(KeyError()) == 'KeyError'
-
-
-def test_a_missing_module_is_named_before_what_follows_from_it():
-    try:
-        try:
-            import no_such_module  # noqa: F401
-        except ImportError as cause:
-            raise ImportError('custom imports failed') from cause
-    except ImportError as error:
-        assert zoo._message(error) == "ModuleNotFoundError: No module named 'no_such_module'"

@@ -7,7 +7,7 @@ import os
 import pytest
 from mmengine.config import Config
 
-from dev.zoo import FAMILIES, Member, families, step, sweep, sweep_report
+from dev.zoo import FAMILIES, Member, families, step, sweep
 
 NOT_DETECTORS = {
     '_base_',  # parts that the others inherit
@@ -33,28 +33,6 @@ def test_every_member_is_a_config_and_listed_once():
     assert len({member.config for member in FAMILIES}) == len(FAMILIES)
     for member in FAMILIES:
         assert set(member.packages) <= set(families.PACKAGES)
-
-
-def test_a_detector_trains_and_infers_with_the_same_bits(warm):
-    row = sweep.visit(Member('faster_rcnn/faster-rcnn_r18_fpn_8xb8-amp-lsj-200e_coco.py'))
-    assert row['outcome'] == 'ok', row
-    assert row['operators'] == ['nms', 'roi_align_backward', 'roi_align_forward']
-
-
-def test_what_needs_a_package_names_it(warm, monkeypatch):
-    package = families.Package('mmrepro-no-such-package', 'mmrepro_no_such_package', 'this test')
-    monkeypatch.setitem(families.PACKAGES, package.name, package)
-    monkeypatch.setattr(step, 'take', lambda *_: 1 / 0)
-    row = sweep.visit(Member('any.py', packages=(package.name,)))
-    assert (row['outcome'], row['packages']) == ('needs', [package.name])
-
-
-def test_a_needed_package_that_is_not_needed_is_a_failure(warm, monkeypatch):
-    package = families.Package('mmrepro-no-such-package', 'mmrepro_no_such_package', 'this test')
-    monkeypatch.setitem(families.PACKAGES, package.name, package)
-    monkeypatch.setattr(step, 'take', lambda *_: dict(equal=True))
-    row = sweep.visit(Member('any.py', packages=(package.name,)))
-    assert (row['outcome'], row['error']) == ('failed', f'works without {package.name}')
 
 
 @pytest.mark.parametrize('take, error', [
@@ -96,16 +74,6 @@ def test_a_model_with_mmcvs_synchronised_norm_gets_a_process_group():
 def test_different_bits_are_not_ok(warm, monkeypatch):
     monkeypatch.setattr(step, 'take', lambda *_: dict(equal=False, different=['weights']))
     assert sweep.visit(Member('any.py'))['outcome'] == 'differs'
-
-
-def test_members_are_found_by_folder_config_and_pattern():
-    dcn = [m.config for m in FAMILIES if m.family == 'dcn']
-    assert [m.config for m in sweep.members(['dcn'])] == dcn
-    assert [m.config for m in sweep.members(['htc/htc_r50*', 'htc_r50_fpn_1x_coco'])] == [
-        'htc/htc_r50_fpn_1x_coco.py']
-    assert sweep.members() == list(FAMILIES)
-    with pytest.raises(ValueError, match="'no-such' matches no config"):
-        sweep.members(['no-such'])
 
 
 def test_the_tool_writes_rows_and_tells_failure_by_its_exit_code(monkeypatch, tmp_path, capsys):
@@ -152,42 +120,3 @@ def test_every_family_of_the_zoo():
     rows = sweep.sweep(FAMILIES)
     bad = [row for row in rows if row['outcome'] in ('failed', 'differs')]
     assert [(row['config'], row.get('error')) for row in bad] == []
-
-
-RESULTS = dict(versions=dict(torch='2'), rows=[
-    dict(config='a/x.py', family='a', annotations='COCO', outcome='ok', equal=True,
-         seconds=3.2, peak_mib=7, parameters=1234567,
-         operators=['nms', 'roi_align_backward', 'roi_align_forward']),
-    dict(config='b/y.py', family='b', annotations='MOT', outcome='needs', packages=['lvis']),
-    dict(config='b/z.py', family='b', annotations='COCO', outcome='failed', error='E: no')])
-
-
-def test_the_tables_of_results():
-    text = sweep_report.table(RESULTS)
-    assert 'of 2 folders: 1 build, train and infer (1 of them twice' in text
-    assert '1 failed' in text
-    assert f'3 of the {len(FAMILIES)} configs' in text
-    assert '| `a/x.py` | COCO | yes | 1.2 | 3 | 7 | nms, roi_align |' in text
-    assert '| `b/y.py` | MOT | needs lvis |' in text and '**failed**: E: no' in text
-    assert sweep_report.reached_by(RESULTS['rows'])['nms'] == ['a']
-    page = sweep_report.needs(RESULTS['rows'])
-    assert '| `lvis` | the LVIS dataset and metric | `b/y.py` | not tried |' in page
-    tried = [dict(RESULTS['rows'][0], config='b/y.py', **{'with': dict(torch='2.13', lvis='0.5')})]
-    page = sweep_report.needs(RESULTS['rows'], tried)
-    assert '| `b/y.py` | yes: torch 2.13, lvis 0.5 |' in page
-
-
-def test_an_interrupted_sweep_goes_on(monkeypatch, tmp_path):
-    visited = []
-    monkeypatch.setattr(sweep, 'visit', lambda member, *_: visited.append(member) or dict(
-        config=member.config, outcome='ok'))
-    out = str(tmp_path / 'zoo.json')
-    sweep.main(['carafe', '--out', out])
-    sweep.main(['carafe', 'atss', '--out', out, '--missing'])
-    assert [member.family for member in visited] == ['carafe', 'carafe', 'atss', 'atss']
-    monkeypatch.setattr(sweep, 'visit', lambda member, *_: dict(
-        config=member.config, outcome='failed'))
-    assert sweep.main(['pvt', '--out', out]) == sweep.main(['pvt', '--out', out, '--missing']) == 1
-    rows = json.loads(open(out).read())['rows']
-    assert [row['config'] for row in rows] == [
-        m.config for m in FAMILIES if m.family in ('atss', 'carafe', 'pvt')]

@@ -57,57 +57,45 @@ def test_equal_streams_have_no_difference():
     assert first_differing_record(SAME, list(SAME)) is None
 
 
-def test_the_first_record_with_equal_inputs_and_another_result_is_named():
-    other = [SAME[0], op('two', ['11'], ['ff']), op('three', ['ff'], ['ee'])]
-    found = first_differing_record(SAME, other)
-    assert (found.kind, found.a, found.b, found.which) == ('output', 1, 1, (0,))
+NOISE = [SAME[0], op('noise', ['11'], ['1f']), op('two', ['1f'], ['2f']),
+         op('three', ['2f'], ['3f'])]
+PRINTS = op('print', ['11'], [])
+# one run resizes; after that all shapes, and so all records, differ
+RESIZED = [op('resize', ['00'], ['0f']), op('one', ['0f'], ['1e'], shapes='64'), SAME[1]]
+# two streams, and attributes of the difference
+DIFFERENCES = {
+    'a result': (SAME, [SAME[0], op('two', ['11'], ['ff']), op('three', ['ff'], ['ee'])],
+                 dict(kind='output', a=1, b=1, which=(0, ))),
+    'an input that no operator made': (SAME, [SAME[0], op('two', ['ab'], ['ff']), SAME[2]],
+                                       dict(kind='input', a=1, which=(0, ))),
+    'an argument': ([op('mul', ['1'], ['2'], arguments='other=0.5')],
+                    [op('mul', ['1'], ['3'], arguments='other=0.25')], dict(kind='argument')),
+    'an extra operator that makes what differs': (SAME, NOISE, dict(kind='extra', a=None, b=1)),
+    'an extra operator without consequences does not hide what comes later': (
+        SAME, [SAME[0], PRINTS, SAME[1], op('three', ['22'], ['ff'])],
+        dict(kind='output', a=2, b=3, extra_b=(1, ))),
+    'an extra operator alone': (SAME, [SAME[0], PRINTS, *SAME[1:]], dict(kind='extra')),
+    'of several extra operators the first that matters': (
+        SAME, [op('print', ['00'], ['aa']), SAME[0], op('randn', [], ['bb']),
+               op('noise', ['11', 'bb'], ['1f']), op('two', ['1f'], ['2f']),
+               op('three', ['2f'], ['3f'])], dict(kind='extra', b=2, extra_b=(2, 3))),
+    'of extra operators in both runs the first': (
+        SAME, [RESIZED[0], SAME[0], op('two', ['1f'], ['2f'], shapes='64')],
+        dict(kind='extra', a=None, b=0)),
+    'of extra operators at the same point the first': (
+        [op('one', ['00'], ['1f'], shapes='32'), SAME[1]], RESIZED, dict(a=None, b=0)),
+    'another operator': (RESIZED, [op('crop', ['00'], ['0e']), *SAME],
+                         dict(kind='replaced', a=0, b=0)),
+}
 
 
-def test_an_input_that_no_operator_made():
-    other = [SAME[0], op('two', ['ab'], ['ff']), SAME[2]]
-    found = first_differing_record(SAME, other)
-    assert (found.kind, found.a, found.which) == ('input', 1, (0,))
-
-
-def test_a_different_number_as_argument():
-    a, b = [op('mul', ['1'], ['2'], arguments='other=0.5')], [op('mul', ['1'], ['3'],
-                                                                 arguments='other=0.25')]
-    assert first_differing_record(a, b).kind == 'argument'
-
-
-@pytest.mark.parametrize('swap', [False, True])
-def test_an_extra_operator_that_makes_what_differs_is_named(swap):
-    longer = [SAME[0], op('noise', ['11'], ['1f']), op('two', ['1f'], ['2f']),
-              op('three', ['2f'], ['3f'])]
-    found = first_differing_record(*((longer, SAME) if swap else (SAME, longer)))
-    assert found.kind == ('missing' if swap else 'extra')
-    assert (found.a, found.b) == ((1, None) if swap else (None, 1))
-
-
-def test_an_extra_operator_without_consequences_does_not_hide_what_comes_later():
-    longer = [SAME[0], op('print', ['11'], []), SAME[1], op('three', ['22'], ['ff'])]
-    found = first_differing_record(SAME, longer)
-    assert (found.kind, found.a, found.b, found.extra_b) == ('output', 2, 3, (1,))
-
-
-def test_an_extra_operator_alone_is_a_difference():
-    longer = [SAME[0], op('print', ['11'], []), *SAME[1:]]
-    assert first_differing_record(SAME, longer).kind == 'extra'
-
-
-@pytest.mark.parametrize('swap', [False, True])
-def test_of_extra_operators_in_both_runs_the_first_is_named(swap):
-    """One run resizes; after that all shapes, and so all records, differ."""
-    resized = [op('resize', ['00'], ['0f']), SAME[0], op('two', ['1f'], ['2f'], shapes='64')]
-    found = first_differing_record(*((resized, SAME) if swap else (SAME, resized)))
-    assert found.kind == ('missing' if swap else 'extra')
-    assert (found.a, found.b) == ((0, None) if swap else (None, 0))
-    other = [op('one', ['00'], ['1f'], shapes='32'), SAME[1]]
-    resized = [op('resize', ['00'], ['0f']), op('one', ['0f'], ['1e'], shapes='64'), SAME[1]]
-    found = first_differing_record(*((resized, other) if swap else (other, resized)))
-    assert (found.a, found.b) == ((0, None) if swap else (None, 0)), 'at the same point'
-    found = first_differing_record(resized, [op('crop', ['00'], ['0e']), *SAME])
-    assert (found.kind, found.a, found.b) == ('replaced', 0, 0)
+@pytest.mark.parametrize('name', DIFFERENCES)
+def test_the_first_difference_is_named(name):
+    a, b, expected = DIFFERENCES[name]
+    found = first_differing_record(a, b)
+    assert {key: getattr(found, key) for key in expected} == expected
+    if expected.get('kind') == 'extra':  # in the other run it is missing
+        assert first_differing_record(b, a).kind == 'missing'
 
 
 def test_a_generator_that_was_moved_before():
@@ -120,14 +108,6 @@ def test_a_generator_that_was_moved_before():
     found = first_differing_record(stream(False), stream(True))
     assert (found.kind, found.a) == ('generator', 3)
     assert (found.moved.a, found.moved.b) == (1, 1)
-
-
-def test_of_several_extra_operators_the_first_that_matters_is_named():
-    longer = [op('print', ['00'], ['aa']), SAME[0], op('randn', [], ['bb']),
-              op('noise', ['11', 'bb'], ['1f']), op('two', ['1f'], ['2f']),
-              op('three', ['2f'], ['3f'])]
-    found = first_differing_record(SAME, longer)
-    assert (found.kind, found.b, found.extra_b) == ('extra', 2, (2, 3))
 
 
 def state(outputs, numbers=''):

@@ -111,10 +111,6 @@ def test_one_rank_is_enough(pool, says):
     assert pool.run(asking, 3, says) == [says is not None] * 3
 
 
-def test_the_pool_still_works_after_all_this(pool):
-    assert pool.run(compare, 4, [{'a': 1}] * 4) == [0, 1, 2, 3]
-
-
 def test_start_fields_name_config_and_versions(pool):
     texts = ['x = 1\n', 'x = 2\n', 'x = 1\n']
     message = errors(pool.outcomes(start, 3, texts))[0]

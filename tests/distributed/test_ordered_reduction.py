@@ -93,18 +93,6 @@ def any_length(rank, world, dtype):
     return results
 
 
-def neighbours(rank, world):
-    """The bits of an element, alone and at every offset in a longer buffer."""
-    value = torch.randn(1, generator=torch.Generator().manual_seed(rank))
-    alone = ordered_mean(value.clone())
-    found = []
-    for offset in range(4 * world + 1):
-        flat = torch.randn(4 * world + 1)
-        flat[offset] = value
-        found.append(torch.equal(ordered_mean(flat)[offset:offset + 1], alone))
-    return all(found)
-
-
 def unused_parameters(rank, world):
     """A parameter without gradient on some ranks counts as zero there."""
 
@@ -174,10 +162,6 @@ def test_two_ranks_get_the_bits_of_plain_ddp(pool):
 @pytest.mark.parametrize('world', [1, 3, 4])
 def test_the_mean_is_the_definition_for_any_length(pool, world, dtype):
     assert all(all(result) for result in pool.run(any_length, world, dtype))
-
-
-def test_neighbours_do_not_matter(pool):
-    assert pool.run(neighbours, 4) == [True] * 4
 
 
 def test_a_parameter_that_a_rank_does_not_use_counts_as_zero(pool):

@@ -73,21 +73,33 @@ def test_a_training_does_not_depend_on_the_number_of_processes(ranks, numbers):
     assert len({one[-1] for one in found}) == ranks  # statistics
 
 
+def losses_of(model, batch, lr=0.1):
+    """The losses of two steps of a model that returns its loss."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        losses.append(model(batch()))
+        losses[-1].backward()
+        optimizer.step()
+    return losses
+
+
+class Squared(nn.Sequential):
+    def forward(self, x):
+        return (super().forward(x).square().mean() - torch.rand(1)).square()
+
+
 def synchronised(kind):
     """SyncBN communicates in the forward and in the backward pass."""
     from mmcv.ops import SyncBatchNorm
     norm = dict(torch=nn.SyncBatchNorm, mmcv=SyncBatchNorm)[kind]
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 2, 3), norm(2))
+    net = Squared(nn.Conv2d(3, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 2, 3), norm(2))
     model = VirtualDataParallel(net, broadcast_buffers=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(dist.get_rank())
     with sync_bn.enabled():
-        for _ in range(2):
-            optimizer.zero_grad()
-            (model(torch.randn(2, 3, 8, 8)).square().mean() - torch.rand(1)).square().backward()
-            optimizer.step()
-            dist.barrier()
+        losses_of(model, lambda: torch.randn(2, 3, 8, 8))
     return state_digest(net.state_dict())
 
 
@@ -173,15 +185,9 @@ class Recomputed(nn.Module):
 def recomputed(reentrant):
     torch.manual_seed(0)
     model = VirtualDataParallel(Recomputed(reentrant), broadcast_buffers=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(dist.get_rank())
-    losses = []
     with sync_bn.enabled():
-        for _ in range(2):
-            optimizer.zero_grad()
-            losses.append(model(torch.randn(2, 3, 8, 8, requires_grad=True)))
-            losses[-1].backward()
-            optimizer.step()
+        losses = losses_of(model, lambda: torch.randn(2, 3, 8, 8, requires_grad=True))
     return state_digest(losses), state_digest(model.state_dict()), torch.rand(1).item()
 
 
@@ -364,6 +370,7 @@ class Drawing(nn.Module):
         self.norm = nn.BatchNorm1d(32)
         self.weight = nn.Parameter(torch.eye(32))
 
+    @torch.autocast('cpu', torch.bfloat16)
     def forward(self, x):
         hidden = self.norm(x) @ self.weight
         dist.all_reduce(torch.ones(1))
@@ -378,14 +385,7 @@ def drawn_steps():
     np.random.seed(rank)
     torch.manual_seed(rank)
     model = VirtualDataParallel(Drawing(), broadcast_buffers=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        with torch.autocast('cpu', torch.bfloat16):
-            losses.append(model(torch.randn(8, 32)))
-        losses[-1].backward()
-        optimizer.step()
+    losses = losses_of(model, lambda: torch.randn(8, 32), lr=0.01)
     return {name: state_digest(value) for name, value in dict(
         losses=losses, weights=dict(model.named_parameters()),
         buffers=dict(model.named_buffers())).items()}

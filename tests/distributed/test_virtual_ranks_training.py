@@ -5,8 +5,7 @@ import multiprocessing
 
 import pytest
 import schedules
-from demo_runs import changed, small
-from detector_runs import shallow
+from demo_runs import changed
 from faults import tiny as tiny_run
 from harness import digest
 from virtual_runs import run
@@ -79,23 +78,6 @@ def test_a_runner_outside_of_virtual_ranks_is_refused(cfg):
 def test_settings_that_virtual_ranks_do_not_allow(cfg, change, text, tmp_path):
     with pytest.raises(RuntimeError, match=f'RandomnessError.*{text}'):
         run(changed(cfg, change), 2, 1, tmp_path)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize('model', ['faster-rcnn_r50_fpn', 'retinanet_r50_fpn', 'yolox_s',
-                                   'rtmdet_tiny'])
-def test_detectors(model, data_root, tmp_path):
-    import mmdet.models  # noqa: F401
-    cfg = small(model, data_root)
-    if 'backbone' in cfg.model and cfg.model.backbone.type == 'ResNet':
-        shallow(cfg)
-    cfg.train_cfg.update(max_epochs=1, val_interval=1)
-    cfg.train_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False)
-    dataset = cfg.train_dataloader.dataset
-    dataset.get('dataset', dataset)['indices'] = 12
-    expected = run(cfg, 4, 1, tmp_path / '1')
-    for processes in (2, 3, 4):
-        assert run(cfg, 4, processes, tmp_path / str(processes)) == expected
 
 
 def spin(stop):

@@ -135,12 +135,6 @@ def test_find_a_difference(shaded):
 
 
 @pytest.mark.nightly
-def test_two_virtual_ranks_train_as_typed(shell):
-    shell.type('mmrepro demo --data-only')
-    shell.type(TWO_RANKS)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize('page', ['quickstart', 'virtual-ranks'])
 def test_a_page(page, shell):
     shell.type('mmrepro demo --data-only')

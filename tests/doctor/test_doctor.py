@@ -7,22 +7,15 @@ import re
 
 import pytest
 import torch
-from command import exit_code
+from command import exit_code, provider_stays  # noqa: F401  a fixture
 
-from mmrepro import determinism, ops
 from mmrepro.doctor import checking, detectors, environment, machine, report, rows
+
+pytestmark = pytest.mark.usefixtures('provider_stays')
 
 
 def check(*words, **more):
     return exit_code('doctor', '--gpu', *words, **more)
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    provider = ops.provider()
-    yield
-    determinism.disable()
-    assert ops.provider() == provider
 
 
 def test_the_first_difference_of_two_runs():
@@ -148,17 +141,6 @@ def test_digests_of_two_processes_are_compared():
         'equal, also in another process', 'DIFFERS from the other process',
         'equal, different bits on the other machine', 'equal']
     assert [row['equal'] for row in (same, off, elsewhere, missing)] == [True, False, True, True]
-
-
-def test_rows_that_matter_most_come_first():
-    def group(names, first=()):
-        return rows.RowGroup('', '', (), lambda *_: dict.fromkeys(names), first)
-    groups = dict(mmcv=group('abc', ('c', )), torch=group('xyz', ('y', 'x')), detectors=group('D'))
-    order = checking._in_order(groups, None, checking.Budget(1.))
-    assert ''.join(name for _, name, _ in order) == 'cyxabzD'
-    from dev.operator_check import cases_mmcv, cases_torch
-    from dev.operator_check.groups import FIRST
-    assert set(FIRST) <= {*cases_torch.CASES, *cases_mmcv.CASES}
 
 
 def test_the_digest_of_a_run_follows_every_bit():

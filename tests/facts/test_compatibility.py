@@ -28,18 +28,8 @@ from mmrepro.facts.collect import (
 from mmrepro.facts.compatibility import CHANGES, HARMLESS, differences
 
 
-@pytest.fixture(scope='module')
-def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('base')
-    finish(small_run(folder))
-    return folder
-
-
 def resumed(base, tmp_path, **changes):
-    cfg = small_run(tmp_path)
-    cfg.merge_from_dict(changes)
-    cfg.resume, cfg.load_from = True, str(base / 'iter_3.pth')
-    return cfg
+    return small_run(tmp_path, resume=True, load_from=str(base / 'iter_3.pth'), **changes)
 
 
 REFUSED = {
@@ -91,48 +81,43 @@ def test_the_same_run_says_nothing(base, tmp_path):
     assert Runner.from_cfg(resumed(base, tmp_path)).lifecycle.resume.differences == []
 
 
-def test_a_number_of_workers_matters_to_streams_of_workers():
-    name = 'config.train_dataloader.num_workers'
-    for mode, severity in (('sample', HARMLESS), ('worker', CHANGES), ('mmengine', CHANGES)):
-        facts = {'randomness.worker_seed': mode, name: 2}
-        row, = differences(facts, {**facts, name: 4})
-        assert row.severity == severity
-
-
-STOCK_MATTERS = ('config.train_dataloader.num_workers', 'env.PYTHONHASHSEED',
-                 'config.train_dataloader.persistent_workers', 'config.train_cfg.val_interval')
-
-
-@pytest.mark.parametrize('name', STOCK_MATTERS)
-def test_what_mmrepro_makes_harmless_matters_to_a_stock_run(name):
-    for attached, severity in ((True, HARMLESS), (False, CHANGES)):
-        facts = {compatibility.ATTACHED: attached, name: 1}
-        row, = differences(facts, {**facts, name: 2})
-        assert row.severity == severity
-
-
-def test_a_consequence_that_does_not_hold_is_not_given_as_one():
-    row, = differences({STOCK_MATTERS[0]: 1}, {STOCK_MATTERS[0]: 2})
-    assert row.consequence == 'each sample has a stream of its own'
-    row, = differences({'config.env_cfg.dist_cfg': 1}, {'config.env_cfg.dist_cfg': 2})
-    assert row.consequence == 'there is one rank'
-
-
-def test_another_precision_matters_by_its_flags_not_by_its_key():
-    facts = {'hardware.gpu': 'H100', 'torch.backends.cudnn.allow_tf32': True,
+WORKERS, INTERVAL = 'config.train_dataloader.num_workers', 'config.train_cfg.val_interval'
+PRECISION = {'hardware.gpu': 'H100', 'torch.backends.cudnn.allow_tf32': True,
              'randomness.numerics.float32_precision': None}
-    spelt_out = {**facts, 'randomness.numerics.float32_precision': 'high'}
-    assert [row.severity for row in differences(facts, spelt_out)] == [HARMLESS]
-    changed = {**facts, 'torch.backends.cudnn.allow_tf32': False}
-    assert [row.severity for row in differences(facts, changed)] == [CHANGES]
+AVX512 = {'hardware.cpu_features': 'sse4_2 avx fma avx2 avx512f'}
+# facts then, what is another one now, what follows, and a part of the reason
+FOLLOWS = [
+    # streams of workers depend on their number; mmrepro makes harmless what a stock run depends on
+    *(({'randomness.worker_seed': mode}, {WORKERS: 2}, severity, '') for mode, severity in (
+        ('sample', HARMLESS), ('worker', CHANGES), ('mmengine', CHANGES))),
+    *(({compatibility.ATTACHED: attached}, {name: 2}, severity, '')
+      for name in (WORKERS, INTERVAL, 'env.PYTHONHASHSEED',
+                   'config.train_dataloader.persistent_workers')
+      for attached, severity in ((True, HARMLESS), (False, CHANGES))),
+    ({}, {WORKERS: 2}, HARMLESS, 'each sample has a stream of its own'),
+    ({}, {'config.env_cfg.dist_cfg': 2}, HARMLESS, 'there is one rank'),
+    # another precision matters by its flags, not by its key
+    (PRECISION, {'randomness.numerics.float32_precision': 'high'}, HARMLESS, ''),
+    (PRECISION, {'torch.backends.cudnn.allow_tf32': False}, CHANGES, ''),
+    # validation matters where training reacts to it
+    *(({'config.custom_hooks[0].type': hook}, {INTERVAL: 2}, severity, '') for hook, severity in (
+        ('EarlyStoppingHook', CHANGES), ('CheckInvalidLossHook', HARMLESS))),
+    # another CPU loads other batches where it has no AVX2
+    (AVX512, {'hardware.cpu_features': 'sse4_2 avx fma avx2'}, HARMLESS, 'same on CPUs with AVX2'),
+    (AVX512, {'hardware.cpu_features': 'sse4_2 avx'}, CHANGES, 'x86-64 CPUs with AVX2 only'),
+    (AVX512, {'hardware.cpu_features': None}, CHANGES, 'x86-64 CPUs with AVX2 only'),
+    (dict(AVX512, **{'env.OPENCV_IPP': None}), {'env.OPENCV_IPP': 'disabled'}, CHANGES,
+     'different pixels'),
+    # a level needs other variables on another CPU
+    ({'randomness.numerics.cpu': 'avx2'}, {'env.NPY_DISABLE_CPU_FEATURES': 'X86_V4'}, HARMLESS,
+     'randomness.numerics.cpu pins'),
+]
 
 
-def test_validation_matters_when_training_reacts_to_it():
-    name = 'config.train_cfg.val_interval'
-    for hook, severity in (('EarlyStoppingHook', CHANGES), ('CheckInvalidLossHook', HARMLESS)):
-        facts = {'config.custom_hooks[0].type': hook, name: 1}
-        row, = differences(facts, {**facts, name: 2})
-        assert row.severity == severity
+@pytest.mark.parametrize('then, now, severity, reason', FOLLOWS)
+def test_what_follows_from_another_fact(then, now, severity, reason):
+    row, = differences({**dict.fromkeys(now, 1), **then}, {**then, **now})
+    assert row.severity == severity and reason in row.consequence
 
 
 AVERAGING = {
@@ -159,7 +144,8 @@ def test_validation_matters_where_ranks_average_statistics_at_it(hook):
         assert row.severity == HARMLESS
 
 
-WATCHING = ['PreemptHook', 'OperatorGuardHook', 'IterTimerHook', 'EmptyCacheHook']
+WATCHING = ['PreemptHook', 'OperatorGuardHook', 'IterTimerHook', 'EmptyCacheHook',
+            'FingerprintHook']
 
 
 def test_hooks_that_change_nothing_may_be_added(base, tmp_path):
@@ -206,22 +192,24 @@ def test_a_training_may_be_longer_when_nothing_counts_from_its_end(schedule, tmp
     ids=str)
 def test_a_longer_training_is_refused_where_something_counts_from_its_end(settings):
     settings.setdefault('train_cfg', {})['max_epochs'] = 2
+    assert severity_of_longer(settings) == CHANGES
+
+
+def severity_of_longer(settings):
     facts = settings_of(settings)
-    row, = differences(facts, {**facts, 'config.train_cfg.max_epochs': 3})
-    assert row.severity == CHANGES
+    row, = differences(facts, {**facts, 'config.train_cfg.max_epochs': 24})
+    return row.severity
 
 
 def test_a_config_of_mmdetection_may_train_longer():
-    facts = settings_of(dict(
+    assert severity_of_longer(dict(
         train_cfg=dict(type='EpochBasedTrainLoop', max_epochs=12, val_interval=1),
         param_scheduler=[dict(type='LinearLR', by_epoch=False, begin=0, end=500),
                          dict(type='MultiStepLR', begin=0, end=12, milestones=[8, 11])],
         custom_hooks=[dict(type='NumClassCheckHook'), dict(type='EMAHook')],
         default_hooks=dict(timer=dict(type='IterTimerHook'), checkpoint=dict(
             type='CheckpointHook', interval=1), sampler_seed=dict(type='DistSamplerSeedHook'),
-            visualization=dict(type='DetVisualizationHook'))))
-    row, = differences(facts, {**facts, 'config.train_cfg.max_epochs': 24})
-    assert row.severity == HARMLESS
+            visualization=dict(type='DetVisualizationHook')))) == HARMLESS
 
 
 def test_versions_and_hardware(base, tmp_path):
@@ -238,20 +226,6 @@ def test_other_data_are_found_once_they_are_loaded(base, tmp_path, monkeypatch):
     monkeypatch.setattr(Points, '__len__', lambda self: 16)
     with pytest.raises(ResumeError, match='train_samples +8 +16'):
         Runner.from_cfg(resumed(base, tmp_path)).train()
-
-
-AVX512 = {'hardware.cpu_features': 'sse4_2 avx fma avx2 avx512f'}
-
-
-@pytest.mark.parametrize('then, now, severity, said', [
-    (AVX512, {'hardware.cpu_features': 'sse4_2 avx fma avx2'}, HARMLESS, 'same on CPUs with AVX2'),
-    (AVX512, {'hardware.cpu_features': 'sse4_2 avx'}, CHANGES, 'x86-64 CPUs with AVX2 only'),
-    (AVX512, {'hardware.cpu_features': None}, CHANGES, 'x86-64 CPUs with AVX2 only'),
-    (dict(AVX512, **{'env.OPENCV_IPP': None}), dict(AVX512, **{'env.OPENCV_IPP': 'disabled'}),
-     CHANGES, 'different pixels')])
-def test_another_cpu_loads_other_batches_where_it_has_no_avx2(then, now, severity, said):
-    one, = differences(then, now)
-    assert one.severity == severity and said in one.consequence
 
 
 def test_a_checkpoint_has_the_instruction_sets(base):
@@ -283,12 +257,6 @@ def test_a_process_with_fewer_instructions_is_refused(tmp_path):
                              capture_output=True)
     assert refused.returncode == 2
     assert 'env.OPENCV_CPU_DISABLE' in refused.stderr and 'different pixels' in refused.stderr
-
-
-def test_a_level_needs_other_variables_on_another_cpu():
-    pinned = {'randomness.numerics.cpu': 'avx2'}
-    one, = differences(pinned, {**pinned, 'env.NPY_DISABLE_CPU_FEATURES': 'X86_V4'})
-    assert one.severity == HARMLESS and 'randomness.numerics.cpu pins' in one.consequence
 
 
 def test_every_row_is_reached_and_the_last_takes_all():

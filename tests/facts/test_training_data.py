@@ -7,7 +7,7 @@ import torch
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 from mmengine.runner import Runner
-from small_runs import clean, finish, small_run  # noqa: F401  clean is a fixture
+from small_runs import clean, finish, small_run, weights_of  # noqa: F401  clean is a fixture
 
 from mmrepro.errors import ResumeError
 from mmrepro.facts.training_data import training_facts
@@ -70,8 +70,7 @@ def test_data_that_have_moved_are_the_same(how, base, tmp_path):
     runner.logger.warning = said.append
     runner.train()
     assert not [text for text in said if 'train_' in text]
-    assert {name: value.numpy().tobytes()
-            for name, value in runner.model.state_dict().items()} == expected
+    assert weights_of(runner) == expected
 
 
 def test_a_checkpoint_without_digests_of_data_resumes(base, tmp_path):

@@ -5,8 +5,8 @@ import signal
 import pytest
 import torch
 from mmengine.hooks import Hook
-from mmengine.runner import Runner
 from preempted_runs import settings
+from small_runs import finish
 
 from mmrepro.errors import Preempted
 
@@ -27,14 +27,6 @@ class Scales(Hook):
         data_batch['x'] = [x * self.scale for x in data_batch['x']]
 
 
-def trained(cfg, *hooks):
-    runner = Runner.from_cfg(cfg)
-    for hook in hooks:
-        runner.register_hook(hook)
-    runner.train()
-    return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
-
-
 def each_iteration(work_dir, **changes):
     cfg = settings(work_dir, **changes)
     cfg.default_hooks.checkpoint = dict(
@@ -49,8 +41,8 @@ def without_validation(cfg):
 
 @pytest.mark.parametrize('event', EVENTS)
 def test_validation_does_not_matter_to_what_hooks_draw_at_epochs(event, tmp_path):
-    with_it = trained(settings(tmp_path / 'a'), Scales(event))
-    without = trained(without_validation(settings(tmp_path / 'b')), Scales(event))
+    with_it = finish(settings(tmp_path / 'a'), Scales(event))
+    without = finish(without_validation(settings(tmp_path / 'b')), Scales(event))
     assert with_it == without
 
 
@@ -58,19 +50,19 @@ def test_validation_does_not_matter_to_what_hooks_draw_at_epochs(event, tmp_path
 def test_a_hook_draws_the_same_where_an_epoch_goes_on(by_epoch, tmp_path):
     loop = {} if by_epoch else dict(
         train_cfg=dict(by_epoch=False, max_iters=12, val_interval=100))
-    expected = trained(each_iteration(tmp_path, **loop), Scales('before_train_epoch'))
+    expected = finish(each_iteration(tmp_path, **loop), Scales('before_train_epoch'))
     for point in (2, 4, 5):
         cfg = each_iteration(tmp_path / str(point), **loop)
         cfg.resume, cfg.load_from = True, str(tmp_path / f'iter_{point}.pth')
-        assert trained(cfg, Scales('before_train_epoch')) == expected, point
+        assert finish(cfg, Scales('before_train_epoch')) == expected, point
 
 
 def test_the_end_of_an_epoch_draws_the_same_right_after_a_resume(tmp_path):
     """The checkpoint of an epoch's last iteration: its end comes in the resumed run."""
-    expected = trained(each_iteration(tmp_path), Scales('after_train_epoch'))
+    expected = finish(each_iteration(tmp_path), Scales('after_train_epoch'))
     cfg = each_iteration(tmp_path / 'resumed')
     cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_4.pth')
-    assert trained(cfg, Scales('after_train_epoch')) == expected
+    assert finish(cfg, Scales('after_train_epoch')) == expected
 
 
 class InValidation(Hook):
@@ -91,10 +83,10 @@ def test_a_signal_in_the_validation_that_comes_first_changes_no_bit(tmp_path):
         return settings(tmp_path / name, **{
             'default_hooks.checkpoint.interval': 1, **changes})
 
-    expected = trained(cfg('whole'))
+    expected = finish(cfg('whole'))
     with pytest.raises(KeyboardInterrupt):
-        trained(cfg('killed'), InValidation(killed))
+        finish(cfg('killed'), InValidation(killed))
     with pytest.raises(Preempted):
-        trained(cfg('killed', resume=True),
+        finish(cfg('killed', resume=True),
                 InValidation(lambda: os.kill(os.getpid(), signal.SIGTERM)))
-    assert trained(cfg('killed', resume=True)) == expected
+    assert finish(cfg('killed', resume=True)) == expected

@@ -39,14 +39,19 @@ def test_at_every_turn_nothing_is_lost(loop, tmp_path):
         assert {**first.records, **second.records} == whole.records, f'signal in event {event}'
 
 
-def test_again_and_again(tmp_path):
-    whole, _ = run(settings(tmp_path / 'whole'))
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """What a run records that gets no signal."""
+    return run(settings(tmp_path_factory.mktemp('whole')))[0].records
+
+
+def test_again_and_again(whole, tmp_path):
     found, preempted, resume = {}, True, False
     while preempted:
         hook, preempted = run(settings(tmp_path / 'pieces'), resume, Signals(3))
         found.update(hook.records)
         resume = True
-    assert found == whole.records
+    assert found == whole
     assert sorted(p.name for p in (tmp_path / 'pieces').glob('[!.]*.pth')) == ['preempted.pth']
 
 
@@ -73,17 +78,16 @@ def test_that_a_resume_will_be_refused_is_said_when_the_run_leaves(randomness, e
         is refused
 
 
-def test_more_signals_while_the_checkpoint_is_written_do_nothing(tmp_path):
+def test_more_signals_while_the_checkpoint_is_written_do_nothing(whole, tmp_path):
     class Impatient(Signals):
         def before_save_checkpoint(self, runner, checkpoint):
             for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
                 os.kill(os.getpid(), number)
 
-    whole, _ = run(settings(tmp_path / 'whole'))
     first, preempted = run(settings(tmp_path), hook=Impatient(7))
     second, _ = run(settings(tmp_path), resume=True)
     assert preempted.iteration == 5
-    assert {**first.records, **second.records} == whole.records
+    assert {**first.records, **second.records} == whole
 
 
 @pytest.mark.parametrize('end', ['done', 'pre-empted', 'error'])
@@ -176,13 +180,12 @@ def in_own_group(cfg, resume=False, at=None):
 
 
 @pytest.mark.parametrize('persistent', [False, True])
-def test_workers_outlive_a_signal_to_all(persistent, tmp_path):
+def test_workers_outlive_a_signal_to_all(persistent, whole, tmp_path):
     cfg = settings(tmp_path / 'cut', **{'train_dataloader.num_workers': 2,
                                         'train_dataloader.persistent_workers': persistent})
-    whole, _ = run(settings(tmp_path / 'whole'))
     first, iteration = Child(as_leader, in_own_group, cfg, False, 8).result()
     second, _ = Child(as_leader, in_own_group, cfg, True).result()
-    assert iteration == 6 and {**first, **second} == whole.records
+    assert iteration == 6 and {**first, **second} == whole
 
 
 def signal_workers(pid, number):
@@ -196,12 +199,11 @@ def signalled_workers(cfg):
     return hook.records
 
 
-def test_workers_leave_signals_to_the_trainer(tmp_path):
+def test_workers_leave_signals_to_the_trainer(whole, tmp_path):
     """All later epochs need them."""
     cfg = settings(tmp_path / 'signalled', **{'train_dataloader.num_workers': 2,
                                               'train_dataloader.persistent_workers': True})
-    whole, _ = run(settings(tmp_path / 'whole'))
-    assert Child(signalled_workers, cfg).result() == whole.records
+    assert Child(signalled_workers, cfg).result() == whole
 
 
 def test_the_exit_code_is_75(tmp_path):
@@ -235,7 +237,7 @@ def with_full_disk(cfg, at=None):
 
 
 @pytest.mark.parametrize('signal_in_turn', [None, 12], ids=['checkpoint', 'pre-emption'])
-def test_a_full_disk_loses_nothing_and_is_named(signal_in_turn, tmp_path):
+def test_a_full_disk_loses_nothing_and_is_named(signal_in_turn, whole, tmp_path):
     interval = 100 if signal_in_turn else 1
     cfg = settings(tmp_path / 'full', **{'default_hooks.checkpoint': dict(
         type='CheckpointHook', by_epoch=False, interval=interval, max_keep_ckpts=1)})
@@ -243,9 +245,8 @@ def test_a_full_disk_loses_nothing_and_is_named(signal_in_turn, tmp_path):
         run(cfg, hook=Signals(2))
     with pytest.raises(RuntimeError, match='File too large'):
         Child(with_full_disk, cfg, signal_in_turn).result()
-    whole, _ = run(settings(tmp_path / 'whole'))
     found, _ = run(cfg, resume=True)
     first = min(iteration for kind, iteration in found.records if kind == 'loss')
     assert first == (3 if signal_in_turn else 6), 'from the last good checkpoint on'
-    assert found.records.items() <= whole.records.items()
+    assert found.records.items() <= whole.items()
     assert not list((tmp_path / 'full').glob('.*.partial'))

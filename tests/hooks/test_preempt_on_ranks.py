@@ -33,13 +33,19 @@ def on_ranks(world, cfg, at=None, resume=False):
 MOMENTS = {'one rank': {1: 2}, 'at different times': {0: 4, 2: 3}, 'in a validation': {2: 5}}
 
 
+CHANGES = {'train_cfg.max_epochs': 20, 'val_dataloader.dataset.size': 13,
+           'train_dataloader.batch_size': 2, 'train_dataloader.dataset.size': 24,
+           'randomness.deterministic': True}
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    return on_ranks(3, settings(tmp_path_factory.mktemp('whole'), **CHANGES))
+
+
 @pytest.mark.parametrize('moment', MOMENTS)
-def test_ranks_leave_after_the_same_iteration(moment, tmp_path):
-    changes = {'train_cfg.max_epochs': 20, 'val_dataloader.dataset.size': 13,
-               'train_dataloader.batch_size': 2, 'train_dataloader.dataset.size': 24,
-               'randomness.deterministic': True}
-    whole = on_ranks(3, settings(tmp_path / 'whole', **changes))
-    cfg = settings(tmp_path / 'cut', **changes)
+def test_ranks_leave_after_the_same_iteration(moment, whole, tmp_path):
+    cfg = settings(tmp_path, **CHANGES)
     first = on_ranks(3, cfg, MOMENTS[moment])
     second = on_ranks(3, cfg, resume=True)
     assert len({iteration for _, iteration in first}) == 1 and first[0][1] is not None

@@ -33,10 +33,12 @@ class InPlacePreprocessor(tiny.TinyPreprocessor):
 @registered
 class Stateful(tiny.Tiny):
     """Keeps all sorts of things in attributes, of which none reaches the loss."""
+    passes = 0
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.calls, self.seen, self.table = 0, [], dict(last=None)
+        self.stepping, self.stepped = False, []
         self.array, self.kept = np.zeros(3), torch.zeros(3)
         self.rng = np.random.default_rng(1)
         self.register_buffer('count', torch.zeros(()), persistent=False)
@@ -45,7 +47,16 @@ class Stateful(tiny.Tiny):
         # reached along other ways as well
         self.also, self.head.owner = [self.frozen, self.count], dict(kept=self.kept)
 
+    def train_step(self, data, optim_wrapper):
+        """While the optimizer steps, an attribute is another one."""
+        self.stepping = True
+        losses = super().train_step(data, optim_wrapper)
+        self.stepped.append(self.stepping)
+        self.stepping = False
+        return losses
+
     def forward(self, inputs, label, mode='tensor'):
+        type(self).passes += 1
         self.calls += 1
         self.seen.append(inputs)
         self.table.update(last=self.calls, more=(label, ))
@@ -126,7 +137,8 @@ class Look(Hook):
         model = runner.model
         self.seen.append(digest([data_batch, outputs, scalars, runner.message_hub.get_info(
             'calls', 0), {
-            name: vars(model).get(name) for name in ('calls', 'table', 'array', 'kept', 'late')},
+            name: vars(model).get(name)
+            for name in ('calls', 'table', 'array', 'kept', 'late', 'stepped')},
             getattr(model, 'rng', None) and model.rng.bit_generator.state]))
 
 
@@ -136,14 +148,17 @@ def trained(cfg):
     runner = Runner.from_cfg(cfg)
     runner.register_hook(look)
     runner.train()
-    return bits(runner), look.seen
+    return bits(runner), look.seen, Stateful.passes
 
 
 @pytest.mark.parametrize('name', VARIANTS)
 def test_no_bit_changes(name, tmp_path):
-    with_checks, without = (Child(trained, config(
-        tmp_path / str(checks), checks=checks, **VARIANTS[name])).result() for checks in (1, 0))
-    assert with_checks == without
+    """A step that is repeated is two passes; what it counts is counted once."""
+    *with_checks, passes = Child(trained, config(tmp_path / '1', checks=1, **VARIANTS[name])
+                                 ).result()
+    *without, once = Child(trained, config(tmp_path / '0', checks=0, **VARIANTS[name])).result()
+    assert with_checks == without and passes == 2 * once
+    assert once == (2 * tiny.ITERATIONS if name == 'in memory' else 0)
 
 
 @pytest.mark.parametrize('level', [

@@ -22,42 +22,37 @@ def nothing_set(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_number_of_threads_that_both_runs_have_anyway():
-    both = specs(dict(OMP_NUM_THREADS='2'))
-    assert settings_without_effect(both, (run_with(2), run_with(2))) == [
-        'both runs used 2 threads: OMP_NUM_THREADS=2 had no effect']
-    assert settings_without_effect(both, (run_with(1), run_with(2))) == []
+TWO = dict(OMP_NUM_THREADS='2')
+# what is varied, the environment of both runs, the runs, and what is said
+EFFECTS = {
+    'threads that both runs have anyway': (
+        specs(TWO), {}, (run_with(2), run_with(2)),
+        ['both runs used 2 threads: OMP_NUM_THREADS=2 had no effect']),
+    'threads': (specs(TWO), {}, (run_with(1), run_with(2)), []),
+    'a variable that another one overrides': (
+        specs(TWO), dict(MKL_NUM_THREADS='1'), (run_with(1), run_with(1)),
+        ['both runs used 1 thread: OMP_NUM_THREADS=2 had no effect (both had MKL_NUM_THREADS=1)']),
+    'a setting that the config has already': (
+        specs(settings={'lr': 1}), {}, (run_with(), run_with()),
+        ['both runs used lr=1: varying it had no effect']),
+    'a setting': (specs(settings={'lr': 1}), {}, (run_with(), run_with(config='lr = 2\n')), []),
+    'the effective value of randomness counts': (
+        specs(settings={'randomness.numerics.num_threads': 2}), {},
+        [run_with(2, **{'randomness.numerics.num_threads': number}) for number in (None, 2)],
+        ['both runs used 2 threads: randomness.numerics.num_threads=2 had no effect']),
+    'another variable': (specs(dict(MY_SWITCH='on')), {}, (run_with(), run_with()), []),
+    'another variable that both runs have': (
+        specs(dict(MY_SWITCH='on')), dict(MY_SWITCH='on'), (run_with(), run_with()),
+        ['both runs used MY_SWITCH=on: varying it had no effect']),
+}
 
 
-def test_a_variable_that_another_one_overrides(monkeypatch):
-    monkeypatch.setenv('MKL_NUM_THREADS', '1')
-    both = specs(dict(OMP_NUM_THREADS='2'))
-    assert settings_without_effect(both, (run_with(1), run_with(1))) == [
-        'both runs used 1 thread: OMP_NUM_THREADS=2 had no effect '
-        '(both had MKL_NUM_THREADS=1)']
-
-
-def test_a_setting_that_the_config_has_already():
-    both = specs(settings={'lr': 1})
-    assert settings_without_effect(both, (run_with(), run_with())) == [
-        'both runs used lr=1: varying it had no effect']
-    assert settings_without_effect(both, (run_with(), run_with(config='lr = 2\n'))) == []
-
-
-def test_the_effective_value_of_randomness_counts():
-    both = specs(settings={'randomness.numerics.num_threads': 2})
-    runs = (run_with(2, **{'randomness.numerics.num_threads': None}),
-            run_with(2, **{'randomness.numerics.num_threads': 2}))
-    assert settings_without_effect(both, runs) == [
-        'both runs used 2 threads: randomness.numerics.num_threads=2 had no effect']
-
-
-def test_other_variables(monkeypatch):
-    both = specs(dict(MY_SWITCH='on'))
-    assert settings_without_effect(both, (run_with(), run_with())) == []
-    monkeypatch.setenv('MY_SWITCH', 'on')
-    assert settings_without_effect(both, (run_with(), run_with())) == [
-        'both runs used MY_SWITCH=on: varying it had no effect']
+@pytest.mark.parametrize('name', EFFECTS)
+def test_a_setting_without_effect_is_named(name, monkeypatch):
+    varied, variables, runs, expected = EFFECTS[name]
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert settings_without_effect(varied, runs) == expected
 
 
 def test_nothing_is_reported_without_manifests_or_variations():

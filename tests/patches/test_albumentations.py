@@ -8,15 +8,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from stock_mmdet import stock  # noqa: F401  a fixture
 
 from mmrepro import patches
 
-
-@pytest.fixture(autouse=True)
-def stock():
-    patches.revert()
-    yield
-    patches.revert()
+pytestmark = pytest.mark.usefixtures('stock')
 
 
 class OwnGenerators:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from harness import environment
+from stock_mmdet import stock  # noqa: F401  a fixture
 
 from dev.causes_report import entries
 from mmrepro import patches
@@ -16,6 +17,7 @@ from mmrepro.data.fetch import WorkerInit
 from mmrepro.data.samplers import Placement
 from mmrepro.patches import Patch, StockCause
 
+pytestmark = pytest.mark.usefixtures('stock')
 PAGE = Path(__file__).resolve().parents[2] / 'docs' / 'explanation' / 'causes.md'
 MAX_CELL = 100  # characters of a table cell
 ADE = 'mmdet.datasets.ade20k:ADE20KSegDataset.load_data_list'
@@ -26,14 +28,6 @@ def everything_imported():
     for patch in patches.PATCHES:
         if patch.module.startswith(('mmdet', 'mmengine')):
             importlib.import_module(patch.module)
-
-
-@pytest.fixture(autouse=True)
-def stock():
-    """Every test starts and ends with MMDetection as it is installed."""
-    patches.revert()
-    yield
-    patches.revert()
 
 
 @pytest.fixture

@@ -11,17 +11,11 @@ import numpy as np
 import pytest
 import torch
 from mmengine.structures import InstanceData
+from stock_mmdet import stock  # noqa: F401  a fixture
 
 from mmrepro import patches, seeds
 
-
-@pytest.fixture(autouse=True)
-def stock():
-    from mmengine.registry import init_default_scope
-    init_default_scope('mmdet')  # a runner of another test may have left another one
-    patches.revert()
-    yield
-    patches.revert()
+pytestmark = pytest.mark.usefixtures('stock')
 
 
 def seed_all(seed: int) -> None:
@@ -130,6 +124,18 @@ def test_stock_sampler_when_every_positive_is_taken_stays():
 
 
 # --------------------------------------------------------------------------- C5, C6: drawing
+def check_that_it_leaves_the_generator(function) -> None:
+    """The stock function moves NumPy's generator; the replacement returns the same and does not."""
+    seed_all(7)
+    before = numpy_state()
+    expected = function()
+    assert numpy_state() != before
+    patches.apply()
+    np.random.seed(7)
+    assert function() == expected
+    assert numpy_state() == before
+
+
 def draw_track(monkeypatch) -> tuple:
     from mmdet.visualization import local_visualizer
     palette = [(i / 10, 0.5, 0.5) for i in range(10)]
@@ -137,18 +143,7 @@ def draw_track(monkeypatch) -> tuple:
     return local_visualizer.random_color(5)
 
 
-def test_drawing_a_track_leaves_the_generator(monkeypatch):
-    seed_all(7)
-    before = numpy_state()
-    colour = draw_track(monkeypatch)
-    assert numpy_state() != before
-    patches.apply()
-    np.random.seed(7)
-    assert draw_track(monkeypatch) == colour
-    assert numpy_state() == before
-
-
-def draw_masks() -> bytes:
+def draw_masks(monkeypatch) -> bytes:
     from mmdet.structures import DetDataSample
     from mmdet.visualization import DetLocalVisualizer
     masks = torch.zeros(2, 24, 32, dtype=torch.bool)
@@ -162,44 +157,27 @@ def draw_masks() -> bytes:
     return visualizer.get_image().tobytes()
 
 
-def test_drawing_masks_leaves_the_generator():
-    seed_all(7)
-    before = numpy_state()
-    image = draw_masks()
-    assert numpy_state() != before
-    patches.apply()
-    np.random.seed(7)
-    assert draw_masks() == image
-    assert numpy_state() == before
-
-
-def test_drawing_grounding_leaves_the_generator(monkeypatch):
+def draw_grounding(monkeypatch) -> None:
+    """Draws the palette, then stops at the visualizer that is not there."""
     from mmdet.engine.hooks import GroundingVisualizationHook
+    from mmdet.structures import DetDataSample
     hook = GroundingVisualizationHook.__new__(GroundingVisualizationHook)
     hook.draw, hook.test_out_dir, hook._test_index = True, None, 0
     hook.backend_args, hook.score_thr = None, 0.3
+    monkeypatch.setattr('mmdet.engine.hooks.visualization_hook.get', lambda *a, **k: b'')
+    monkeypatch.setattr('mmcv.imfrombytes', lambda *a, **k: np.zeros((8, 8, 3), np.uint8))
+    boxes = dict(labels=torch.tensor([0]), bboxes=torch.zeros(1, 4))
+    sample = DetDataSample(
+        metainfo=dict(img_path='a', text='a cat', tokens_positive=[[[0, 1]]]),
+        gt_instances=InstanceData(**boxes),
+        pred_instances=InstanceData(**boxes, scores=torch.ones(1)))
+    with pytest.raises(AttributeError, match='_visualizer'):
+        hook.after_test_iter(None, 0, {}, [sample])
 
-    def run():
-        # the stock method draws its palette, then stops at the visualizer that is not there
-        monkeypatch.setattr('mmdet.engine.hooks.visualization_hook.get', lambda *a, **k: b'')
-        monkeypatch.setattr('mmcv.imfrombytes', lambda *a, **k: np.zeros((8, 8, 3), np.uint8))
-        from mmdet.structures import DetDataSample
-        boxes = dict(labels=torch.tensor([0]), bboxes=torch.zeros(1, 4))
-        sample = DetDataSample(
-            metainfo=dict(img_path='a', text='a cat', tokens_positive=[[[0, 1]]]),
-            gt_instances=InstanceData(**boxes),
-            pred_instances=InstanceData(**boxes, scores=torch.ones(1)))
-        with pytest.raises(AttributeError, match='_visualizer'):
-            hook.after_test_iter(None, 0, {}, [sample])
 
-    seed_all(7)
-    before = numpy_state()
-    run()
-    assert numpy_state() != before
-    patches.apply()
-    np.random.seed(7)
-    run()
-    assert numpy_state() == before
+@pytest.mark.parametrize('draw', [draw_track, draw_masks, draw_grounding])
+def test_drawing_leaves_the_generator(draw, monkeypatch):
+    check_that_it_leaves_the_generator(lambda: draw(monkeypatch))
 
 
 # --------------------------------------------------------------------------- C7: listing
@@ -291,14 +269,11 @@ def test_fitting_a_mixture_leaves_the_generator(monkeypatch):
     from mmdet.models.dense_heads import paa_head
     module = SimpleNamespace(GaussianMixture=CountingMixture, other='kept')
     monkeypatch.setattr(paa_head, 'skm', module)
-    seed_all(7)
-    before = numpy_state()
-    paa_head.skm.GaussianMixture(2, weights_init=[0.5, 0.5]).fit([])
-    assert numpy_state() != before
-    patches.apply()
-    np.random.seed(7)
-    paa_head.skm.GaussianMixture(2, weights_init=[0.5, 0.5]).fit([])
-    assert numpy_state() == before
+
+    def fit():
+        paa_head.skm.GaussianMixture(2, weights_init=[0.5, 0.5]).fit([])
+
+    check_that_it_leaves_the_generator(fit)
     assert paa_head.skm.other == 'kept'
     patches.revert()
     assert paa_head.skm is module
@@ -415,16 +390,16 @@ def test_matching_at_once_is_the_matching_one_by_one(kind, candidates, objects, 
     cost = torch.randint(levels, (candidates, objects), generator=random) / levels
     ious = torch.rand(candidates, objects, generator=random)
     assigner = getattr(assigners, kind)()
-    stock = getattr(type(assigner).dynamic_k_matching, '__wrapped__',
-                    type(assigner).dynamic_k_matching)
+    one_by_one = getattr(type(assigner).dynamic_k_matching, '__wrapped__',
+                         type(assigner).dynamic_k_matching)
     with aten.installing(['cpu']):
         results = []
-        for method in (stock, matching_at_once(stock)):
+        for method in (one_by_one, matching_at_once(one_by_one)):
             valid = torch.rand(3 * candidates, generator=torch.Generator().manual_seed(1)
                                ).argsort() < candidates
             results.append((*method(assigner, cost, ious, objects, valid), valid))
-    for one_by_one, at_once in zip(*results):
-        assert one_by_one.dtype == at_once.dtype and torch.equal(one_by_one, at_once)
+    for expected, found in zip(*results):
+        assert expected.dtype == found.dtype and torch.equal(expected, found)
 
 
 def test_matching_is_stock_without_a_stable_topk(monkeypatch):

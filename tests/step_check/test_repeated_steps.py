@@ -1,116 +1,45 @@
-"""A repeated step costs one pass; it works with several optimizers and on virtual ranks."""
+"""Repeated steps of models with counters, with several optimizers, and on virtual ranks."""
 from __future__ import annotations
 
-import copy
-from contextlib import contextmanager
+import re
 
+import checked_runs
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from checked_runs import clean, registered, stopped  # noqa: F401  a fixture
 from faults import tiny
 from harness import Child, digest
-from mmengine.hooks import Hook
 from mmengine.logging import MessageHub
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
-from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
 from virtual_runs import run as on_virtual_ranks
-
-from mmrepro import determinism
-from mmrepro.errors import StepDiffersError
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    determinism.disable()
-
-
 def config(work_dir, model, checks, **changes):
-    cfg = tiny.tiny(work_dir)
-    cfg.model.type = model
-    cfg.randomness.self_checks = dict(steps=checks)
-    cfg.env_cfg, cfg.train_cfg.max_epochs = dict(), 1
-    cfg.merge_from_dict(copy.deepcopy(changes))
-    return cfg
+    return checked_runs.config(work_dir, model, checks, train_cfg=dict(max_epochs=1), **changes)
 
-
-def train(*args, **kwargs):
-    runner = Runner.from_cfg(config(*args, **kwargs))
-    runner.train()
-    return runner
-
-
-def registered(cls):
-    return MODELS.register_module(force=True)(cls)
-
-
-# ------------------------------------------------------------------------------ two passes
 
 @registered
 class Counter(tiny.Tiny):
     """Counts, and what it counts reaches a buffer, the logs and a generator, not the loss."""
-    passes = 0
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.calls, self.switched, self.stepped_switched = 0, False, []
+        self.calls = 0
         self.register_buffer('total', torch.zeros(()))
 
     def forward(self, inputs, label, mode='tensor'):
-        type(self).passes += 1
         self.calls += 1
         self.total += self.calls
         MessageHub.get_current_instance().update_scalar('train/calls', self.calls)
         result = super().forward(inputs, label, mode)
         torch.rand(self.calls)
         return result
-
-    def train_step(self, data, optim_wrapper):
-        with self.switch():
-            losses = super().train_step(data, optim_wrapper)
-            self.stepped_switched.append(self.switched)
-        return losses
-
-    @contextmanager
-    def switch(self):
-        """An attribute that is another one while the optimizer steps."""
-        self.switched = True
-        try:
-            yield
-        finally:
-            self.switched = False
-
-
-class Look(Hook):
-    def __init__(self):
-        self.seen = []
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        model, calls = runner.model, runner.message_hub.get_scalar('train/calls')
-        self.seen.append(digest([
-            model.state_dict(), model.calls, model.stepped_switched, calls.data[0].tolist(),
-            torch.get_rng_state(), runner.optim_wrapper.state_dict()]))
-
-
-def watched(cfg):
-    torch.set_num_threads(1)
-    look, runner = Look(), Runner.from_cfg(cfg)
-    runner.register_hook(look)
-    runner.train()
-    return look.seen, Counter.passes, runner.model.stepped_switched
-
-
-def test_a_checked_step_is_two_passes_and_what_it_counts_is_counted_once(tmp_path):
-    checked, plain = (Child(watched, config(tmp_path / str(n), 'Counter', n)).result()
-                      for n in (1, 0))
-    assert plain[1] == tiny.ITERATIONS and checked[1] == 2 * tiny.ITERATIONS
-    assert checked[0] == plain[0]
-    assert checked[2] == plain[2] == [True] * tiny.ITERATIONS
 
 
 @registered
@@ -122,10 +51,9 @@ class HarmlessCounterAndEntropy(Counter):
 
 
 def test_a_counter_that_reaches_nothing_is_not_blamed(tmp_path):
-    with pytest.raises(StepDiffersError) as caught:
-        train(tmp_path, 'HarmlessCounterAndEntropy', 1)
-    assert 'entropy' in str(caught.value) and 'calls' not in str(caught.value).split('calls  ')[0]
-    assert 'no checkpoint keeps' not in str(caught.value)
+    message = stopped(config(tmp_path, 'HarmlessCounterAndEntropy', 1))
+    assert 'entropy' in message and 'calls' not in message.split('calls  ')[0]
+    assert 'no checkpoint keeps' not in message
 
 
 # ------------------------------------------------------------------------- several optimizers
@@ -196,21 +124,10 @@ def test_several_optimizers(tmp_path):
 
 
 def test_a_fault_before_the_first_of_several_optimizers_is_found(tmp_path):
-    with pytest.raises(StepDiffersError, match='loss .backward.'):
-        train(tmp_path, 'NoisyPlayers', 1, **PLAYERS)
+    assert re.search('loss .backward.', stopped(config(tmp_path, 'NoisyPlayers', 1, **PLAYERS)))
 
 
 # ----------------------------------------------------------------------------- virtual ranks
-
-@registered
-class NoisyVirtualRank(tiny.Tiny):
-    """A value that is logged differs, on one rank."""
-
-    def forward(self, inputs, label, mode='tensor'):
-        losses = super().forward(inputs, label, mode)
-        number = float(np.random.default_rng().random()) if dist.get_rank() == 1 else 1.
-        return dict(losses, noise=losses['loss'].detach() * number)
-
 
 @pytest.mark.parametrize('accumulated', [1, 2])
 def test_no_bit_changes_on_virtual_ranks(accumulated, tmp_path):
@@ -223,6 +140,6 @@ def test_no_bit_changes_on_virtual_ranks(accumulated, tmp_path):
 
 def test_the_virtual_rank_that_differs_is_named(tmp_path):
     with pytest.raises(RuntimeError, match='StepDiffersError') as caught:
-        on_virtual_ranks(config(tmp_path, 'NoisyVirtualRank', 1), 2, 1, tmp_path)
+        on_virtual_ranks(config(tmp_path, 'RankDiffers', 1), 2, 1, tmp_path)
     assert 'Ranks that differ: 1 of 2.' in str(caught.value)
     assert 'rank 1: first difference: loss noise: ' in str(caught.value)

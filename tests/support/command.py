@@ -1,7 +1,18 @@
 """The command ``mmrepro`` in this process."""
 from __future__ import annotations
 
-from mmrepro import cli
+import pytest
+
+from mmrepro import cli, determinism, ops
+
+
+@pytest.fixture
+def provider_stays():
+    """Check that what ran puts flags and the provider of operators back."""
+    provider = ops.provider()
+    yield
+    determinism.disable()
+    assert ops.provider() == provider
 
 
 def exit_code(verb, *words, **more):

@@ -4,7 +4,7 @@ import random
 import numpy as np
 import torch
 from harness import digest
-from mmengine.dataset import pseudo_collate
+from mmengine.dataset import Compose, pseudo_collate
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
@@ -47,6 +47,16 @@ class Noisy(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         return dict(x=torch.tensor([float(i), random.random(), np.random.rand(), torch.rand(())]))
+
+
+class Piped(Noisy):
+    """Samples of a pipeline."""
+
+    def __init__(self, *transforms):
+        self.pipeline = Compose(list(transforms))
+
+    def __getitem__(self, i):
+        return self.pipeline(super().__getitem__(i))
 
 
 class InOrder(Sampler):
@@ -106,3 +116,13 @@ def train(make, work_dir, *args, prepare=lambda runner: None, cfg=None, **kwargs
     prepare(runner)
     runner.train()
     return seen, digest(runner.model.state_dict())
+
+
+def check_training(make, work_dir, loop='epochs', points=(5, )):
+    """Check that neither validation nor a resume changes a bit; return what :func:`train` does."""
+    seen, weights = train(make, work_dir, loop)
+    assert len(set(seen)) == len(seen), 'an epoch repeats the draws of another'
+    assert train(make, work_dir / 'other', loop, validation=False) == (seen, weights)
+    for point in points:
+        assert train(make, work_dir, loop, point) == (seen[point:], weights), f'resumed at {point}'
+    return seen, weights

@@ -64,10 +64,23 @@ def small_run(work_dir, **changes):
     return cfg
 
 
-def finish(cfg):
-    runner = Runner.from_cfg(cfg)
-    runner.train()
+def continued(folder, point, **changes):
+    """The config of a run that goes on from a checkpoint of the run in ``folder``."""
+    return small_run(folder / f'from_{point}', resume=True,
+                     load_from=str(folder / f'iter_{point}.pth'), **changes)
+
+
+def weights_of(runner):
     return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
+
+
+def finish(cfg, *hooks):
+    """Train; return the bytes of the weights by name."""
+    runner = Runner.from_cfg(cfg)
+    for hook in hooks:
+        runner.register_hook(hook)
+    runner.train()
+    return weights_of(runner)
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,10 @@
 """Faults planted in real detectors, searched for by the command line in processes of its own.
 
-    python tests/support/faults/real.py [--results docs/results] [NAME ...]
-
 A fault is a file of ``detectors/``, as a user would write it for ``custom_imports``, and a demo
 config that uses it. All of them take a quarter of an hour on one core.
 """
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -16,13 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mmrepro.diagnosis.diagnosis import Diagnosis
+from mmrepro.fingerprint.records import useful_calls
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path[:0] = [str(ROOT), str(HERE.parent)]
-
-from mmrepro.demo import write_dataset  # noqa: E402
-from mmrepro.diagnosis.diagnosis import Diagnosis  # noqa: E402
-from mmrepro.fingerprint.records import useful_calls  # noqa: E402
 
 FASTER, YOLOX = 'faster-rcnn_r50_fpn', 'yolox_s'
 LOCALISE = ('localise', '--iters', '1', '--no-values')
@@ -218,27 +213,3 @@ def _wrong(expect: Any, finding: dict[str, Any], exit_code: int) -> list[str]:
              if finding[key] != value]
     wrong += [f'{part!r} is not in:\n{text}' for part in mentions if part not in text]
     return wrong + ([] if exit_code == 1 else [f'exit code {exit_code}'])
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('names', nargs='*', metavar='NAME', help=', '.join(FAULTS))
-    parser.add_argument('--results', metavar='DIR', help='the folder of planted_faults.json')
-    parser.add_argument('--folder', default='work_dirs/planted', help='where the runs write')
-    args = parser.parse_args()
-    folder = Path(args.folder).resolve()
-    write_dataset(str(folder / 'data' / 'demo'))
-    right = True
-    for name in args.names or FAULTS:
-        row = row_of(name, search(name, folder))
-        print(name, json.dumps(row, indent=1), flush=True)
-        right = right and row['right']
-        if args.results:
-            from faults import results
-            results.write(args.results, name, row)
-    return 0 if right else 1
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -7,21 +7,16 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from faults import tiny
 from harness import digest
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
+from small_runs import clean
 
-from mmrepro import determinism
 from mmrepro.errors import StepDiffersError
 
-__all__ = ['bits', 'clean', 'config', 'finish', 'registered', 'stopped']
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    determinism.disable()
+__all__ = ['RankDiffers', 'bits', 'clean', 'config', 'finish', 'registered', 'stopped']
 
 
 def config(work_dir, model='Tiny', checks=1000, **changes):
@@ -55,3 +50,13 @@ def stopped(cfg, **expected):
 def registered(cls):
     """A variant of the tiny network, under its own name."""
     return MODELS.register_module(force=True)(cls)
+
+
+@registered
+class RankDiffers(tiny.Tiny):
+    """A logged value differs on rank 1; the sum over ranks does not bring it to rank 0."""
+
+    def forward(self, inputs, label, mode='tensor'):
+        losses = super().forward(inputs, label, mode)
+        number = float(np.random.default_rng().random()) if dist.get_rank() == 1 else 1.
+        return dict(losses, noise=losses['loss'].detach() * number)
