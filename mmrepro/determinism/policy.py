@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -57,7 +57,6 @@ _BOOL = (True, False)
 # argument of `enable` -> its values
 _VALUES: dict[str, tuple[Any, ...]] = {
     'mode': (*_BOOL, 'warn'), 'float32_precision': (None, *PRECISIONS), 'cpu': (None, *CPU_LEVELS),
-    'fill_uninitialized_memory': _BOOL, 'cudnn_enabled': (None, *_BOOL),
     'cudnn_benchmark': (None, *_BOOL),
 }
 
@@ -115,9 +114,7 @@ _said: set[Any] = set()  # warnings that were logged already
 def enable(mode: Mode = True,
            *,
            float32_precision: str | None = None,
-           fill_uninitialized_memory: bool = False,
            num_threads: int | None = None,
-           cudnn_enabled: bool | None = None,
            cudnn_benchmark: bool | None = None,
            cpu: str | None = None,
            env: MutableMapping[str, str] = os.environ) -> Report:
@@ -133,9 +130,7 @@ def enable(mode: Mode = True,
         float32_precision: ``'highest'``: float32 everywhere, TF32 off. ``'high'``: TF32 in matrix
             products and convolutions. ``'medium'``: like ``'high'``, and bfloat16 on CPUs with
             units for it. With ``mode``, the precision may not change from here on.
-        fill_uninitialized_memory: Fill memory that was not written yet. Slow; shows reads of it.
         num_threads: Threads within a torch operator on the CPU.
-        cudnn_enabled: Use cuDNN.
         cudnn_benchmark: What ``env_cfg`` of the config says. With ``mode=True``, True is not
             followed, with a warning.
         cpu: ``'avx2'``: all libraries use AVX2 and nothing above it. The process has to start with
@@ -150,8 +145,7 @@ def enable(mode: Mode = True,
             that are accepted. Nothing has been changed then.
         ValueError: an argument has a wrong value.
     """
-    settings = PolicySettings(mode, float32_precision, fill_uninitialized_memory, num_threads,
-                              cudnn_enabled, cudnn_benchmark, cpu)
+    settings = PolicySettings(mode, float32_precision, num_threads, cudnn_benchmark, cpu)
     _check_values(settings)
     warned = _check_conflicts(settings, env)
     disable()
@@ -160,10 +154,7 @@ def enable(mode: Mode = True,
         for row in ENV:
             if row.default is not None and row.accepted(settings):
                 env.setdefault(row.name, row.default)
-        for flag in FLAGS:
-            wanted = flag.wanted(settings)
-            if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
-                _write(flag, wanted[0])
+        _set_flags(FLAGS, settings)
         pairs: list[Any] = [(row, baseline.variables[row.name], env.get(row.name))
                  for row in ENV if row.name in baseline.variables]
         pairs += [(flag, baseline.flags[flag.name], _read(flag.get)) for flag in FLAGS]
@@ -194,13 +185,18 @@ def disable() -> None:
         _active.set(None)
 
 
+def _set_flags(flags: Iterable[Flag], settings: PolicySettings) -> None:
+    for flag in flags:
+        wanted = flag.wanted(settings)
+        if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
+            _write(flag, wanted[0])
+
+
 def _set_late(module: ModuleType) -> None:
     """Set the flags that come with an import, after it."""
     report = in_force()
-    for flag in FLAGS:
-        wanted = flag.wanted(report.settings) if report and flag.module else ()
-        if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
-            _write(flag, wanted[0])
+    if report is not None:
+        _set_flags([flag for flag in FLAGS if flag.module], report.settings)
 
 
 def import_flags() -> None:
@@ -255,7 +251,7 @@ def snapshot(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 def drifted() -> tuple[Change, ...]:
     """Return flags that were changed since ``enable``, so that the promise no longer holds."""
-    active, found = _active.get(), []
+    active, changes = _active.get(), []
     if active is None:
         return ()
     saved, settings = active[0], active[1].settings
@@ -264,8 +260,8 @@ def drifted() -> tuple[Change, ...]:
         if not wanted and flag.pinned and settings.mode:
             wanted = unchanged(saved.flags[flag.name])
         if wanted and now not in (*wanted, UNAVAILABLE):
-            found.append(Change(flag.name, wanted[0], now, flag.why))
-    return tuple(found)
+            changes.append(Change(flag.name, wanted[0], now, flag.why))
+    return tuple(changes)
 
 
 def missing_at_start(env: Mapping[str, str] = os.environ,
@@ -299,7 +295,7 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
 def _check_values(s: PolicySettings) -> None:
     for name, values in _VALUES.items():
         value = getattr(s, name)
-        if not any(value == one and type(value) is type(one) for one in values):
+        if not any(value == allowed and type(value) is type(allowed) for allowed in values):
             raise ValueError(f'{name.replace("mode", "deterministic")}={value!r}: expected one of '
                              f'{", ".join(map(repr, values))}')
     if s.num_threads is not None and (type(s.num_threads) is not int or s.num_threads < 1):
