@@ -63,11 +63,6 @@ def register(cls: type, *attributes: str, why: str = '') -> None:
     ADAPTERS[cls.__name__] = Adapter(tuple(attributes), why)
 
 
-def _adapter(obj: Any) -> Adapter | None:
-    return next((ADAPTERS[cls.__name__] for cls in type(obj).__mro__ if cls.__name__ in ADAPTERS),
-                None)
-
-
 def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield objects that a module holds without being its submodules: samplers, assigners, ...
 
@@ -87,17 +82,15 @@ def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, 
                 yield from _parts(item, f'{path}.', depth + 1)
 
 
-def _named_objects(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any]]:
-    for path, module in model.named_modules():
-        yield f'model:{path}', module
-        for name, part in _parts(module):
-            yield f'model:{path}:{name}', part
-    yield from named_hooks(hooks)
-
-
 def _known(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any, Adapter]]:
-    for name, obj in _named_objects(model, hooks):
-        adapter = _adapter(obj)
+    """Yield the objects of a model and the hooks that have an adapter, each with its name."""
+    objects: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        objects[f'model:{path}'] = module
+        objects.update((f'model:{path}:{name}', part) for name, part in _parts(module))
+    for name, obj in [*objects.items(), *named_hooks(hooks)]:
+        adapter = next((ADAPTERS[cls.__name__] for cls in type(obj).__mro__
+                        if cls.__name__ in ADAPTERS), None)
         if adapter is not None:
             yield name, obj, adapter
 

@@ -2,8 +2,8 @@
 
 Each rank of a training has buffers of its own where no collective operation keeps them equal,
 BatchNorm's running statistics first of all. Validation and the checkpoint's ``state_dict`` take the
-mean of the statistics over the ranks; of every other buffer, what rank 0 has. Training goes on with
-what each rank had.
+mean of the statistics over the ranks, and the other buffers of rank 0. Training goes on with the
+buffers of each rank.
 """
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def mean_of_ranks(values: Sequence[torch.Tensor]) -> torch.Tensor:
     >>> mean_of_ranks([torch.tensor([1., 2.]), torch.tensor([2., 2.])])
     tensor([1.5000, 2.0000])
     """
-    first, *others = values
+    first, *later = values
     total, equal = first.double(), torch.ones_like(first, dtype=torch.bool)
-    for value in others:
+    for value in later:
         total = total + value.double()
         equal &= value == first
     return torch.where(equal, first, (total / len(values)).to(first.dtype))

@@ -21,7 +21,7 @@ from . import adapters
 PARTS = ('attributes', 'gradients', 'buffers')
 
 
-def own_state(runner: Any) -> dict[str, dict[str, Any]]:
+def local_state(runner: Any) -> dict[str, dict[str, Any]]:
     """Return the state of this rank that no ``state_dict`` of rank 0 holds.
 
     Returns:

@@ -11,7 +11,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..config import RandomnessConfig
 from ..data import placement_of
-from ..data.cursor import DataCursor, continue_epochs, continue_iterations, seek, where
+from ..data.cursor import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
 from ..errors import CheckpointError, RandomnessError, ResumeError
 from ..facts import compatibility
@@ -190,7 +190,7 @@ class Resume:
         elif isinstance(loop, EpochBasedTrainLoop):
             continue_epochs(loop)
         elif self.point is not None:  # a loop of the user's own: `seek_data` does not know it
-            seek(loop.dataloader, *where(loop.dataloader, self.point.iteration, self.point.cursor))
+            seek(loop.dataloader, *cursor_at(loop, self.point.iteration, self.point.cursor))
 
     # ------------------------------------------------------------------------- the content
 
@@ -255,7 +255,9 @@ class Resume:
             runner.logger.warning(f'the checkpoint has state of {name}, which this run lacks')
         if state.get('metrics') is not None:
             # it was written for a new best score; EarlyStoppingHook had not seen the metrics yet
-            for hook in _behind_checkpoints(runner.hooks):
+            seen = [number for number, hook in enumerate(runner.hooks)
+                    if isinstance(hook, CheckpointHook)]
+            for hook in runner.hooks[seen[-1] + 1:] if seen else ():
                 hook.after_val_epoch(runner, metrics=state['metrics'])
         return ('validated' in state and state['validated'] != runner.iter
                 and _validates_here(runner, self._cursor))
@@ -265,31 +267,10 @@ class Resume:
         loop, loader = runner.train_loop, runner.train_dataloader
         if self._start is None or placement_of(loader) is None:
             return
-        if isinstance(loop, EpochBasedTrainLoop):
-            seek(loader, *_cursor_in_epoch(runner, runner.iter, self._cursor))
-        elif isinstance(loop, IterBasedTrainLoop):
-            # DistSamplerSeedHook has put the sampler back to its first pass
-            seek(loader, *where(loader, self._start, self._cursor))
-        else:
-            return
-        self._start = None
-
-
-def _behind_checkpoints(hooks: list[Any]) -> list[Any]:
-    """Return the hooks that are called after the last CheckpointHook."""
-    numbers = [number for number, hook in enumerate(hooks) if isinstance(hook, CheckpointHook)]
-    return hooks[numbers[-1] + 1:] if numbers else []
-
-
-def _cursor_in_epoch(runner: Any, iteration: int, saved: DataCursor | None) -> DataCursor:
-    """Return where an epoch-based loop begins that resumes at ``iteration``.
-
-    Args:
-        saved: the checkpoint's cursor, if there is one.
-    """
-    if saved is not None and saved.epoch == runner.epoch:
-        return saved
-    return DataCursor(runner.epoch, iteration - runner.epoch * len(runner.train_dataloader))
+        if isinstance(loop, (EpochBasedTrainLoop, IterBasedTrainLoop)):
+            # DistSamplerSeedHook has put the sampler of the latter back to its first pass
+            seek(loader, *cursor_at(loop, self._start, self._cursor))
+            self._start = None
 
 
 def _validates_here(runner: Any, saved: DataCursor | None) -> bool:
@@ -299,7 +280,7 @@ def _validates_here(runner: Any, saved: DataCursor | None) -> bool:
         return False
     if isinstance(loop, EpochBasedTrainLoop):
         # in the middle of an epoch, and at the end of its batches, the loop comes to it by itself
-        if _cursor_in_epoch(runner, runner.iter, saved).batches:
+        if cursor_at(loop, runner.iter, saved).batches:
             return False
         done, last = loop.epoch, loop.max_epochs
     elif isinstance(loop, IterBasedTrainLoop):
@@ -317,10 +298,8 @@ def _streams_problem(runner: Any, iteration: int, saved: DataCursor | None) -> s
     loop, loader = runner.train_loop, runner.train_dataloader
     ends = placement_of(loader) is not None  # MMEngine by itself begins a pass again at its end
     if isinstance(loop, IterBasedTrainLoop):
-        done = where(loader, iteration, saved).batches
         ends = ends and not is_endless(loader.batch_sampler.sampler)
-    else:
-        done = _cursor_in_epoch(runner, iteration, saved).batches
+    done = cursor_at(loop, iteration, saved).batches
     if done > 0 and not (ends and done == len(loader)):
         return ('its streams begin with each pass over the data, and the checkpoint lies within '
                 'a pass: what is left of it would be drawn anew')

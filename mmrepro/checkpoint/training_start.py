@@ -1,4 +1,4 @@
-"""The start of a training: weights that the seed decides, and no rest of an earlier call."""
+"""The start of a training: all weights follow from the seed, and no earlier call left a state."""
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -118,11 +118,11 @@ def transforms(pipeline: Any, path: str = 'pipeline', depth: int = 10) -> Iterat
 
 def pipelines(dataset: Any) -> list[Any]:
     """Return the pipelines of all datasets in the tree and their transforms; hooks change them."""
-    found = []
+    result = []
     for node in nodes(dataset):
         pipeline = getattr(node.dataset, 'pipeline', None)
-        found += [pipeline, *(transform for _, transform in transforms(pipeline))]
-    return found
+        result += [pipeline, *(transform for _, transform in transforms(pipeline))]
+    return result
 
 
 def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
@@ -134,7 +134,7 @@ def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
     elif not isinstance(thing, (list, tuple)):
         thing = [value for value in getattr(thing, '__dict__', {}).values()
                  if callable(value) or isinstance(value, (list, tuple, dict))]
-    return depth > 0 and any(_holds(one, transform, depth - 1) for one in thing)
+    return depth > 0 and any(_holds(part, transform, depth - 1) for part in thing)
 
 
 def holder(dataset: Any, transform: object) -> tuple[Path, Any]:
@@ -148,6 +148,6 @@ def holder(dataset: Any, transform: object) -> tuple[Path, Any]:
     path: Path = ()
     if paths:
         path = paths[0]
-        while any(other[:len(path)] != path for other in paths):
+        while any(longer[:len(path)] != path for longer in paths):
             path = path[:-1]
     return path, next(node.top for node in tree if node.path == path)

@@ -92,7 +92,7 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
                        isinstance(loader.collate_fn, KeyedCollate),
                        sample_check(loader, config, explain))
-    fetch.own_generators()  # raises now, not in a worker
+    fetch.kept_generators()  # raises now, not in a worker
     key_passes(loader, fetch)
     if isinstance(user_init, WorkerInit):  # a loader object that was adopted before
         user_init = user_init.user_init

@@ -55,7 +55,7 @@ class _TrainingThreads:
             RandomnessError: another thread trains.
         """
         thread, main = threading.current_thread(), threading.main_thread()
-        if thread in self._threads or not any(one.is_alive() for one in self._threads):
+        if thread in self._threads or not any(map(threading.Thread.is_alive, self._threads)):
             return
         text = (f'the thread {thread.name!r} {action} in the process that trains: '
                 'both would draw from the same generators. Load in workers, without a thread: '

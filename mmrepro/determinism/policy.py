@@ -16,12 +16,11 @@ import torch
 
 from ..errors import DeterminismError
 from ..imports import after_import, forget
-from .cpu_level import CPU_LEVELS, cpu_conflicts, level_variables
+from .cpu_level import cpu_conflicts, level_variables
 from .tables import (
     BIT_VARIABLES,
     ENV,
     FLAGS,
-    PRECISIONS,
     RECORDED_FLAGS,
     UNAVAILABLE,
     UNREADABLE,
@@ -52,13 +51,6 @@ _HASH_SEED = (
     'PYTHONHASHSEED is not set, so sets of strings have another order in every process. mmrepro '
     'keeps the order where MMDetection uses one; for code of your own, export PYTHONHASHSEED=0 '
     'before Python starts (mmrepro train does it by itself).')
-
-_BOOL = (True, False)
-# argument of `enable` -> its values
-_VALUES: dict[str, tuple[Any, ...]] = {
-    'mode': (*_BOOL, 'warn'), 'float32_precision': (None, *PRECISIONS), 'cpu': (None, *CPU_LEVELS),
-    'cudnn_benchmark': (None, *_BOOL),
-}
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,7 @@ def enable(mode: Mode = True,
     """Put the policy in force; an earlier ``enable`` is undone first.
 
     Call it as early as possible: before CUDA is used and before processes are started. It imports
-    nothing and starts no CUDA context.
+    nothing and starts no CUDA context. :class:`mmrepro.config.RandomnessConfig` checks the values.
 
     Args:
         mode: True refuses what cannot be deterministic; ``'warn'`` warns of it, keeps conflicting
@@ -143,10 +135,8 @@ def enable(mode: Mode = True,
     Raises:
         DeterminismError: settings that contradict each other, all in one message, with the values
             that are accepted. Nothing has been changed then.
-        ValueError: an argument has a wrong value.
     """
     settings = PolicySettings(mode, float32_precision, num_threads, cudnn_benchmark, cpu)
-    _check_values(settings)
     warned = _check_conflicts(settings, env)
     disable()
     baseline = _save(env)
@@ -225,7 +215,7 @@ def deterministic(mode: Mode = True,
                   *,
                   env: MutableMapping[str, str] = os.environ,
                   **settings: Any) -> Iterator[Report]:
-    """``enable`` for the length of a block. Takes the same arguments.
+    """Put the policy in force for the length of a block; takes the arguments of :func:`enable`.
 
     On the way out, also by an exception, every flag of the tables, and every variable that the
     policy may set, is as it was on the way in. Blocks nest; the innermost one counts.
@@ -290,16 +280,6 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
             values[row.name] = row.default
     values.update(level_variables(cpu, env))
     return {name: value for name, value in values.items() if name not in env}
-
-
-def _check_values(s: PolicySettings) -> None:
-    for name, values in _VALUES.items():
-        value = getattr(s, name)
-        if not any(value == allowed and type(value) is type(allowed) for allowed in values):
-            raise ValueError(f'{name.replace("mode", "deterministic")}={value!r}: expected one of '
-                             f'{", ".join(map(repr, values))}')
-    if s.num_threads is not None and (type(s.num_threads) is not int or s.num_threads < 1):
-        raise ValueError(f'num_threads={s.num_threads!r}: expected None or an integer above 0')
 
 
 def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> tuple[str, ...]:

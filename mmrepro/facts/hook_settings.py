@@ -25,8 +25,8 @@ def _is_a(kinds: Sequence[str], value: Any) -> bool:
 
 def _hook(name: str, facts: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the name of the hook that a fact is about, and its type; ('', None) for others."""
-    found = _HOOK.match(name)
-    return (found[0], facts.get(f'{found[0]}.type')) if found else ('', None)
+    match = _HOOK.match(name)
+    return (match[0], facts.get(f'{match[0]}.type')) if match else ('', None)
 
 
 def without_watchers(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,14 +35,14 @@ def without_watchers(facts: Mapping[str, Any]) -> dict[str, Any]:
     kept = sorted((hook for hook, kind in hooks if not _is_a(WATCHERS, kind)),
                   key=lambda hook: int(hook.partition('[')[2][:-1]))
     moved = {hook: f'config.custom_hooks[{index}]' for index, hook in enumerate(kept)}
-    found = {}
+    result = {}
     for name, value in facts.items():
         hook = _hook(name, facts)[0]
         if not name.startswith('config.custom_hooks['):
-            found[name] = value
+            result[name] = value
         elif hook in moved:
-            found[f'{moved[hook]}{name[len(hook):]}'] = value
-    return found
+            result[f'{moved[hook]}{name[len(hook):]}'] = value
+    return result
 
 
 def is_watching(name: str, facts: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -71,7 +72,8 @@ def make_manifest(runner: Any) -> dict[str, Any]:
     return dict(
         kind='manifest', format=FORMAT,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
-        **provenance.started_as(),
+        command=provenance.command(getattr(sys, 'orig_argv', [sys.executable, *sys.argv])),
+        cwd=os.getcwd(),
         config=dict(text=text, sha256=hashlib.sha256(text.encode()).hexdigest(),
                     file=runner.cfg.filename),
         work_dir=os.path.abspath(runner.work_dir),
@@ -146,5 +148,5 @@ def read_manifest(path: str, name: str | None = None) -> Manifest:
 
 
 def compare_manifests(first: Manifest, second: Manifest) -> list[FactDifference]:
-    """What differs between two manifests; see :func:`mmrepro.facts.compatibility.differences`."""
+    """Compare two manifests by :func:`mmrepro.facts.compatibility.differences`."""
     return differences(first.values, second.values)

@@ -13,10 +13,12 @@ from ..data import dataset_tree
 from ..digests import exact_digest
 from ..reachable import attributes, belongs_to_user, closure, named_globals
 from . import generator_states
+from .generator_states import call_site
 
 MAX_KEPT = 1000  # items of a list or dict that are compared; longer ones count by their length
 SHOWN = 60  # characters of a value
 LINES = 3  # of one kind in a message
+MAIN_METHODS = ('transform', '__call__', '__getitem__')
 
 # (observation, fix); the first row that fits counts
 FIXES = (
@@ -86,7 +88,7 @@ class _Trace:
     def _enter(self, frame: FrameType) -> None:
         code = frame.f_code
         if code.co_name == 'start' and code.co_filename.endswith('/threading.py') and frame.f_back:
-            self._read.append(f'thread: started at {_site(frame.f_back)}')
+            self._read.append(f'thread: started at {call_site(frame.f_back)}')
         member = self._number(frame)
         innermost = next((number for _, number, *_ in reversed(self._open) if number is not None),
                          None)
@@ -156,10 +158,10 @@ def _describe(path: str, member: Any, runs: Sequence[Sequence[_Return]], a: _Ret
     inner = next((x for x, y in zip(runs[0][begin_a:], runs[1][begin_b:])
                   if x is a or (x.member is None and (x.site, x.result) != (y.site, y.result))), a)
     class_name = getattr(member, '__qualname__', type(member).__qualname__)
-    what = 'the first result that differs is that of' if same_input else \
+    difference = 'the first result that differs is that of' if same_input else \
         'the first difference is in what reaches'
-    site = method_site(member)
-    lines = [f'{what} {class_name} ({path}{f", {site}" if site else ""})']
+    site = _method_site(member)
+    lines = [f'{difference} {class_name} ({path}{f", {site}" if site else ""})']
     if inner is not a:
         relation = 'within it:' if same_input else 'it comes from'
         lines.append(f'{relation} {inner.name} ({inner.site})')
@@ -180,13 +182,12 @@ def _fix(observations: Sequence[str]) -> str:
                 if not kind or any(kind in text for text in observations))
 
 
-def method_site(thing: Any, methods: Sequence[str] = ('transform', '__call__', '__getitem__')
-                ) -> str:
+def _method_site(thing: Any) -> str:
     """Return file and line of a function, or of the main method of an object or class."""
     function = _function(thing)
     cls = thing if isinstance(thing, type) else type(thing)
     if not hasattr(function, '__code__'):
-        function = next((vars(base)[name] for name in methods for base in cls.__mro__
+        function = next((vars(base)[name] for name in MAIN_METHODS for base in cls.__mro__
                          if hasattr(vars(base).get(name), '__code__')), None)
     code = getattr(function, '__code__', None)
     return f'{code.co_filename}:{code.co_firstlineno}' if code else ''
@@ -196,10 +197,6 @@ def _function(thing: Any) -> Any:
     while isinstance(thing, functools.partial):
         thing = thing.func
     return thing.__func__ if isinstance(thing, MethodType) else thing
-
-
-def _site(frame: FrameType) -> str:
-    return f'{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}'
 
 
 def _kept(member: Any) -> dict[str, tuple[str, str]]:
@@ -230,7 +227,7 @@ def _is_code(value: Any) -> bool:
 
 def _state(value: Any) -> tuple[str, str]:
     """Return digest and short text of a value."""
-    state = generator_states.own({'': value}).get('')
+    state = generator_states.kept_states({'': value}).get('')
     if state is not None:
         return state, f'a generator in state {state}'
     if isinstance(value, (list, tuple, dict, set)):
