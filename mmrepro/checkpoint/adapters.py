@@ -13,19 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..reachable import is_stateful
+
 __all__ = ['ADAPTERS', 'Adapter', 'collect', 'kept_attributes', 'named_hooks', 'register',
            'restore']
 
 
 class Adapter(NamedTuple):
-    """What to keep of a class.
-
-    Attributes:
-        attributes: names of attributes, dotted where they belong to a part.
-        why: what goes wrong in a resumed run without them.
-    """
-    attributes: tuple[str, ...]
-    why: str
+    """The attributes of a class that checkpoints keep."""
+    attributes: tuple[str, ...]  # names, dotted where an attribute belongs to a part
+    why: str  # what goes wrong in a resumed run without them
 
 
 ADAPTERS: dict[str, Adapter] = {
@@ -47,8 +44,6 @@ ADAPTERS: dict[str, Adapter] = {
 
 
 MAX_DEPTH = 3  # of parts within parts of a module
-# packages whose objects are no parts of a model
-FOREIGN = ('torch', 'mmengine', 'mmrepro', 'builtins', 'functools', 'logging', 'numpy', 'types')
 
 
 def register(cls: type, *attributes: str, why: str = '') -> None:
@@ -78,7 +73,7 @@ def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, 
                 continue
             yield path, item
             if depth < MAX_DEPTH and hasattr(item, '__dict__') and not isinstance(
-                    item, (type, dict)) and type(item).__module__.split('.')[0] not in FOREIGN:
+                    item, dict) and is_stateful(item):
                 yield from _parts(item, f'{path}.', depth + 1)
 
 

@@ -76,11 +76,7 @@ class EvaluatedModel:
 
 def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
             state_dict: dict[str, Any]) -> None:
-    """Put the common buffers into ``state_dict``, which goes into a checkpoint.
-
-    Args:
-        ranks: state in which the ranks differ, see :func:`rank_state.gather`.
-    """
+    """Put the buffers that ``ranks`` of :func:`rank_state.gather` share into a ``state_dict``."""
     # EMAHook has put its averages there, buffers included
     prefix = 'ema.module.' if any(isinstance(hook, EMAHook) for hook in runner.hooks) else 'model.'
     buffers = [{name[len(prefix):]: value for name, value in ranks[rank]['buffers'].items()

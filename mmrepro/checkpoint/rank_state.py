@@ -33,10 +33,7 @@ def local_state(runner: Any) -> dict[str, dict[str, Any]]:
 
 def gather(state: dict[str, dict[str, Any]],
            to_all: bool = False) -> dict[int, dict[str, dict[str, Any]]]:
-    """Gather the state in which ranks differ, on rank 0. A collective operation.
-
-    Args:
-        to_all: gather it on all ranks.
+    """Gather the state in which ranks differ, on rank 0 or all ranks. A collective operation.
 
     Returns:
         dict: ``{rank: {part: {name: value}}}``; empty where all ranks are equal.

@@ -23,25 +23,16 @@ from .files import load
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A checkpoint to resume from.
-
-    Attributes:
-        path: of the file.
-        epoch: that continues or begins.
-        iteration: that comes next, counted from 0.
-        seed: of the run that wrote it; None when unknown.
-        written_by: what mmrepro wrote about that run; empty for a checkpoint of stock MMEngine.
-        facts: settings, versions and hardware of that run, see :mod:`mmrepro.facts.collect`; of
-            stock MMEngine's, the settings.
-        cursor: how far that run was in its data; None when unknown.
-    """
+    """A checkpoint to resume from."""
     path: str
-    epoch: int
-    iteration: int
-    seed: int | None
+    epoch: int  # that continues or begins
+    iteration: int  # that comes next, counted from 0
+    seed: int | None  # of the run that wrote it; None when unknown
+    # what mmrepro wrote about that run; empty for a checkpoint of stock MMEngine
     written_by: Mapping[str, Any]
+    # of that run, see :mod:`mmrepro.facts.collect`; of stock MMEngine's, the settings
     facts: Mapping[str, Any]
-    cursor: DataCursor | None
+    cursor: DataCursor | None  # how far that run was in its data; None when unknown
 
     @classmethod
     def of(cls, path: str, meta: Mapping[str, Any]) -> ResumePoint:
@@ -64,12 +55,6 @@ class Resume:
 
     A file is checked once, and its tensors are read once, when MMEngine asks for them.
 
-    Attributes:
-        point: the checkpoint; None for a new run, or when MMEngine has to fetch the checkpoint.
-        passed_over: lines for the log: files that a run cannot continue from, and why.
-        differences: lines for the log: how this run differs from the resumed run.
-        loop: the training loop, once it was built and moved.
-
     Args:
         settings: ``resume``, ``load_from`` and ``work_dir`` of the runner. Without ``load_from``,
             the newest complete checkpoint in ``work_dir`` is chosen.
@@ -81,7 +66,9 @@ class Resume:
     """
 
     def __init__(self, settings: Mapping[str, Any], strict: bool) -> None:
+        # the checkpoint; None for a new run, or when MMEngine has to fetch the checkpoint
         self.point: ResumePoint | None = None
+        # lines for the log: files that a run cannot continue from, how it differs from the resumed
         self.passed_over: list[str] = []
         self.differences: list[str] = []
         self._strict = strict
@@ -90,7 +77,7 @@ class Resume:
         self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
         self._start: int | None = None  # iteration to which the data still have to move
-        self.loop: Any = None
+        self.loop: Any = None  # the training loop, once it was built and moved
         if not self._asked or self._remote:
             return
         path = settings.get('load_from')

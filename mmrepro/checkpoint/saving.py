@@ -38,14 +38,11 @@ class CheckpointWriter:
 
     Args:
         legacy: the run keeps MMEngine's own streams: a checkpoint holds no more than MMEngine's.
-
-    Attributes:
-        loaders: all training loaders of the runner.
     """
 
     def __init__(self, legacy: bool) -> None:
         self._legacy = legacy
-        self.loaders: weakref.WeakSet = weakref.WeakSet()
+        self.loaders: weakref.WeakSet = weakref.WeakSet()  # all training loaders of the runner
         self._began: tuple[int, int] | None = None  # an epoch, the iteration at which it began
         self._validated: int | None = None  # iterations before the last completed validation
         self._metrics: Mapping[str, Any] | None = None

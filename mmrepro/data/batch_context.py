@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Union
 
 from .. import seeds
 from ..errors import RandomnessError
+from ..scoped import replaced
 from . import dataset_tree, generators
 from .generators import Generators
 from .samplers import plain
@@ -47,11 +48,7 @@ Handle = Union[int, tuple[dataset_tree.Path, int]]
 
 
 class BatchSubtree:
-    """The samples of a batch that reach a transform: those of the subtree that holds it.
-
-    Args:
-        path: of the subtree, see :mod:`mmrepro.data.dataset_tree`.
-    """
+    """The samples of a batch that reach a transform: those of the subtree that holds it."""
 
     def __init__(self, batch: BatchContext, path: dataset_tree.Path) -> None:
         self.path, self._batch = path, batch
@@ -178,15 +175,9 @@ class BatchContext:
         """
         key = (id(transform), handle)
         if key not in self._states:
-            before = self.current, self._wanted
-            self._wanted = transform
-            with self.isolated():
-                try:
-                    self.load(handle)
-                except _Captured:
-                    pass
-                finally:
-                    self.current, self._wanted = before
+            with self.isolated(), replaced(self, current=handle, _wanted=transform), \
+                    suppress(_Captured):
+                self.load(handle)
         if key not in self._states:
             raise RuntimeError(
                 f'{type(transform).__name__} mixes samples, but the pipeline of sample '

@@ -16,15 +16,9 @@ SAME_INDEX = {'MultiImageMixDataset': 'dataset', '_SlicedDataset': '_dataset'}
 
 
 class Node(NamedTuple):
-    """A dataset in the tree.
-
-    Attributes:
-        path: to the subtree that it belongs to.
-        top: the outermost dataset with this path.
-        dataset: itself.
-    """
-    path: Path
-    top: Any
+    """A dataset in the tree."""
+    path: Path  # of the subtree that it belongs to
+    top: Any  # the outermost dataset with this path
     dataset: Any
 
 

@@ -26,14 +26,10 @@ from .worker_processes import end_with_trainer, shield
 
 
 class _Fetched(NamedTuple):
-    """The samples of a batch, on their way to the collate function.
-
-    Attributes:
-        start: epoch and position of the first.
-    """
+    """The samples of a batch, on their way to the collate function."""
     items: Any
     fetch: KeyedFetch
-    start: tuple[int, int]
+    start: tuple[int, int]  # epoch and position of the first sample
 
 
 def loads_batches(dataset: Any) -> bool:

@@ -131,9 +131,6 @@ def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, s
 def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:
     """Return a loader or its config; for independent predictions, with batches of one image.
 
-    Args:
-        stream: stream of the loop that takes the batches.
-
     Raises:
         RandomnessError: a batch sampler makes the batches, or the loader is built with other ones.
     """

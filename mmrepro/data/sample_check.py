@@ -253,13 +253,10 @@ def checked(loader: Any) -> int:
 
 
 def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
-    """Return the datasets among ``loaders`` that the settings exempt from the check.
-
-    Args:
-        loaders: data loaders, configs of data loaders, or None.
+    """Return the datasets of ``loaders`` (built, configs or None) that settings exempt from checks.
 
     Raises:
-        RandomnessError: for a name that no dataset has, with the nearest one.
+        RandomnessError: the settings have a name that no dataset has; says the nearest name.
     """
     known = {name: None for loader in loaders for name in _names(loader)}
     for name in config.self_checks.nonrepeatable_datasets:

@@ -192,10 +192,7 @@ def _stock(sampler: Any, root: seeds.Root) -> Iterator[Any]:
 
 def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
                    root: seeds.Root, stream: str, *key: seeds.Key) -> Iterator[Any]:
-    """Yield what ``order()`` yields, with isolated generators that start a stream.
-
-    Args:
-        block: so many items are drawn at a time.
+    """Yield the items of ``order()``, drawn ``block`` at a time with generators of a stream.
 
     Raises:
         RandomnessError: in another thread than the one that trains.

@@ -262,10 +262,8 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     """Return variables that only count when Python starts with them, and that ``env`` lacks.
 
     For a script that starts itself again, once, with ``{**env, **missing_at_start(env)}``. The
-    thread counts are those that torch has now, so that spelling them out changes no bit.
-
-    Args:
-        mode, num_threads, cpu: As for ``enable``.
+    thread counts are those that torch has now, so that spelling them out changes no bit. The
+    settings are those of :func:`enable`.
     """
     threads = str(torch.get_num_threads() if num_threads is None else num_threads)
     values = {}

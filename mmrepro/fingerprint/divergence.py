@@ -163,11 +163,11 @@ def differing_iterations(a: Ranks, b: Ranks) -> Iterator[int]:
 
 def divergence_at(a: Ranks, b: Ranks, iteration: int) -> Divergence:
     """Return the differences of one iteration, on every rank that has it in both runs."""
-    steps = {rank: (a[rank].steps.get(iteration), b[rank].steps.get(iteration))
-             for rank in sorted(a.keys() & b.keys())}
+    steps = {rank: (a[rank].steps, b[rank].steps) for rank in sorted(a.keys() & b.keys())}
     return Divergence(iteration, {
-        rank: tuple(field for field in compare_steps(*pair) if not field.same)
-        for rank, pair in steps.items() if None not in pair})
+        rank: tuple(field for field in compare_steps(first[iteration], second[iteration])
+                    if not field.same)
+        for rank, (first, second) in steps.items() if iteration in first and iteration in second})
 
 
 def first_divergence(a: Ranks, b: Ranks) -> Divergence | None:

@@ -122,19 +122,15 @@ def _name(number: int) -> str:
     return f'manifest.{number}.json' if number else 'manifest.json'
 
 
-def read_manifest(path: str, name: str | None = None) -> Manifest:
-    """Read a manifest: a file, or the one of a work directory's first start.
-
-    Args:
-        path: a ``manifest.json``, a work directory, or the folder ``mmrepro`` in it.
-        name: name of the file in the folder, for a later start.
+def read_manifest(path: str) -> Manifest:
+    """Read a manifest: a file, or the first of a work directory or of the folder ``mmrepro`` in it.
 
     Raises:
         FingerprintError: the file is missing or is no manifest; the message names it.
     """
     if os.path.isdir(path):
         inner = os.path.join(path, FOLDER)
-        path = os.path.join(inner if os.path.isdir(inner) else path, name or _name(0))
+        path = os.path.join(inner if os.path.isdir(inner) else path, _name(0))
     if not os.path.exists(path):
         raise FingerprintError(f'{path}: No such file; FingerprintHook writes it when a training '
                                'starts')

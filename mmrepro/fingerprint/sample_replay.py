@@ -39,16 +39,16 @@ FIXES = (
 )
 
 
-class _Return(NamedTuple):
-    """A Python call that has returned."""
+class _Call(NamedTuple):
+    """A Python call of a dataset, a transform or a function of the user."""
     member: int | None  # number of the dataset or transform that was called; None: a function
     name: str
     site: str
     begin: int  # number of returns before the call
     given: str  # digest of the arguments of a member
-    result: str  # digest of the result
     kept: dict[str, tuple[str, str]]  # values that a member kept before: name -> digest, text
-    read: tuple[str, ...]  # reads of clock, entropy, ... until the return
+    result: str = ''  # digest of the result
+    read: tuple[str, ...] = ()  # reads of clock, entropy, ... until the return
 
 
 class _Trace:
@@ -59,10 +59,10 @@ class _Trace:
         self._members = members
         self._codes = {code: number for number, member in enumerate(members)
                        for code in [getattr(_function(member), '__code__', None)] if code}
-        self._open: list[tuple[FrameType, int | None, int, str, dict[str, Any]]] = []
+        self._open: list[tuple[FrameType, _Call]] = []
         self._watch = generator_states.Watch()
         self._read: list[str] = []
-        self.returns: list[_Return] = []
+        self.returns: list[_Call] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -80,7 +80,9 @@ class _Trace:
         if event == 'call':
             self._enter(frame)
         elif event == 'return' and self._open and self._open[-1][0] is frame:
-            self._leave(frame, value)
+            _, call = self._open.pop()
+            self.returns.append(call._replace(result=exact_digest(value),
+                                              read=tuple(dict.fromkeys(self._read))))
         elif event == 'c_call':
             self._watch.called(frame, event, value)
             self._read += self._watch.take()
@@ -90,8 +92,8 @@ class _Trace:
         if code.co_name == 'start' and code.co_filename.endswith('/threading.py') and frame.f_back:
             self._read.append(f'thread: started at {call_site(frame.f_back)}')
         member = self._number(frame)
-        innermost = next((number for _, number, *_ in reversed(self._open) if number is not None),
-                         None)
+        innermost = next((call.member for _, call in reversed(self._open)
+                          if call.member is not None), None)
         if member == innermost:
             member = None
         if member is None and not belongs_to_user(frame.f_globals.get('__name__')):
@@ -101,15 +103,9 @@ class _Trace:
             values = [frame.f_locals.get(name) for name in code.co_varnames[:code.co_argcount]]
             given = exact_digest([value for value in values if id(value) not in self._numbers])
             kept = _kept(self._members[member])
-        self._open.append((frame, member, len(self.returns), given, kept))
-
-    def _leave(self, frame: FrameType, value: Any) -> None:
-        _, member, begin, given, kept = self._open.pop()
-        code = frame.f_code
-        self.returns.append(_Return(
+        self._open.append((frame, _Call(
             member, getattr(code, 'co_qualname', code.co_name),
-            f'{code.co_filename}:{code.co_firstlineno}', begin, given, exact_digest(value), kept,
-            tuple(dict.fromkeys(self._read))))
+            f'{code.co_filename}:{code.co_firstlineno}', len(self.returns), given, kept)))
 
     def _number(self, frame: FrameType) -> int | None:
         code = frame.f_code
@@ -150,8 +146,8 @@ def explain(datasets: Sequence[Any], load: Callable[[], Any],
     return _describe(*named[first[0].member or 0], runs, *first)
 
 
-def _describe(path: str, member: Any, runs: Sequence[Sequence[_Return]], a: _Return,
-              b: _Return) -> list[str]:
+def _describe(path: str, member: Any, runs: Sequence[Sequence[_Call]], a: _Call,
+              b: _Call) -> list[str]:
     same_input = a.given == b.given
     # a different input comes from code that ran before the member
     begin_a, begin_b = (a.begin, b.begin) if same_input else (0, 0)

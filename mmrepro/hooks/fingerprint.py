@@ -76,9 +76,6 @@ class FingerprintHook(Hook):
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         if self.level in RECORDERS:
             self._recorder = RECORDERS[self.level](model)
-        self._open(runner)
-
-    def _open(self, runner: Any) -> None:
         folder = os.path.join(runner.work_dir, schema.FOLDER)
         manifest = write_manifest(runner, folder) if get_rank() == 0 else None
         self._manifest = manifest and os.path.join(folder, manifest)
@@ -170,9 +167,6 @@ class FingerprintHook(Hook):
         self._write(schema.END, iteration=runner.iter, **checks)
         if self._manifest is not None and checks:
             complete_manifest(self._manifest, checks)
-        self._close()
-
-    def _close(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
