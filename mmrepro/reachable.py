@@ -1,4 +1,4 @@
-"""What an object reaches: attributes, items, closures, globals that its functions name.
+"""The objects that an object reaches: attributes, items, closures, globals that its functions name.
 
 Paths are the same in all processes of a run: those of generators are part of their streams' keys.
 """

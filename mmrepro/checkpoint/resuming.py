@@ -255,7 +255,7 @@ class Resume:
         if self._start is None or placement_of(loader) is None:
             return
         if isinstance(loop, (EpochBasedTrainLoop, IterBasedTrainLoop)):
-            # DistSamplerSeedHook has put the sampler of the latter back to its first pass
+            # in an iteration-based loop, DistSamplerSeedHook has put the sampler to its first pass
             seek(loader, *cursor_at(loop, self._start, self._cursor))
             self._start = None
 

@@ -105,4 +105,4 @@ def _at_its_end(loop: Any) -> bool:
         return loop.stop_training or loop.iter >= loop.max_iters
     if isinstance(loop, EpochBasedTrainLoop):
         return loop.stop_training or loop.epoch >= loop.max_epochs
-    return True  # a loop of one's own knows what it does
+    return True  # a loop of the user's own knows what it does

@@ -12,16 +12,7 @@ import numpy as np
 import torch
 
 from ..generator_kinds import GENERATORS
-from ..reachable import (
-    CONTAINERS,
-    MAX_ITEMS,
-    Named,
-    Walk,
-    attributes,
-    belongs_to_user,
-    items,
-    slot_names,
-)
+from ..reachable import CONTAINERS, MAX_ITEMS, Walk, attributes, belongs_to_user, items, slot_names
 
 MAX_OBJECTS = 2000  # visited; the nearest ones first
 MAX_ELEMENTS = 1024  # of an array or tensor: larger ones are annotations
@@ -68,7 +59,7 @@ class _Part(NamedTuple):
     read: Callable[[Any], Any]
     content: Any
 
-    def items(self) -> list[Named]:
+    def items(self) -> list[tuple[str, Any]]:
         """Return path and value of what the object held."""
         if not isinstance(self.content, CONTAINERS):
             return []

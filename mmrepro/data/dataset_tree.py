@@ -90,7 +90,7 @@ def branch(dataset: Any, index: Any) -> list[Any]:
     return [asked for asked, _ in _descend(dataset, index)]
 
 
-# attributes in which transforms keep those that they call
+# attributes in which transforms keep the transforms that they call
 INNER_TRANSFORMS = ('transforms', 'branch_pipelines')
 
 

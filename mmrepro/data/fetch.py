@@ -22,6 +22,7 @@ from .batch_context import BatchContext, loading
 from .generators import Generators
 from .sample_check import SampleCheck
 from .samplers import PositionedInt, PositionedTuple, plain
+from .sampling_orders import qualified_name
 from .worker_processes import end_with_trainer, shield
 
 
@@ -98,7 +99,7 @@ class KeyedFetch:
 
         Raises:
             TypeError: for an index without its position.
-            RandomnessError: in another thread of the main process than the one that trains.
+            RandomnessError: called in a thread of the main process that does not train.
         """
         for index in batch:
             if not isinstance(index, (PositionedInt, PositionedTuple)):
@@ -150,8 +151,9 @@ class KeyedFetch:
     def _isolated(self, kept: Generators) -> Iterator[None]:
         """Leave the random state as it was; in the main process, which acts as worker 0.
 
-        What the main process draws elsewhere does not depend on whether it loads samples itself.
-        And torch gives a worker one thread, where sums have different bits than with several.
+        Without that, the numbers that the main process draws elsewhere would depend on whether it
+        loads samples itself. And torch gives a worker one thread, where sums have different bits
+        than with several.
         """
         if get_worker_info():
             yield
@@ -205,8 +207,7 @@ def keyed_collate(function: Callable[..., Any]) -> Callable[..., Any]:
 def _name_of(function: Callable[..., Any]) -> str:
     while isinstance(function, partial):  # MMEngine makes one of a config
         function = function.func
-    named = function if hasattr(function, '__qualname__') else type(function)
-    return f'{named.__module__}.{named.__qualname__}'
+    return qualified_name(function if hasattr(function, '__qualname__') else type(function))
 
 
 class KeyedCollate:

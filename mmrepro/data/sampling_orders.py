@@ -175,7 +175,8 @@ _SEED_BITS = 30  # NumPy's seeds take 32 bits, and MMEngine's samplers add the e
 def _stock(sampler: Any, root: seeds.Root) -> Iterator[Any]:
     """Return the order of the stock class, from the start of this epoch's stream.
 
-    It may draw from the global generators, those that it keeps, and one made of ``seed + epoch``.
+    The class may draw from the global generators, from generators that it keeps, and from a
+    generator that it makes of ``seed + epoch``.
     """
     epoch, stock = _epoch(sampler), sampler._mmrepro_stock
     key = ('sampler', stock.__name__, epoch)
@@ -195,7 +196,7 @@ def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
     """Yield the items of ``order()``, drawn ``block`` at a time with generators of a stream.
 
     Raises:
-        RandomnessError: in another thread than the one that trains.
+        RandomnessError: called in a thread that does not train.
     """
     name = sampler._mmrepro_stock.__name__
     inside, kept = None, generators.find(sampler, name, data=False)
@@ -294,8 +295,8 @@ STOCK_FAULTS = {
 }
 
 
-def qualified_name(cls: type) -> str:
-    """Return the dotted path of a class."""
+def qualified_name(cls: Any) -> str:
+    """Return the dotted path of a class or function."""
     return f'{cls.__module__}.{cls.__qualname__}'
 
 

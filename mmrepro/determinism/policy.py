@@ -64,7 +64,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``enable`` did: the settings, the changes in order, and its warnings."""
+    """The settings that ``enable`` put in force, the changes in order, and its warnings."""
     settings: PolicySettings
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class _Saved:
 
 
 class _InForce(threading.local):
-    """What is in force: the state before, and the report of ``enable``.
+    """The policy in force: the state before it, and the report of ``enable``.
 
     Each virtual rank has a thread and enables for itself. A thread begins with what was put in
     force last, because most flags belong to the process.
@@ -301,11 +301,11 @@ def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> tuple[str, ..
 
 def _read(get: Any) -> Any:
     with warnings.catch_warnings():
-        # torch 2.9 warns that its old precision API will go; it is the one that every release has
+        # torch 2.9 warns that its old precision API, which every release has, will go
         warnings.simplefilter('ignore', UserWarning)
         try:
             return get()
-        except (AttributeError, AssertionError):  # the latter of torch 2.0's cuBLAS switches
+        except (AttributeError, AssertionError):  # AssertionError: torch 2.0's cuBLAS switches
             return UNAVAILABLE
         except RuntimeError:
             return UNREADABLE

@@ -233,7 +233,7 @@ def _reduction(kind: str, why: str) -> Flag:
         matmul = torch.backends.cuda.matmul
         try:
             split_k = getattr(matmul, f'{name}_split_k')
-        except (AttributeError, AssertionError):  # the latter of torch 2.0
+        except (AttributeError, AssertionError):  # AssertionError: torch 2.0
             split_k = None
         # A bare bool would also turn split-K on again; True is only valid together with split-K.
         setattr(matmul, name, value if split_k is None else (value, bool(value or split_k)))

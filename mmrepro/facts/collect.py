@@ -1,4 +1,4 @@
-"""What a run is made of: settings, versions, hardware. A resume compares it."""
+"""Collect the facts of a run (settings, versions, hardware), which a resume compares."""
 from __future__ import annotations
 
 import ast

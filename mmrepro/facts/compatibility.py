@@ -1,4 +1,4 @@
-"""What follows where two environments differ: the one table, for resumes, manifests and replays.
+"""The table of consequences where two environments differ, for resumes, manifests and replays.
 
 A name is that of a fact (:mod:`mmrepro.facts.collect`) or of a field of a manifest, flattened.
 """
@@ -34,7 +34,7 @@ class FactDifference(NamedTuple):
 
 
 class FactRule(NamedTuple):
-    """What follows when a value whose name matches ``pattern`` differs."""
+    """The consequence of a difference in values whose names match ``pattern``."""
     pattern: str  # as in fnmatch
     severity: str  # one of SEVERITIES
     consequence: str  # for the table
@@ -255,7 +255,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
         then, now: values by name: facts, and fields of manifests.
 
     Returns:
-        What differs, in the order of :data:`SEVERITIES`, by name within.
+        The differences, in the order of :data:`SEVERITIES`, by name within.
     """
     rows = []
     then, now = without_watchers(then), without_watchers(now)

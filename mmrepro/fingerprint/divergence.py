@@ -24,7 +24,7 @@ Pair = tuple[StreamCall, StreamCall]
 
 
 class ComparedField(NamedTuple):
-    """One field of one iteration in both runs."""
+    """A field of an iteration in both runs."""
     field: str  # a key of ``FIELDS`` or ``STREAMS``
     a: Any  # value in run A; of a stream, that of the differing call, or the number of calls
     b: Any

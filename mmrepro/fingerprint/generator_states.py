@@ -98,7 +98,7 @@ def _short(data: bytes) -> str:
 class Watch:
     """Notes calls of :data:`WATCHED` functions in this thread, with the calling line.
 
-    It uses the profiling hook of the interpreter, unless that is in use.
+    Uses the profiling hook of the interpreter, unless another tool has set one.
     """
 
     def __init__(self) -> None:

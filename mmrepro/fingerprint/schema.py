@@ -62,7 +62,7 @@ STREAMS: dict[str, tuple[str, ...]] = {
 
 
 class StreamCall(NamedTuple):
-    """One entry of a stream."""
+    """An entry of a stream."""
     path: str  # of the module
     phase: str  # forward, loss, backward, optimizer, hook or data
     number: int  # how many such calls came before it in the iteration

@@ -82,7 +82,7 @@ def matching_at_once(stock: Callable[..., Any], self: Any, cost: Tensor, pairwis
     objects = torch.arange(num_gt, device=cost.device)
     matching = torch.zeros_like(cost, dtype=torch.uint8)
     matching[best, objects.expand_as(best)] = taken.to(torch.uint8)
-    # a candidate of several objects belongs to the one that it costs least
+    # a candidate of several objects belongs to the object with the lowest cost
     cheapest = torch.min(cost, dim=1)[1][:, None] == objects
     matching = torch.where(matching.sum(1, keepdim=True) > 1, cheapest.to(torch.uint8), matching)
     chosen = matching.sum(1) > 0
