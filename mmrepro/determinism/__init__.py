@@ -15,7 +15,6 @@ from ..errors import DeterminismError
 from .compiled import check_compiled
 from .initial_memory import filled_memory, unwritten
 from .policy import (
-    Change,
     Report,
     deterministic,
     disable,
@@ -27,6 +26,6 @@ from .policy import (
     missing_at_start,
     snapshot,
 )
-from .tables import ENV, FLAGS, PRECISIONS, PolicySettings
+from .tables import PolicySettings
 
 

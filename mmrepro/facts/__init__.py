@@ -1,1 +1,1 @@
-"""What a run effectively is: settings, versions and hardware, collected and compared."""
+"""The effective facts of a run: settings, versions and hardware, collected and compared."""

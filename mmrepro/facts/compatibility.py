@@ -1,4 +1,4 @@
-"""What follows where two environments differ: the one table, for resumes, manifests and replays.
+"""The table of consequences where two environments differ, for resumes, manifests and replays.
 
 A name is that of a fact (:mod:`mmrepro.facts.collect`) or of a field of a manifest, flattened.
 """
@@ -34,7 +34,7 @@ class FactDifference(NamedTuple):
 
 
 class FactRule(NamedTuple):
-    """What follows when a value whose name matches ``pattern`` differs."""
+    """The consequence of a difference in values whose names match ``pattern``."""
     pattern: str  # as in fnmatch
     severity: str  # one of SEVERITIES
     consequence: str  # for the table
@@ -255,9 +255,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
         then, now: values by name: facts, and fields of manifests.
 
     Returns:
-        What differs, in the order of :data:`SEVERITIES`, by name within.
+        The differences, in the order of :data:`SEVERITIES`, by name within.
     """
-    found = []
+    rows = []
     then, now = without_watchers(then), without_watchers(now)
     for name in {*then, *now}:
         before, after = then.get(name, ABSENT), now.get(name, ABSENT)
@@ -272,8 +272,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
             judged = HARMLESS, 'the hook changes nothing'
         else:
             judged = _judged(rule, then, now)
-        found.append(FactDifference(name, before, after, *judged, rule.about))
-    return sorted(found, key=lambda row: (SEVERITIES.index(row.severity), row.name))
+        rows.append(FactDifference(name, before, after, *judged, rule.about))
+    return sorted(rows, key=lambda row: (SEVERITIES.index(row.severity), row.name))
 
 
 def table(rows: Sequence[FactDifference]) -> str:
@@ -295,10 +295,10 @@ def check(path: str, then: dict[str, Any], now: dict[str, Any], strict: bool) ->
     Raises:
         ResumeError: ``strict``, and a difference changes bits.
     """
-    found = differences(then, now)
-    serious = [row for row in found if row.severity == CHANGES]
+    rows = differences(then, now)
+    serious = [row for row in rows if row.severity == CHANGES]
     harmless = [f'{row.name} {_cut(_text(row.then), 24)} -> {_cut(_text(row.now), 24)}'
-                for row in found if row.severity == HARMLESS]
+                for row in rows if row.severity == HARMLESS]
     lines = []
     if serious:
         text = f'This run differs from the one that wrote {path}:\n{table(serious)}\n'

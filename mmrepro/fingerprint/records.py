@@ -18,7 +18,7 @@ LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/aut
 
 
 class Record(NamedTuple):
-    """One operator, transform, hook or state of an iteration."""
+    """An operator, transform, hook or state of an iteration."""
     phase: str  # data, forward, loss, backward, optimizer or hook
     path: str  # of the module, parameter, transform or hook
     name: str  # of the operator, transform or event
