@@ -11,6 +11,7 @@ from ..data.sample_check import checked
 from ..distributed.unwrap import unwrap
 from ..intervals import is_due
 from ..step_check.check import StepCheck
+from ..step_check.state import StartAttributes
 from ..step_check.train_step import around_next_step
 
 NOT_REPEATED = 'steps are not repeated: {}'
@@ -29,10 +30,11 @@ class SelfCheckHook(Hook):
         self.steps = 0
         self._interval = 0
         self._not_repeated: str | None = None  # why
+        self._start: StartAttributes | None = None
 
     def before_train(self, runner: Any) -> None:
         self.steps, self._interval = 0, runner.repro.self_checks.steps
-        self._not_repeated = None
+        self._not_repeated = self._start = None
         if not self._interval:
             self._not_repeated = 'randomness.self_checks.steps=0'
             return
@@ -45,10 +47,15 @@ class SelfCheckHook(Hook):
                 'before its first optimizer step is repeated')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if not self._not_repeated and is_due(runner.iter + 1, self._interval):
+        if self._not_repeated:
+            return
+        if self._start is None:
+            self._start = StartAttributes(runner)
+        if is_due(runner.iter + 1, self._interval):
             # recorders leave out the passes that are thrown away
             paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
-            around_next_step(runner.model, StepCheck(runner, paused, self._done))
+            around_next_step(runner.model, StepCheck(
+                runner, paused, self._done, self._start))
 
     def _done(self, runner: Any, problem: str | None) -> None:
         self.steps += problem is None
