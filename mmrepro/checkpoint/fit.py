@@ -59,7 +59,8 @@ def _size(value: torch.Tensor) -> str:
 
 
 def _class(part: Any) -> str:
-    return f'{type(part).__module__}.{type(part).__qualname__}'
+    module = type(part).__module__
+    return ('' if module.startswith('torch.') else f'{module}.') + type(part).__qualname__
 
 
 def _settings(module: nn.Module) -> str:

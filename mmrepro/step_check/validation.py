@@ -1,18 +1,19 @@
 """Compare a model before and after its validation, which must leave the training as it was."""
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
+from mmengine.dist import get_world_size
 
 from ..distributed.unwrap import unwrap
-from ..errors import TrainingError
+from ..errors import ValidationChangesError
 from ..text import listed
 from .attributes import Attributes
 
 
-class ValidationChangesError(TrainingError):
-    """A validation has changed what the training goes on with."""
+STORED = re.compile(r"\._(?:parameters|buffers)\['(.*)'\]")  # in paths of attributes
 
 
 class ValidationCheck:
@@ -28,8 +29,10 @@ class ValidationCheck:
         self._named: set[str] = set()  # attributes that a warning has named
 
     def begin(self, runner: Any) -> None:
-        """Remember the model."""
-        if self._on:
+        """Remember the model. SyncNormHook averages statistics over ranks, and is left alone."""
+        averages = get_world_size() > 1 and any(
+            type(hook).__name__ == 'SyncNormHook' for hook in runner.hooks)
+        if self._on and not averages:
             model = unwrap(runner.model)
             # virtual ranks share weights: the checksums of their owner watch over these
             shared = model.parameters() if getattr(runner.model, 'sharing', None) else ()
@@ -46,7 +49,7 @@ class ValidationCheck:
         if self._before is None:
             return
         (attributes, dtype), self._before = self._before, None
-        weights = attributes.changed(saved=True)
+        weights = [STORED.sub(r'.\1', path) for path in attributes.changed(saved=True)]
         plain = [path for path in attributes.changed() if not path.endswith('.training')]
         if torch.get_default_dtype() is not dtype:
             weights.append(f'the default dtype ({dtype} -> {torch.get_default_dtype()})')
