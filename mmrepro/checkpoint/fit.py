@@ -1,8 +1,8 @@
 """Whether a checkpoint fits the run that resumes it: weights, modules, optimizers, schedules.
 
-MMEngine loads what fits and warns of the rest, and hooks may have changed the model or the optimizer
-since they were built. So a checkpoint holds a line for each part of the training, and a resume
-compares these lines with those of its own parts.
+MMEngine loads what fits and warns of the rest, and hooks may have changed the model or the
+optimizer since they were built. So a checkpoint holds a line for each part of the training, and a
+resume compares these lines with those of its own parts.
 """
 from __future__ import annotations
 

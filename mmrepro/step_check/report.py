@@ -26,8 +26,8 @@ ATTRIBUTES = (
     'global generator, keep it in a buffer (register_buffer), or register it: '
     'mmrepro.checkpoint.adapters.register(Class, "attribute").')
 RESUMED = (
-    'A run that resumes at iteration {} would take another step. Steps have changed attributes that '
-    'reach the loss and that no checkpoint keeps: {}.\n{}\n'
+    'A run that resumes at iteration {} would take another step. Steps have changed attributes '
+    'that reach the loss and that no checkpoint keeps: {}.\n{}\n'
     'A resumed run has them as they were at the start. Compute the value from the iteration, keep '
     'it in a buffer (register_buffer), or register it: '
     'mmrepro.checkpoint.adapters.register(Class, "attribute").\n{}')

@@ -12,7 +12,6 @@ from ..errors import ValidationChangesError
 from ..text import listed
 from .attributes import Attributes
 
-
 STORED = re.compile(r"\._(?:parameters|buffers)\['(.*)'\]")  # in paths of attributes
 
 
@@ -25,18 +24,20 @@ class ValidationCheck:
 
     def __init__(self, on: bool | str) -> None:
         self._on = on
-        self._before: tuple[Attributes, torch.dtype] | None = None
+        self._before: tuple[list[Attributes], torch.dtype] | None = None
         self._named: set[str] = set()  # attributes that a warning has named
 
     def begin(self, runner: Any) -> None:
-        """Remember the model. SyncNormHook averages statistics over ranks, and is left alone."""
-        averages = get_world_size() > 1 and any(
-            type(hook).__name__ == 'SyncNormHook' for hook in runner.hooks)
-        if self._on and not averages:
+        """Remember the model. With several ranks, stock hooks may average their statistics here."""
+        synchronizes = get_world_size() > 1 and any(
+            type(hook).__name__ in ('SyncNormHook', 'SyncBuffersHook') for hook in runner.hooks)
+        if self._on and not synchronizes:
             model = unwrap(runner.model)
             # virtual ranks share weights: the checksums of their owner watch over these
             shared = model.parameters() if getattr(runner.model, 'sharing', None) else ()
-            self._before = Attributes(model, {}, (), shared), torch.get_default_dtype()
+            averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
+            self._before = [Attributes(module, {}, (), shared)
+                            for module in (model, *averages)], torch.get_default_dtype()
 
     def end(self, runner: Any) -> None:
         """Compare the model, and forget it.
@@ -48,9 +49,10 @@ class ValidationCheck:
         """
         if self._before is None:
             return
-        (attributes, dtype), self._before = self._before, None
-        weights = [STORED.sub(r'.\1', path) for path in attributes.changed(saved=True)]
-        plain = [path for path in attributes.changed() if not path.endswith('.training')]
+        (parts, dtype), self._before = self._before, None
+        weights = [STORED.sub(r'.\1', path) for part in parts for path in part.changed(saved=True)]
+        plain = [path for part in parts for path in part.changed()
+                 if not path.endswith('.training')]
         if torch.get_default_dtype() is not dtype:
             weights.append(f'the default dtype ({dtype} -> {torch.get_default_dtype()})')
         new = [path for path in plain if path not in self._named]
