@@ -108,7 +108,7 @@ def watched(cfg):
 def test_a_step_that_counts_is_checked_in_three_passes_and_counts_once(tmp_path):
     checked, plain = (Child(watched, config(tmp_path / str(n), 'Counter', n)).result()
                       for n in (1, 0))
-    # the third pass, that of a resumed run, from the second step on: attributes have changed by then
+    # from the second step on, attributes have changed, and a third pass is that of a resumed run
     assert plain[1] == tiny.ITERATIONS and checked[1] == 3 * tiny.ITERATIONS - 1
     assert checked[0] == plain[0]
     assert checked[2] == plain[2] == [True] * tiny.ITERATIONS
