@@ -49,7 +49,7 @@ def exact_digest(state: Any) -> str:
 
     >>> state_digest([1, 11]) == state_digest((11, 1))
     True
-    >>> len({exact_digest(one) for one in ([1, 11], [11, 1], (1, 11), [1, [11]], ['1', 11])})
+    >>> len({exact_digest(value) for value in ([1, 11], [11, 1], (1, 11), [1, [11]], ['1', 11])})
     5
     """
     digest = hashlib.sha256()
@@ -65,7 +65,11 @@ def exact_digest(state: Any) -> str:
 
 def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[int, ...],
             exact: bool) -> None:
-    """``above``: ids of the objects that hold this one, because objects may refer to each other."""
+    """Add a value to a digest.
+
+    Args:
+        above: ids of the objects that hold the value, because objects may refer to each other.
+    """
     def update(part: Any, within: tuple[int, ...] = above) -> None:
         _update(digest, write, part, within, exact)
 
@@ -116,22 +120,22 @@ def _attributes(value: Any) -> dict[str, Any]:
     return {**attributes(value), **array}
 
 
-def first_difference(one: Any, other: Any, path: str = '',
+def first_difference(a: Any, b: Any, path: str = '',
                      depth: int = 20) -> tuple[str, str, str] | None:
     """Return where two nested values first differ, and both values there; None if they are equal.
 
     >>> first_difference(dict(a=[1, 2]), dict(a=[1, 3]))
     ("['a'][1]", '2', '3')
     """
-    if exact_digest(one) == exact_digest(other):
+    if exact_digest(a) == exact_digest(b):
         return None
-    parts, others = _named(one), _named(other)
-    if depth and type(one) is type(other) and parts.keys() == others.keys():
-        for name, part in parts.items():
-            found = first_difference(part, others[name], path + name, depth - 1)
-            if found:
-                return found
-    return path, _shown(one, other), _shown(other, one)
+    parts_a, parts_b = _named(a), _named(b)
+    if depth and type(a) is type(b) and parts_a.keys() == parts_b.keys():
+        for name, part in parts_a.items():
+            difference = first_difference(part, parts_b[name], path + name, depth - 1)
+            if difference:
+                return difference
+    return path, _shown(a, b), _shown(b, a)
 
 
 def _named(value: Any) -> dict[str, Any]:
@@ -145,17 +149,17 @@ def _named(value: Any) -> dict[str, Any]:
     return dict(items(dict(sorted(_attributes(value).items())), '', attributes=True))
 
 
-def _shown(value: Any, other: Any) -> str:
-    """Show a value; of an array, the first element that differs from ``other``'s."""
+def _shown(value: Any, compared: Any) -> str:
+    """Show a value; of an array, the first element that differs from that of ``compared``."""
     if not isinstance(value, (torch.Tensor, np.ndarray)):
         text = repr(value)
         return text if len(text) <= SHOWN else f'{text[:SHOWN]}...'
     shape = tuple(value.shape)
     text = f'{value.dtype} {shape}'
-    if not isinstance(other, type(value)) or other.shape != value.shape or (
-            other.dtype != value.dtype):
+    if not isinstance(compared, type(value)) or compared.shape != value.shape or (
+            compared.dtype != value.dtype):
         return text
-    flat, of_other = value.reshape(-1), other.reshape(-1)
+    flat, flat_compared = value.reshape(-1), compared.reshape(-1)
     first = next((i for i in range(len(flat))
-                  if exact_digest(flat[i:i + 1]) != exact_digest(of_other[i:i + 1])), 0)
+                  if exact_digest(flat[i:i + 1]) != exact_digest(flat_compared[i:i + 1])), 0)
     return f'{flat[first]!r} at {[int(i) for i in np.unravel_index(first, shape)]} of {text}'

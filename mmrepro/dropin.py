@@ -38,9 +38,10 @@ def set_random_seed(seed: int | None = None, deterministic: bool = False,
     from mmengine.dist import get_rank
 
     from . import determinism
+    from .config import RandomnessConfig
     seed = init_random_seed(seed)
     if deterministic:
-        determinism.enable(deterministic)
+        determinism.enable(**RandomnessConfig(deterministic=deterministic).flags)
     seeds.set_root(seed)
     seeds.seed_all(seed, 'init', 'model', *((get_rank(),) if diff_rank_seed else ()))
     return seed

@@ -11,16 +11,11 @@ OPERATING_SYSTEM = 'operating system'  # the state of a generator that has none
 
 
 class GeneratorKind(NamedTuple):
-    """How to change one class of generators in place.
-
-    Attributes:
-        seed: takes the generator and the :class:`mmrepro.seeds.Seeds` of a stream.
-        restore: takes the generator and a state that ``read`` returned.
-    """
+    """How to change one class of generators in place."""
     cls: type
-    seed: Callable[[Any, Any], Any]
+    seed: Callable[[Any, Any], Any]  # takes the :class:`mmrepro.seeds.Seeds` of a stream
     read: Callable[[Any], Any]
-    restore: Callable[[Any, Any], Any]
+    restore: Callable[[Any, Any], Any]  # takes a state that ``read`` returned
 
 
 def _seed_bits(generator: Any, seeds: Any) -> None:

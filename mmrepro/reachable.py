@@ -133,7 +133,7 @@ def _module(name: Any) -> str:
 
 
 def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
-    """The code of a function and of those defined in it."""
+    """Yield the code of a function and of those defined in it."""
     waiting = [function.__code__]
     while waiting:
         code = waiting.pop()
@@ -142,20 +142,20 @@ def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
 
 
 def _used_globals(function: types.FunctionType) -> Iterator[Named]:
-    """Generators, and functions of the same module, that a function names."""
+    """Yield the generators, and functions of the same module, that a function names."""
     for code in _codes(function):
         for name in code.co_names:
             value = function.__globals__.get(name)
-            own = isinstance(value, types.FunctionType) and \
-                value.__globals__ is function.__globals__
-            if own or isinstance(value, GENERATORS):
+            if isinstance(value, GENERATORS) or (
+                    isinstance(value, types.FunctionType)
+                    and value.__globals__ is function.__globals__):
                 yield f'{_module(function.__module__)}:{name}', value
 
 
 def named_globals(function: types.FunctionType) -> dict[str, Any]:
-    """All globals that a function names, and what it names in the user's modules among them."""
+    """Return all globals that a function names, and what it names in modules of the user."""
     names = list(dict.fromkeys(name for code in _codes(function) for name in code.co_names))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     waiting = deque([(_module(function.__module__), function.__globals__)])
     looked_at = {id(function.__globals__)}
     while waiting:
@@ -167,8 +167,8 @@ def named_globals(function: types.FunctionType) -> dict[str, Any]:
                     looked_at.add(id(vars(value)))
                     waiting.append((_module(value.__name__), vars(value)))
             elif name in namespace:
-                found[f'{module}:{name}'] = value
-    return found
+                values[f'{module}:{name}'] = value
+    return values
 
 
 def closure(function: types.FunctionType) -> Iterator[Named]:
@@ -198,7 +198,7 @@ def _inside_object(thing: Any, path: str) -> Iterator[Named]:
 
 
 def inside(thing: Any, path: str) -> Iterable[Named]:
-    """What a thing holds."""
+    """Return what a thing holds, each with its path."""
     if isinstance(thing, types.FunctionType):
         return _inside_function(thing, path)
     if isinstance(thing, (types.MethodType, types.BuiltinMethodType)):
@@ -212,17 +212,18 @@ def inside(thing: Any, path: str) -> Iterable[Named]:
 
 
 def hidden(thing: Any, path: str) -> Iterator[Named]:
-    """What a thing reaches beside what it holds: through decorators, methods of any kind, slots,
-    class attributes, and what its functions name in other modules of the user."""
+    """Yield what a thing reaches beside what it holds: through decorators, methods of any kind,
+    slots, class attributes, and what its functions name in other modules of the user.
+    """
     if isinstance(thing, types.FunctionType):
         yield from ((f'{path}.{name}', value) for name, value in vars(thing).items())
         yield from ((f'{path}.{name}', value)
                     for name, value in (thing.__kwdefaults__ or {}).items())
-        yield from (one for one in named_globals(thing).items() if _can_hold(one[1]))
+        yield from (named for named in named_globals(thing).items() if _can_hold(named[1]))
     elif isinstance(thing, (staticmethod, classmethod)):
         yield path, thing.__func__
     elif isinstance(thing, property):
-        yield from ((path, one) for one in (thing.fget, thing.fset, thing.fdel) if one)
+        yield from ((path, method) for method in (thing.fget, thing.fset, thing.fdel) if method)
     elif isinstance(thing, type):
         yield from _class_attributes(thing, path)
     elif not isinstance(thing, CONTAINERS):

@@ -13,19 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..reachable import is_stateful
+
 __all__ = ['ADAPTERS', 'Adapter', 'collect', 'kept_attributes', 'named_hooks', 'register',
            'restore']
 
 
 class Adapter(NamedTuple):
-    """What to keep of a class.
-
-    Attributes:
-        attributes: names of attributes, dotted where they belong to a part.
-        why: what goes wrong in a resumed run without them.
-    """
-    attributes: tuple[str, ...]
-    why: str
+    """The attributes of a class that checkpoints keep."""
+    attributes: tuple[str, ...]  # names, dotted where an attribute belongs to a part
+    why: str  # what goes wrong in a resumed run without them
 
 
 ADAPTERS: dict[str, Adapter] = {
@@ -47,8 +44,6 @@ ADAPTERS: dict[str, Adapter] = {
 
 
 MAX_DEPTH = 3  # of parts within parts of a module
-# packages whose objects are no parts of a model
-FOREIGN = ('torch', 'mmengine', 'mmrepro', 'builtins', 'functools', 'logging', 'numpy', 'types')
 
 
 def register(cls: type, *attributes: str, why: str = '') -> None:
@@ -61,11 +56,6 @@ def register(cls: type, *attributes: str, why: str = '') -> None:
     ('seen',)
     """
     ADAPTERS[cls.__name__] = Adapter(tuple(attributes), why)
-
-
-def _adapter(obj: Any) -> Adapter | None:
-    return next((ADAPTERS[cls.__name__] for cls in type(obj).__mro__ if cls.__name__ in ADAPTERS),
-                None)
 
 
 def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -83,21 +73,19 @@ def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, 
                 continue
             yield path, item
             if depth < MAX_DEPTH and hasattr(item, '__dict__') and not isinstance(
-                    item, (type, dict)) and type(item).__module__.split('.')[0] not in FOREIGN:
+                    item, dict) and is_stateful(item):
                 yield from _parts(item, f'{path}.', depth + 1)
 
 
-def _named_objects(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any]]:
-    for path, module in model.named_modules():
-        yield f'model:{path}', module
-        for name, part in _parts(module):
-            yield f'model:{path}:{name}', part
-    yield from named_hooks(hooks)
-
-
 def _known(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any, Adapter]]:
-    for name, obj in _named_objects(model, hooks):
-        adapter = _adapter(obj)
+    """Yield the objects of a model and the hooks that have an adapter, each with its name."""
+    objects: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        objects[f'model:{path}'] = module
+        objects.update((f'model:{path}:{name}', part) for name, part in _parts(module))
+    for name, obj in [*objects.items(), *named_hooks(hooks)]:
+        adapter = next((ADAPTERS[cls.__name__] for cls in type(obj).__mro__
+                        if cls.__name__ in ADAPTERS), None)
         if adapter is not None:
             yield name, obj, adapter
 

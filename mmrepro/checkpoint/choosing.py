@@ -33,11 +33,7 @@ def _is_copied(pointer: str, named: str) -> bool:
 
 
 def is_remote(settings: Mapping[str, Any]) -> bool:
-    """Whether MMEngine has to fetch the checkpoint that a run with these settings resumes from.
-
-    Args:
-        settings: ``load_from`` and ``work_dir``.
-    """
+    """Whether MMEngine has to fetch the checkpoint that a run with these settings resumes from."""
     return '://' in (settings.get('load_from') or _pointed(settings['work_dir']))
 
 
@@ -47,10 +43,8 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
 
     ``last_checkpoint`` goes first; then every ``*.pth`` beside it and in the folder that it names
     (CheckpointHook's ``out_dir``), newest first. In a copy of a work directory the name leads to
-    the original: the file beside ``last_checkpoint`` counts, and no other folder.
-
-    Args:
-        refuse: returns the problem of a file, or None.
+    the original: the file beside ``last_checkpoint`` counts, and no other folder. ``refuse``
+    returns the problem of a file, or None.
     """
     pointer, named = os.path.join(folder, 'last_checkpoint'), _pointed(folder)
     beside = _beside(pointer, named)

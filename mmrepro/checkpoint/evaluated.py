@@ -2,8 +2,8 @@
 
 Each rank of a training has buffers of its own where no collective operation keeps them equal,
 BatchNorm's running statistics first of all. Validation and the checkpoint's ``state_dict`` take the
-mean of the statistics over the ranks; of every other buffer, what rank 0 has. Training goes on with
-what each rank had.
+mean of the statistics over the ranks, and the other buffers of rank 0. Training goes on with the
+buffers of each rank.
 """
 from __future__ import annotations
 
@@ -76,11 +76,7 @@ class EvaluatedModel:
 
 def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
             state_dict: dict[str, Any]) -> None:
-    """Put the common buffers into ``state_dict``, which goes into a checkpoint.
-
-    Args:
-        ranks: state in which the ranks differ, see :func:`rank_state.gather`.
-    """
+    """Put the buffers that ``ranks`` of :func:`rank_state.gather` share into a ``state_dict``."""
     # EMAHook has put its averages there, buffers included
     prefix = 'ema.module.' if any(isinstance(hook, EMAHook) for hook in runner.hooks) else 'model.'
     buffers = [{name[len(prefix):]: value for name, value in ranks[rank]['buffers'].items()
@@ -105,9 +101,9 @@ def mean_of_ranks(values: Sequence[torch.Tensor]) -> torch.Tensor:
     >>> mean_of_ranks([torch.tensor([1., 2.]), torch.tensor([2., 2.])])
     tensor([1.5000, 2.0000])
     """
-    first, *others = values
+    first, *later = values
     total, equal = first.double(), torch.ones_like(first, dtype=torch.bool)
-    for value in others:
+    for value in later:
         total = total + value.double()
         equal &= value == first
     return torch.where(equal, first, (total / len(values)).to(first.dtype))

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..digests import state_digest
 from ..distributed.unwrap import unwrap
+from ..facts.hook_settings import WATCHERS, is_a
 from ..generator_kinds import GENERATORS, read_state
 from ..reachable import CONTAINERS, attributes, is_stateful, items
 from ..text import shorten
@@ -19,20 +20,9 @@ MAX_DEPTH = 5  # of objects within objects
 MAX_ITEMS = 2000  # of a container; of longer ones, the length counts
 _ABSENT = '(not set)'
 
-# Hooks of MMEngine and mmrepro whose attributes say what the process did, not what training does
-WITHOUT_STATE = {
-    'RuntimeInfoHook': 'writes to the message hub, which a checkpoint holds',
-    'IterTimerHook': 'times',
-    'LoggerHook': 'paths of files',
-    'CheckpointHook': 'paths; its best score is in the message hub',
-    'DistSamplerSeedHook': 'has none',
-    'ParamSchedulerHook': 'has none',
-    'PreemptHook': 'signals',
-    'FingerprintHook': 'files',
-    'OperatorGuardHook': 'operators that it has seen',
-    'SelfCheckHook': 'counts of this process',
-    'DetVisualizationHook': 'draws',
-}
+# hooks without state of the training: attributes of watchers (times, paths, counts of this process)
+# say what the process did, and the best score of CheckpointHook is in the message hub
+WITHOUT_STATE = (*WATCHERS, 'DistSamplerSeedHook', 'ParamSchedulerHook')
 # attributes of modules that torch and MMEngine keep for themselves
 _MACHINERY = {'_parameters', '_buffers', '_modules', '_non_persistent_buffers_set', 'init_cfg',
               '_is_full_backward_hook', '_version', 'training', '_is_init', '_params_init_info'}
@@ -57,7 +47,7 @@ def snapshot(runner: Any) -> dict[str, dict[str, str]]:
     owners = [(f'model:{path}', module, _without_machinery(vars(module)))
               for path, module in model.named_modules()]
     owners += [(name, hook, attributes(hook)) for name, hook in named_hooks(runner.hooks)
-               if type(hook).__name__ not in WITHOUT_STATE]
+               if not is_a(WITHOUT_STATE, type(hook).__name__)]
     # owners that other owners refer to
     seen = {id(obj) for obj in (*model.modules(), runner, runner.model, runner.cfg, *runner.hooks)}
     return {name: {'<class>': type(owner).__name__, **dict(_values(content, '', seen))}

@@ -21,7 +21,7 @@ from . import adapters
 PARTS = ('attributes', 'gradients', 'buffers')
 
 
-def own_state(runner: Any) -> dict[str, dict[str, Any]]:
+def local_state(runner: Any) -> dict[str, dict[str, Any]]:
     """Return the state of this rank that no ``state_dict`` of rank 0 holds.
 
     Returns:
@@ -33,10 +33,7 @@ def own_state(runner: Any) -> dict[str, dict[str, Any]]:
 
 def gather(state: dict[str, dict[str, Any]],
            to_all: bool = False) -> dict[int, dict[str, dict[str, Any]]]:
-    """Gather the state in which ranks differ, on rank 0. A collective operation.
-
-    Args:
-        to_all: gather it on all ranks.
+    """Gather the state in which ranks differ, on rank 0 or all ranks. A collective operation.
 
     Returns:
         dict: ``{rank: {part: {name: value}}}``; empty where all ranks are equal.

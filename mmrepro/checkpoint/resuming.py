@@ -11,7 +11,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..config import RandomnessConfig
 from ..data import placement_of
-from ..data.cursor import DataCursor, continue_epochs, continue_iterations, seek, where
+from ..data.cursor import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
 from ..errors import CheckpointError, RandomnessError, ResumeError
 from ..facts import compatibility
@@ -24,25 +24,16 @@ from .fit import Fit
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A checkpoint to resume from.
-
-    Attributes:
-        path: of the file.
-        epoch: that continues or begins.
-        iteration: that comes next, counted from 0.
-        seed: of the run that wrote it; None when unknown.
-        written_by: what mmrepro wrote about that run; empty for a checkpoint of stock MMEngine.
-        facts: settings, versions and hardware of that run, see :mod:`mmrepro.facts.collect`; of
-            stock MMEngine's, the settings.
-        cursor: how far that run was in its data; None when unknown.
-    """
+    """A checkpoint to resume from."""
     path: str
-    epoch: int
-    iteration: int
-    seed: int | None
+    epoch: int  # that continues or begins
+    iteration: int  # that comes next, counted from 0
+    seed: int | None  # of the run that wrote it; None when unknown
+    # what mmrepro wrote about that run; empty for a checkpoint of stock MMEngine
     written_by: Mapping[str, Any]
+    # of that run, see :mod:`mmrepro.facts.collect`; of stock MMEngine's, the settings
     facts: Mapping[str, Any]
-    cursor: DataCursor | None
+    cursor: DataCursor | None  # how far that run was in its data; None when unknown
 
     @classmethod
     def of(cls, path: str, meta: Mapping[str, Any]) -> ResumePoint:
@@ -65,12 +56,6 @@ class Resume:
 
     A file is checked once, and its tensors are read once, when MMEngine asks for them.
 
-    Attributes:
-        point: the checkpoint; None for a new run, or when MMEngine has to fetch the checkpoint.
-        passed_over: lines for the log: files that a run cannot continue from, and why.
-        differences: lines for the log: how this run differs from the resumed run.
-        loop: the training loop, once it was built and moved.
-
     Args:
         settings: ``resume``, ``load_from`` and ``work_dir`` of the runner. Without ``load_from``,
             the newest complete checkpoint in ``work_dir`` is chosen.
@@ -82,7 +67,9 @@ class Resume:
     """
 
     def __init__(self, settings: Mapping[str, Any], strict: bool) -> None:
+        # the checkpoint; None for a new run, or when MMEngine has to fetch the checkpoint
         self.point: ResumePoint | None = None
+        # lines for the log: files that a run cannot continue from, how it differs from the resumed
         self.passed_over: list[str] = []
         self.differences: list[str] = []
         self._strict = strict
@@ -92,7 +79,7 @@ class Resume:
         self._state: dict[str, Any] = {}
         self._fit: Fit | None = None
         self._start: int | None = None  # iteration to which the data still have to move
-        self.loop: Any = None
+        self.loop: Any = None  # the training loop, once it was built and moved
         if not self._asked or self._remote:
             return
         path = settings.get('load_from')
@@ -192,7 +179,7 @@ class Resume:
         elif isinstance(loop, EpochBasedTrainLoop):
             continue_epochs(loop)
         elif self.point is not None:  # a loop of the user's own: `seek_data` does not know it
-            seek(loop.dataloader, *where(loop.dataloader, self.point.iteration, self.point.cursor))
+            seek(loop.dataloader, *cursor_at(loop, self.point.iteration, self.point.cursor))
 
     # ------------------------------------------------------------------------- the content
 
@@ -276,7 +263,9 @@ class Resume:
             runner.logger.warning(f'the checkpoint has state of {name}, which this run lacks')
         if state.get('metrics') is not None:
             # it was written for a new best score; EarlyStoppingHook had not seen the metrics yet
-            for hook in _behind_checkpoints(runner.hooks):
+            seen = [number for number, hook in enumerate(runner.hooks)
+                    if isinstance(hook, CheckpointHook)]
+            for hook in runner.hooks[seen[-1] + 1:] if seen else ():
                 hook.after_val_epoch(runner, metrics=state['metrics'])
         return ('validated' in state and state['validated'] != runner.iter
                 and _validates_here(runner, self._cursor))
@@ -295,31 +284,10 @@ class Resume:
         loop, loader = runner.train_loop, runner.train_dataloader
         if self._start is None or placement_of(loader) is None:
             return
-        if isinstance(loop, EpochBasedTrainLoop):
-            seek(loader, *_cursor_in_epoch(runner, runner.iter, self._cursor))
-        elif isinstance(loop, IterBasedTrainLoop):
-            # DistSamplerSeedHook has put the sampler back to its first pass
-            seek(loader, *where(loader, self._start, self._cursor))
-        else:
-            return
-        self._start = None
-
-
-def _behind_checkpoints(hooks: list[Any]) -> list[Any]:
-    """Return the hooks that are called after the last CheckpointHook."""
-    numbers = [number for number, hook in enumerate(hooks) if isinstance(hook, CheckpointHook)]
-    return hooks[numbers[-1] + 1:] if numbers else []
-
-
-def _cursor_in_epoch(runner: Any, iteration: int, saved: DataCursor | None) -> DataCursor:
-    """Return where an epoch-based loop begins that resumes at ``iteration``.
-
-    Args:
-        saved: the checkpoint's cursor, if there is one.
-    """
-    if saved is not None and saved.epoch == runner.epoch:
-        return saved
-    return DataCursor(runner.epoch, iteration - runner.epoch * len(runner.train_dataloader))
+        if isinstance(loop, (EpochBasedTrainLoop, IterBasedTrainLoop)):
+            # DistSamplerSeedHook has put the sampler of the latter back to its first pass
+            seek(loader, *cursor_at(loop, self._start, self._cursor))
+            self._start = None
 
 
 def _validates_here(runner: Any, saved: DataCursor | None) -> bool:
@@ -329,7 +297,7 @@ def _validates_here(runner: Any, saved: DataCursor | None) -> bool:
         return False
     if isinstance(loop, EpochBasedTrainLoop):
         # in the middle of an epoch, and at the end of its batches, the loop comes to it by itself
-        if _cursor_in_epoch(runner, runner.iter, saved).batches:
+        if cursor_at(loop, runner.iter, saved).batches:
             return False
         done, last = loop.epoch, loop.max_epochs
     elif isinstance(loop, IterBasedTrainLoop):
@@ -347,10 +315,8 @@ def _streams_problem(runner: Any, iteration: int, saved: DataCursor | None) -> s
     loop, loader = runner.train_loop, runner.train_dataloader
     ends = placement_of(loader) is not None  # MMEngine by itself begins a pass again at its end
     if isinstance(loop, IterBasedTrainLoop):
-        done = where(loader, iteration, saved).batches
         ends = ends and not is_endless(loader.batch_sampler.sampler)
-    else:
-        done = _cursor_in_epoch(runner, iteration, saved).batches
+    done = cursor_at(loop, iteration, saved).batches
     if done > 0 and not (ends and done == len(loader)):
         return ('its streams begin with each pass over the data, and the checkpoint lies within '
                 'a pass: what is left of it would be drawn anew')

@@ -27,8 +27,8 @@ LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
 
 @dataclass
 class _Save:
-    """A checkpoint that is being written: what MMEngine's code between two of our calls needs."""
-    own: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of this rank
+    """State of a checkpoint between :meth:`CheckpointWriter.write` and its `complete`."""
+    local: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of this rank
     ranks: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # where ranks differ
     resumable: bool = True  # a run can continue from it
 
@@ -38,14 +38,11 @@ class CheckpointWriter:
 
     Args:
         legacy: the run keeps MMEngine's own streams: a checkpoint holds no more than MMEngine's.
-
-    Attributes:
-        loaders: all training loaders of the runner.
     """
 
     def __init__(self, legacy: bool) -> None:
         self._legacy = legacy
-        self.loaders: weakref.WeakSet = weakref.WeakSet()
+        self.loaders: weakref.WeakSet = weakref.WeakSet()  # all training loaders of the runner
         self._began: tuple[int, int] | None = None  # an epoch, the iteration at which it began
         self._passes = 0  # over the data that have ended in this epoch
         self._validated: int | None = None  # iterations before the last completed validation
@@ -112,8 +109,8 @@ class CheckpointWriter:
         """
         self._save = _Save()
         if not self._legacy and get_world_size() > 1:
-            self._save.own = rank_state.own_state(runner)
-            self._save.ranks = rank_state.gather(self._save.own)
+            self._save.local = rank_state.local_state(runner)
+            self._save.ranks = rank_state.gather(self._save.local)
         try:
             if not is_main_process():
                 return
@@ -154,11 +151,11 @@ class CheckpointWriter:
         if self._legacy:
             return
         self._name_unfinished(runner)
-        own = save.own or rank_state.own_state(runner)
+        local = save.local or rank_state.local_state(runner)
         evaluated.publish(runner, save.ranks, checkpoint['state_dict'])
         checkpoint['mmrepro'] = dict(
-            attributes=own['attributes'],
-            gradients=rank_state.portable(own['gradients']),
+            attributes=local['attributes'],
+            gradients=rank_state.portable(local['gradients']),
             buffers=rank_state.portable(rank_state.unsaved_buffers(runner)),
             # the file has everything else of rank 0 anyway
             ranks={rank: state if rank else dict(buffers=state['buffers'])

@@ -1,4 +1,4 @@
-"""The start of a training: weights that the seed decides, and no rest of an earlier call."""
+"""The start of a training: all weights follow from the seed, and no earlier call left a state."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -16,11 +16,7 @@ from ..text import listed
 
 
 class TrainingStart:
-    """Guards the start of each training of one runner.
-
-    Args:
-        config: of the runner.
-    """
+    """Guards the start of each training of one runner."""
 
     def __init__(self, config: RandomnessConfig) -> None:
         self._config = config
@@ -31,11 +27,7 @@ class TrainingStart:
 
     def build_model(self, stock: Callable[[Any], Any], model: Any, resumed: bool,
                     logger: Any) -> Any:
-        """Let ``stock`` build the model; warn where the seed had no part in it.
-
-        Args:
-            resumed: the weights come from a checkpoint.
-        """
+        """Let ``stock`` build the model; warn where the seed had no part in its initial weights."""
         if isinstance(model, nn.Module) and not self._config.legacy and not resumed:
             logger.warning(
                 f'{type(model).__name__} was built before this runner has set its seed: its '

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Union
 
 from .. import seeds
 from ..errors import RandomnessError
+from ..scoped import replaced
 from . import dataset_tree, generators
 from .generators import Generators
 from .samplers import plain
@@ -42,39 +43,31 @@ class _Captured(BaseException):
     """
 
 
-# EXTRA_SAMPLES + the number of a sample in the batch; or the number of an extra sample of the whole
-# dataset; or (path, number) for an extra sample of a subtree
+# the number of a sample in the batch; or (path of a subtree, number of an extra sample of it)
 Handle = Union[int, tuple[dataset_tree.Path, int]]
 
 
 class BatchSubtree:
-    """The samples of a batch that reach a transform: those of the subtree that holds it.
-
-    Args:
-        path: of the subtree, see :mod:`mmrepro.data.dataset_tree`.
-    """
+    """The samples of a batch that reach a transform: those of the subtree that holds it."""
 
     def __init__(self, batch: BatchContext, path: dataset_tree.Path) -> None:
         self.path, self._batch = path, batch
-        self._members = [EXTRA_SAMPLES + i for i, of_sample in enumerate(batch.paths())
+        self._members = [number for number, of_sample in enumerate(batch.paths())
                          if of_sample[:len(path)] == path]
 
     def handle(self, offset: int) -> Handle:
         """Return the sample at an offset: extra samples come first, then those of the batch."""
-        if offset >= EXTRA_SAMPLES:
-            return self._members[offset - EXTRA_SAMPLES]
-        return (self.path, offset) if self.path else offset
+        if offset < EXTRA_SAMPLES:
+            return self.path, offset
+        return self._members[offset - EXTRA_SAMPLES]
 
     def current(self) -> int:
         """Return the offset of the sample being loaded, or where it would be as a member."""
         current = self._batch.current
-        if isinstance(current, tuple) and current[0] == self.path:
-            return current[1]
-        if not isinstance(current, int):
-            return EXTRA_SAMPLES
-        if current < EXTRA_SAMPLES:
-            return EXTRA_SAMPLES if self.path else current
-        return EXTRA_SAMPLES + bisect.bisect_left(self._members, current)
+        if isinstance(current, int):
+            return EXTRA_SAMPLES + bisect.bisect_left(self._members, current)
+        path, number = current
+        return number if path == self.path else EXTRA_SAMPLES
 
 
 class BatchContext:
@@ -86,14 +79,13 @@ class BatchContext:
     subtree that it belongs to, and the extra samples come from that subtree.
 
     Args:
-        own: generators that the dataset keeps.
+        kept: generators that the dataset keeps.
         whole: the dataset loads whole batches.
     """
 
     def __init__(self, dataset: Any, root: seeds.Root, stream: str, batch: Sequence[Any],
-                 own: Generators | None = None, whole: bool = False) -> None:
-        self.dataset, self._whole = dataset, whole
-        self._own = own or {}
+                 kept: Generators | None = None, whole: bool = False) -> None:
+        self.dataset, self._kept, self._whole = dataset, kept or {}, whole
         self._root, self.stream, self._batch = root, stream, batch
         self._entries: list[tuple[Any, tuple[Any, ...]]] = [
             (plain(index), (index.epoch, index.position)) for index in batch]
@@ -107,16 +99,16 @@ class BatchContext:
 
     def again(self) -> BatchContext:
         """Return the same batch with no sample loaded, to load samples once more."""
-        return BatchContext(self.dataset, self._root, self.stream, self._batch, self._own)
+        return BatchContext(self.dataset, self._root, self.stream, self._batch, self._kept)
 
     def handles(self) -> range:
         """Return the handles of the batch's samples."""
-        return range(EXTRA_SAMPLES, EXTRA_SAMPLES + len(self._entries))
+        return range(len(self._entries))
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
         """Leave the global generators and those of the dataset as they were."""
-        with seeds.isolate_rng(accelerators=False), generators.isolated(self._own):
+        with seeds.isolate_rng(accelerators=False), generators.isolated(self._kept):
             yield
 
     def paths(self) -> list[dataset_tree.Path]:
@@ -143,9 +135,9 @@ class BatchContext:
 
     def entry(self, handle: Handle) -> tuple[Any, tuple[Any, ...]]:
         """Return index and stream key of a sample."""
-        if isinstance(handle, int) and handle >= EXTRA_SAMPLES:
-            return self._entries[handle - EXTRA_SAMPLES]
-        path, number = handle if isinstance(handle, tuple) else ((), handle)
+        if isinstance(handle, int):
+            return self._entries[handle]
+        path, number = handle
         if path not in self._extra:
             size = len(self._datasets[path])
             _, first = self._entries[0]
@@ -159,14 +151,14 @@ class BatchContext:
         return dataset_tree.branch(self._top(handle), self.entry(handle)[0])
 
     def _top(self, handle: Handle) -> Any:
-        return self._datasets[handle[0]] if isinstance(handle, tuple) else self.dataset
+        return self.dataset if isinstance(handle, int) else self._datasets[handle[0]]
 
     def load(self, handle: Handle) -> Any:
         """Load a sample from the start of its stream."""
         index, key = self.entry(handle)
         dataset = self._top(handle)
         self.current = handle
-        generators.begin_stream(self._own, self._root, self.stream, *key)
+        generators.begin_stream(self._kept, self._root, self.stream, *key)
         return dataset[index]
 
     def reached(self, transform: object, results: Any) -> None:
@@ -183,15 +175,9 @@ class BatchContext:
         """
         key = (id(transform), handle)
         if key not in self._states:
-            before = self.current, self._wanted
-            self._wanted = transform
-            with self.isolated():
-                try:
-                    self.load(handle)
-                except _Captured:
-                    pass
-                finally:
-                    self.current, self._wanted = before
+            with self.isolated(), replaced(self, current=handle, _wanted=transform), \
+                    suppress(_Captured):
+                self.load(handle)
         if key not in self._states:
             raise RuntimeError(
                 f'{type(transform).__name__} mixes samples, but the pipeline of sample '

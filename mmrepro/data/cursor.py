@@ -16,15 +16,18 @@ class DataCursor(NamedTuple):
     batches: int
 
 
-def where(loader: Any, iteration: int,
-          saved: tuple[int, int] | None = None) -> DataCursor:
-    """Return the cursor at the start of ``iteration``, in an iteration-based loop.
+def cursor_at(loop: Any, iteration: int, saved: DataCursor | None) -> DataCursor:
+    """Return the cursor of a training loop that resumes at ``iteration``.
 
     Args:
-        saved: cursor in the checkpoint. Some batch samplers make another number of batches than
-            their ``len()`` says, or not always the same number.
+        saved: cursor in the checkpoint, if there is one. Some batch samplers make another number of
+            batches than their ``len()`` says, or not always the same number.
     """
-    saved = saved and DataCursor(*saved)
+    loader = loop.dataloader
+    if isinstance(loop, EpochBasedTrainLoop):
+        if saved is not None and saved.epoch == loop.epoch:
+            return saved
+        return DataCursor(loop.epoch, iteration - loop.epoch * len(loader))
     if saved is not None and get_world_size() == 1:  # ranks may be in different passes
         return saved
     sampler = loader.batch_sampler.sampler
@@ -82,8 +85,8 @@ class CountedIterator:
 
 
 def continue_iterations(loop: IterBasedTrainLoop, iteration: int,
-                        saved: tuple[int, int] | None) -> None:
+                        saved: DataCursor | None) -> None:
     """Make MMEngine's fast-forward of the data ("Advance dataloader") skip without loading."""
-    cursor = where(loop.dataloader, iteration, saved) if iteration else DataCursor(0, 0)
+    cursor = cursor_at(loop, iteration, saved) if iteration else DataCursor(0, 0)
     loop.dataloader_iterator._epoch = cursor.epoch
     loop.dataloader_iterator = CountedIterator(loop.dataloader_iterator, iteration, cursor)

@@ -6,7 +6,6 @@ dataset as it is. So a change has to end the workers, or the number of workers w
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -45,74 +44,70 @@ def _is_small_array(thing: Any) -> bool:
             and not thing.is_quantized)
 
 
-class _Part(NamedTuple):
-    """An object that can be changed in place: how to read it, and what was read."""
-    path: str
-    read: Callable[[Any], Any]
-    thing: Any
-    before: Any
-
-    def same(self) -> bool:
-        try:
-            return bool(self.read(self.thing) == self.before)
-        except (TypeError, ValueError, RuntimeError):  # arrays have no single truth
-            return False
-
-    def items(self) -> list[Named]:
-        """Return path and value of what the object held."""
-        if not isinstance(self.before, CONTAINERS):
-            return []
-        return items(self.before, self.path, self.read in (vars, attributes))
-
-
 def _as_is(thing: Any) -> Any:
     return thing
 
 
-def _part(path: str, thing: Any) -> _Part | None:
+def _reader(thing: Any) -> Callable[[Any], Any] | None:
+    """Return the function that reads what can change in an object; None: nothing can."""
     if isinstance(thing, CONTAINERS):
-        if len(thing) > MAX_ITEMS:
-            return _Part(path, len, thing, len(thing))
-        return _Part(path, _as_is, thing, copy.copy(thing))
+        return _as_is if len(thing) <= MAX_ITEMS else len
     if isinstance(thing, (np.ndarray, torch.Tensor)):
-        return _Part(path, _bytes, thing, _bytes(thing)) if _is_small_array(thing) else None
+        return _bytes if _is_small_array(thing) else None
     if isinstance(thing, _OPAQUE):
         return None
     if slot_names(thing) and belongs_to_user(type(thing).__module__):
-        return _Part(path, attributes, thing, attributes(thing))
-    return _Part(path, vars, thing, dict(vars(thing))) if hasattr(thing, '__dict__') else None
+        return attributes
+    return vars if hasattr(thing, '__dict__') else None
+
+
+class _Part(NamedTuple):
+    """An object that can be changed in place, how to read it, and a copy of what was read."""
+    path: str
+    thing: Any
+    read: Callable[[Any], Any]
+    content: Any
+
+    def items(self) -> list[Named]:
+        """Return path and value of what the object held."""
+        if not isinstance(self.content, CONTAINERS):
+            return []
+        return items(self.content, self.path, self.read in (vars, attributes))
+
+
+def _agree(content: Any, now: Any) -> bool:
+    try:
+        return bool(content == now)
+    except (TypeError, ValueError, RuntimeError):  # arrays have no single truth
+        return False
 
 
 class DatasetSnapshot:
     """The content of a dataset and of everything that it holds, as it was."""
 
     def __init__(self, dataset: Any) -> None:
-        self._parts: list[_Part] = list(self._visit(dataset))
-
-    @staticmethod
-    def _visit(dataset: Any) -> Iterator[_Part]:
+        self._parts: list[_Part] = []
         walk = Walk([('dataset', dataset)], MAX_OBJECTS)
         for path, thing in walk:
-            part = _part(path, thing)
-            if part is not None:
-                yield part
+            read = _reader(thing)
+            if read is not None:
+                part = _Part(path, thing, read, copy.copy(read(thing)))
+                self._parts.append(part)
                 walk.add(named for named in part.items() if not isinstance(named[1], _PLAIN))
 
     def change(self) -> str | None:
         """Return the path of something that has changed since, or None."""
         for part in self._parts:
-            if not part.same():
-                return _first_change(part)
+            now = part.read(part.thing)
+            if not _agree(now, part.content):
+                return _first_change(part, part._replace(content=now))
         return None
 
 
-def _first_change(part: _Part) -> str:
-    now = _Part(part.path, part.read, part.thing, part.read(part.thing))
+def _first_change(part: _Part, now: _Part) -> str:
     before, after = dict(part.items()), dict(now.items())
     for path in (*after, *before):
-        if path not in before or path not in after:
-            return path
         # in lists, as identity counts first within a container
-        if not _Part(path, _as_is, [after[path]], [before[path]]).same():
+        if path not in before or path not in after or not _agree([after[path]], [before[path]]):
             return path
     return part.path

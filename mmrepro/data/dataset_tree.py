@@ -16,15 +16,9 @@ SAME_INDEX = {'MultiImageMixDataset': 'dataset', '_SlicedDataset': '_dataset'}
 
 
 class Node(NamedTuple):
-    """A dataset in the tree.
-
-    Attributes:
-        path: to the subtree that it belongs to.
-        top: the outermost dataset with this path.
-        dataset: itself.
-    """
-    path: Path
-    top: Any
+    """A dataset in the tree."""
+    path: Path  # of the subtree that it belongs to
+    top: Any  # the outermost dataset with this path
     dataset: Any
 
 
@@ -118,11 +112,11 @@ def transforms(pipeline: Any, path: str = 'pipeline', depth: int = 10) -> Iterat
 
 def pipelines(dataset: Any) -> list[Any]:
     """Return the pipelines of all datasets in the tree and their transforms; hooks change them."""
-    found = []
+    result = []
     for node in nodes(dataset):
         pipeline = getattr(node.dataset, 'pipeline', None)
-        found += [pipeline, *(transform for _, transform in transforms(pipeline))]
-    return found
+        result += [pipeline, *(transform for _, transform in transforms(pipeline))]
+    return result
 
 
 def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
@@ -134,7 +128,7 @@ def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
     elif not isinstance(thing, (list, tuple)):
         thing = [value for value in getattr(thing, '__dict__', {}).values()
                  if callable(value) or isinstance(value, (list, tuple, dict))]
-    return depth > 0 and any(_holds(one, transform, depth - 1) for one in thing)
+    return depth > 0 and any(_holds(part, transform, depth - 1) for part in thing)
 
 
 def holder(dataset: Any, transform: object) -> tuple[Path, Any]:
@@ -148,6 +142,6 @@ def holder(dataset: Any, transform: object) -> tuple[Path, Any]:
     path: Path = ()
     if paths:
         path = paths[0]
-        while any(other[:len(path)] != path for other in paths):
+        while any(longer[:len(path)] != path for longer in paths):
             path = path[:-1]
     return path, next(node.top for node in tree if node.path == path)

@@ -26,14 +26,10 @@ from .worker_processes import end_with_trainer, shield
 
 
 class _Fetched(NamedTuple):
-    """The samples of a batch, on their way to the collate function.
-
-    Attributes:
-        start: epoch and position of the first.
-    """
+    """The samples of a batch, on their way to the collate function."""
     items: Any
     fetch: KeyedFetch
-    start: tuple[int, int]
+    start: tuple[int, int]  # epoch and position of the first sample
 
 
 def loads_batches(dataset: Any) -> bool:
@@ -73,7 +69,7 @@ class KeyedFetch:
         self.root, self.stream, self.per_sample, self.rank = root, stream, per_sample, rank
         self._epoch: int | None = None
         self._main_state: tuple[Any, ...] | None = None
-        self._own: Generators = {}
+        self._kept: Generators = {}
         self._pipelines: list[Any] | None = None
 
     def __len__(self) -> int:
@@ -81,9 +77,9 @@ class KeyedFetch:
 
     def __getstate__(self) -> dict[str, Any]:
         # each process looks for the generators of its copy of the dataset
-        return {**self.__dict__, '_own': {}, '_pipelines': None}
+        return {**self.__dict__, '_kept': {}, '_pipelines': None}
 
-    def own_generators(self) -> Generators:
+    def kept_generators(self) -> Generators:
         """Return the generators of the dataset and its transforms, which hooks may exchange.
 
         Raises:
@@ -91,11 +87,11 @@ class KeyedFetch:
         """
         now, before = dataset_tree.pipelines(self.dataset), self._pipelines
         if before is None or len(now) != len(before) or any(map(operator.is_not, now, before)):
-            self._own = generators.find(self.dataset, 'dataset')
+            self._kept = generators.find(self.dataset, 'dataset')
             self._pipelines = now
             if self.check is not None:
                 self.check.forget()
-        return self._own
+        return self._kept
 
     def __getitems__(self, batch: Sequence[Any]) -> Any:
         """Load the samples at the positioned indices of a batch.
@@ -110,18 +106,18 @@ class KeyedFetch:
                     f'the batch sampler passed {index!r} of type {type(index).__name__} without '
                     'its position; it must pass on what the sampler yields. Use '
                     "randomness.worker_seed='mmengine' for this data loader")
-        own = self.own_generators()
-        with self._isolated(own):
+        kept = self.kept_generators()
+        with self._isolated(kept):
             items = self._keyed(batch) if self.per_sample else self._sequential(batch)
         start = batch[0].epoch, batch[0].position
         return _Fetched(items, self, start) if self._marked else items
 
     def _keyed(self, batch: Sequence[Any]) -> Any:
         whole = loads_batches(self.dataset)
-        with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._own,
+        with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._kept,
                                   whole)) as context:
             if whole:
-                generators.begin_stream(self._own, self.root, self.stream, batch[0].epoch,
+                generators.begin_stream(self._kept, self.root, self.stream, batch[0].epoch,
                                         batch[0].position, 'batch')
                 return self._load(batch)
             items, due = [], {}
@@ -139,7 +135,7 @@ class KeyedFetch:
         if epoch != self._epoch:
             # every epoch draws new numbers, also with persistent workers
             info = get_worker_info()
-            generators.begin_stream(self._own, self.root, 'worker', self.rank,
+            generators.begin_stream(self._kept, self.root, 'worker', self.rank,
                                     info.id if info else 0, epoch)
             self._epoch = epoch
         return self._load(batch)
@@ -151,7 +147,7 @@ class KeyedFetch:
         return [self.dataset[index] for index in indices]
 
     @contextmanager
-    def _isolated(self, own: Generators) -> Iterator[None]:
+    def _isolated(self, kept: Generators) -> Iterator[None]:
         """Leave the random state as it was; in the main process, which acts as worker 0.
 
         What the main process draws elsewhere does not depend on whether it loads samples itself.
@@ -162,7 +158,7 @@ class KeyedFetch:
             return
         training_thread.check('loads samples')
         threads = torch.get_num_threads()
-        with seeds.isolate_rng(), generators.isolated(own if self.per_sample else {}):
+        with seeds.isolate_rng(), generators.isolated(kept if self.per_sample else {}):
             if self._main_state is not None:
                 seeds.restore_rng(self._main_state)
             if threads > 1:
@@ -175,15 +171,15 @@ class KeyedFetch:
             if not self.per_sample:
                 self._main_state = seeds.capture_rng(accelerators=False)
 
-    def collate(self, function: Callable[..., Any], own: Generators, start: tuple[int, int],
+    def collate(self, function: Callable[..., Any], kept: Generators, start: tuple[int, int],
                 items: Any) -> Any:
         """Call a collate function that may draw, in the stream of its batch or worker."""
 
         def collated(samples: Any) -> Any:
-            generators.begin_stream(own, self.root, self.stream, *start, 'collate')
+            generators.begin_stream(kept, self.root, self.stream, *start, 'collate')
             return function(samples)
 
-        with self._isolated(own):
+        with self._isolated(kept):
             if not self.per_sample:
                 return function(items)
             if self.check is None:
@@ -222,7 +218,7 @@ class KeyedCollate:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self._own = generators.find(function, 'collate_fn')
+        self._kept = generators.find(function, 'collate_fn')
 
     def __reduce__(self) -> tuple[Any, ...]:
         # each process looks for the generators of its copy of the function
@@ -231,7 +227,7 @@ class KeyedCollate:
     def __call__(self, fetched: Any) -> Any:
         if not isinstance(fetched, _Fetched):
             return self.function(fetched)  # called by hand
-        return fetched.fetch.collate(self.function, self._own, fetched.start, fetched.items)
+        return fetched.fetch.collate(self.function, self._kept, fetched.start, fetched.items)
 
 
 class WorkerInit:

@@ -28,9 +28,9 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.
 
 
 def _is_global(generator: Any) -> bool:
-    """These are seeded anyway."""
+    """Whether a generator is a global one, which every stream seeds anyway."""
     numpy_generator = np.random.mtrand._rand
-    return any(generator is one for one in (
+    return any(generator is known for known in (
         random._inst, torch.default_generator, numpy_generator, numpy_generator._bit_generator))
 
 
@@ -40,7 +40,7 @@ def _is_data(thing: Any) -> bool:
 
 
 def find(thing: Any, name: str, data: bool = True) -> Generators:
-    """The generators that ``thing`` reaches through attributes, containers, closures and the
+    """Return the generators that ``thing`` reaches through attributes, containers, closures and the
     globals that its methods use.
 
     Args:
@@ -48,33 +48,14 @@ def find(thing: Any, name: str, data: bool = True) -> Generators:
         data: look into datasets that the thing holds.
 
     Raises:
-        RandomnessError: for one that cannot be seeded.
+        RandomnessError: a generator cannot be seeded.
     """
     if isinstance(thing, _LEAVES):
         return {}
-    search = _Search(name, thing, data)
-    for path, obj in search.walk:
-        search.see(inside(obj, path))
-    # The paths of those are part of the streams of older versions. What is reached in other ways
-    # comes after, so that it does not take another path to them.
-    held = search.walk.queue = search.walk.queue[:MAX_OBJECTS]
-    count = len(held)
-    for number, (path, obj) in enumerate(search.walk):
-        search.see(hidden(obj, path), late=True)
-        if number >= count:
-            search.see(inside(obj, path), late=True)
-    return search.found
+    generators: Generators = {}
+    walk = Walk([(name, thing)], MAX_OBJECTS)
 
-
-class _Search:
-    """Collects generators on a walk."""
-
-    def __init__(self, name: str, thing: Any, data: bool) -> None:
-        self.found: Generators = {}
-        self.walk = Walk([(name, thing)], MAX_OBJECTS)
-        self._data = data
-
-    def see(self, things: Iterable[Named], late: bool = False) -> None:
+    def look(things: Iterable[Named], late: bool = False) -> None:
         """Keep generators, and queue objects that may hold some.
 
         Args:
@@ -87,19 +68,29 @@ class _Search:
                     late and isinstance(value, type) and belongs_to_user(value.__module__)):
                 continue
             if not isinstance(value, GENERATORS):
-                if self._data or not _is_data(value):
-                    self.walk.add([(path, value)])
-            elif self.walk.is_new(value) and not _is_global(value):
+                if data or not _is_data(value):
+                    walk.add([(path, value)])
+            elif walk.is_new(value) and not _is_global(value):
                 with suppress(RandomnessError) if late else nullcontext():
-                    self._keep(path, _seedable(path, value))
+                    _check_seedable(path, value)
+                    while path in generators:  # an attribute of a class and of its base
+                        path += "'"
+                    generators[path] = value
 
-    def _keep(self, path: str, generator: Any) -> None:
-        while path in self.found:  # an attribute of a class and of its base
-            path += "'"
-        self.found[path] = generator
+    for path, obj in walk:
+        look(inside(obj, path))
+    # Paths are part of the keys of streams. `inside` comes first, as in older versions, so that the
+    # generators that it reaches keep their paths; `hidden` adds others.
+    held = walk.queue = walk.queue[:MAX_OBJECTS]
+    count = len(held)
+    for number, (path, obj) in enumerate(walk):
+        look(hidden(obj, path), late=True)
+        if number >= count:
+            look(inside(obj, path), late=True)
+    return generators
 
 
-def _seedable(path: str, generator: Any) -> Any:
+def _check_seedable(path: str, generator: Any) -> None:
     if isinstance(generator, random.SystemRandom):
         raise RandomnessError(
             f'{path} is a random.SystemRandom, whose numbers come from the operating system and '
@@ -113,7 +104,6 @@ def _seedable(path: str, generator: Any) -> Any:
                               f'({error}); use numpy.random.default_rng(), or the global '
                               'generators, which mmrepro seeds for every sample') from error
     kind.restore(generator, state)
-    return generator
 
 
 def begin_stream(generators: Generators, root: seeds.Root, stream: str, *key: seeds.Key) -> None:

@@ -92,7 +92,7 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
                        isinstance(loader.collate_fn, KeyedCollate),
                        sample_check(loader, config, explain))
-    fetch.own_generators()  # raises now, not in a worker
+    fetch.kept_generators()  # raises now, not in a worker
     key_passes(loader, fetch)
     if isinstance(user_init, WorkerInit):  # a loader object that was adopted before
         user_init = user_init.user_init
@@ -130,9 +130,6 @@ def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, s
 
 def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:
     """Return a loader or its config; for independent predictions, with batches of one image.
-
-    Args:
-        stream: stream of the loop that takes the batches.
 
     Raises:
         RandomnessError: a batch sampler makes the batches, or the loader is built with other ones.

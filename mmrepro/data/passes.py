@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Callable
 
 from mmengine.logging import print_log
@@ -19,21 +20,12 @@ from .samplers import Placement, adopt
 _begun: weakref.WeakSet[Pass] = weakref.WeakSet()  # passes that are not at their end
 
 
+@dataclass
 class _PersistentWorkers:
-    """The persistent workers of a loader: the dataset that they were given, and their user.
-
-    Attributes:
-        user: returns the pass that began last with the workers; None when it is gone.
-    """
-
-    def __init__(self) -> None:
-        self.snapshot: Any = None
-        self.user: Callable[[], Pass | None] = lambda: None
-
-    def in_use(self) -> bool:
-        """Whether a pass that has not come to its end uses the workers."""
-        user = self.user()
-        return user is not None and user.running
+    """The persistent workers of a loader: the dataset that they were given, and their user."""
+    snapshot: Any = None
+    # returns the pass that began last with the workers; None when it is gone
+    user: Callable[[], Pass | None] = lambda: None
 
 
 class Pass:
@@ -86,7 +78,8 @@ class Pass:
             self._batches = _stock_iter(loader)
             return
         workers: _PersistentWorkers = loader._mmrepro_workers
-        if not loader.persistent_workers or workers.in_use():
+        user = workers.user()
+        if not loader.persistent_workers or (user is not None and user.running):
             # a hook may look at the data in the middle of a pass: it gets workers of its own
             self._snapshot = DatasetSnapshot(loader.dataset)
             self._batches = loader._get_iterator() if loader.persistent_workers \

@@ -92,7 +92,7 @@ class SampleCheck:
     def _repeat(self, context: BatchContext, items: Sequence[Any],
                 due: Mapping[int, str]) -> None:
         for handle, first in due.items():
-            if exact_digest(items[handle - EXTRA_SAMPLES]) != first:
+            if exact_digest(items[handle]) != first:
                 raise SampleDiffersError(self._message(
                     context, handle, 'was overwritten when other samples were loaded', [
                         'the pipeline returns memory that it keeps and writes again',
@@ -108,7 +108,7 @@ class SampleCheck:
                 if exact_digest(again) != first:
                     raise SampleDiffersError(self._message(
                         context, handle, 'was loaded twice from the same random numbers, and the '
-                        'results differ', [_difference(items[handle - EXTRA_SAMPLES], again),
+                        'results differ', [_difference(items[handle], again),
                                            *self._explanation(context, handle)]))
                 before = handle
 
@@ -163,17 +163,18 @@ class SampleCheck:
 
     def _load_another(self, twin: BatchContext, handle: Handle) -> None:
         """Load a sample other than ``handle``, if any may be loaded."""
-        for other in twin.handles():
-            if other != handle and not self._cannot_repeat(twin.branch(other)):
-                _loaded(twin, other)
+        for neighbor in twin.handles():
+            if neighbor != handle and not self._cannot_repeat(twin.branch(neighbor)):
+                _loaded(twin, neighbor)
                 return
         if isinstance(twin.entry(handle)[0], tuple):
             return  # the extra samples are numbers
-        for other in range(EXTRA_SAMPLES):
-            if not self._cannot_repeat(twin.branch(other)):
+        for number in range(EXTRA_SAMPLES):
+            extra = (), number  # of the whole dataset
+            if not self._cannot_repeat(twin.branch(extra)):
                 # the sampler may have left it out, because it cannot be loaded
                 with suppress(Exception):
-                    twin.load(other)
+                    twin.load(extra)
                     return
 
     def _explanation(self, context: BatchContext, handle: Handle) -> list[str]:
@@ -252,13 +253,10 @@ def checked(loader: Any) -> int:
 
 
 def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
-    """Return the datasets among ``loaders`` that the settings exempt from the check.
-
-    Args:
-        loaders: data loaders, configs of data loaders, or None.
+    """Return the datasets of ``loaders`` (built, configs or None) that settings exempt from checks.
 
     Raises:
-        RandomnessError: for a name that no dataset has, with the nearest one.
+        RandomnessError: the settings have a name that no dataset has; says the nearest name.
     """
     known = {name: None for loader in loaders for name in _names(loader)}
     for name in config.self_checks.nonrepeatable_datasets:
@@ -287,7 +285,7 @@ def _types(cfg: Any) -> Iterator[str]:
         for key in ('dataset', 'datasets'):
             yield from _types(cfg.get(key))
     elif isinstance(cfg, (list, tuple)):
-        for one in cfg:
-            yield from _types(one)
+        for item in cfg:
+            yield from _types(item)
     elif cfg is not None and not isinstance(cfg, str):
         yield from (type(node.dataset).__name__ for node in dataset_tree.nodes(cfg))

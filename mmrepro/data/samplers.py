@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
+from ..scoped import replaced
 from .sampling_orders import is_endless, isolated_order, qualified_name, sampling_order_of
 
 MAX_DRAWN = 4096  # batches; loaders draw some ahead, and a run without fingerprints reads none
@@ -71,23 +72,15 @@ def plain(index: Any) -> int | tuple[Any, ...]:
 
 @dataclass
 class Placement:
-    """How far a data loader is; shared by its sampler, its batch sampler and its workers.
-
-    Attributes:
-        root: root seed.
-        skip: batches that the next pass leaves out at its beginning (already trained on).
-        resumed: batches of this epoch that were trained on before the run resumed.
-        start: samples that the sampler leaves out at its beginning.
-        epoch: pass over the data. Kept here, because few samplers know theirs.
-        generator: the loader's own generator, put in place at the start of each pass.
-        drawn: batches of indices drawn in this pass, oldest first; reading removes them.
-    """
+    """How far a data loader is; shared by its sampler, its batch sampler and its workers."""
     root: seeds.Root
-    skip: int = 0
-    resumed: int = 0
-    start: int = 0
-    epoch: int = 0
+    skip: int = 0  # batches that the next pass leaves out at its beginning (already trained on)
+    resumed: int = 0  # batches of this epoch that were trained on before the run resumed
+    start: int = 0  # samples that the sampler leaves out at its beginning
+    epoch: int = 0  # pass over the data; kept here, because few samplers know theirs
+    # the loader's own generator, put in place at the start of each pass
     generator: torch.Generator = field(default_factory=torch.Generator)
+    # batches of indices drawn in this pass, oldest first; reading removes them
     drawn: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -212,12 +205,8 @@ def _batch_sampler_iter(self: Any) -> Iterator[list[Any]]:
 def _batch_sampler_len(self: Any) -> Any:
     # some batch samplers count by iterating, which must begin at the beginning
     placement = self._mmrepro_placement
-    before = placement.start, placement.skip, placement.drawn
-    placement.start = placement.skip = 0
-    try:
+    with replaced(placement, start=0, skip=0, drawn=placement.drawn):
         return self._mmrepro_stock.__len__(self)
-    finally:
-        placement.start, placement.skip, placement.drawn = before
 
 
 _SAMPLER: dict[str, Any] = {'__iter__': _sampler_iter, 'set_epoch': _sampler_set_epoch}
@@ -225,10 +214,7 @@ _BATCH_SAMPLER: dict[str, Any] = {'__iter__': _batch_sampler_iter, '__len__': _b
 
 
 def adopt_sampler(sampler: Any, placement: Placement, batches: bool = False) -> Any:
-    """Give a built sampler its keyed order, in place; return it.
-
-    Args:
-        batches: it is a batch sampler.
+    """Give a built sampler or batch sampler (``batches``) its keyed order, in place; return it.
 
     Raises:
         TypeError: its class cannot be extended.

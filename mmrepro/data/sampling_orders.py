@@ -12,10 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
+from mmengine import dist
 
 from .. import seeds
 from . import generators, training_thread
@@ -178,22 +179,20 @@ def _stock(sampler: Any, root: seeds.Root) -> Iterator[Any]:
     """
     epoch, stock = _epoch(sampler), sampler._mmrepro_stock
     key = ('sampler', stock.__name__, epoch)
-    own = getattr(sampler, 'epoch', 0)
-    if isinstance(own, int) and own != epoch and not hasattr(stock, 'set_epoch'):
-        sampler.epoch = own = epoch  # it counts its passes itself; a resumed one begins at zero
+    counted = getattr(sampler, 'epoch', 0)
+    if isinstance(counted, int) and counted != epoch and not hasattr(stock, 'set_epoch'):
+        # the sampler counts its passes itself, and that of a resumed run begins at zero
+        sampler.epoch = counted = epoch
     seed = getattr(sampler, 'seed', None)
     if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
         seed = (1 << _SEED_BITS) + (seeds.derive(root, *key).torch >> (64 - _SEED_BITS))
-        sampler.seed = seed - own if isinstance(own, int) else seed
+        sampler.seed = seed - counted if isinstance(counted, int) else seed
     return isolated_order(sampler, lambda: stock.__iter__(sampler), _BLOCK, root, *key)
 
 
 def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
                    root: seeds.Root, stream: str, *key: seeds.Key) -> Iterator[Any]:
-    """Yield what ``order()`` yields, with isolated generators that start a stream.
-
-    Args:
-        block: so many items are drawn at a time.
+    """Yield the items of ``order()``, drawn ``block`` at a time with generators of a stream.
 
     Raises:
         RandomnessError: in another thread than the one that trains.
@@ -223,17 +222,16 @@ def contiguous(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]
         yield index, sampler.epoch, first + local
 
 
-def _whole(indices: Sequence[int], sampler: Any, start: int) -> Iterator[Position]:
+def _on_each_rank(indices: Iterable[Any], sampler: Any, start: int) -> Iterator[Position]:
     """Yield all of an epoch's indices on each rank, as torch's samplers do."""
-    from mmengine.dist import get_dist_info
-    rank, world_size = get_dist_info()
-    for local in range(start, len(indices)):
-        yield indices[local], _epoch(sampler), local * world_size + rank
+    (rank, world_size), epoch = dist.get_dist_info(), _epoch(sampler)
+    for local, index in enumerate(itertools.islice(indices, start, None), start):
+        yield index, epoch, local * world_size + rank
 
 
 def torch_sequential(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """torch ``SequentialSampler``."""
-    return _whole(range(len(sampler.data_source)), sampler, start)
+    return _on_each_rank(range(len(sampler.data_source)), sampler, start)
 
 
 def torch_random(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
@@ -241,11 +239,11 @@ def torch_random(sampler: Any, root: seeds.Root, start: int) -> Iterator[Positio
     state = seeds.random_state(root, 'sampler', 'RandomSampler', _epoch(sampler))
     size, count = len(sampler.data_source), sampler.num_samples
     if sampler.replacement:
-        return _whole(state.randint(0, size, count, np.int64).tolist(), sampler, start)
+        return _on_each_rank(state.randint(0, size, count, np.int64).tolist(), sampler, start)
     indices: list[int] = []
     while len(indices) < count:
         indices += state.permutation(size).tolist()
-    return _whole(indices[:count], sampler, start)
+    return _on_each_rank(indices[:count], sampler, start)
 
 
 def torch_weighted(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
@@ -254,22 +252,18 @@ def torch_weighted(sampler: Any, root: seeds.Root, start: int) -> Iterator[Posit
     weights = sampler.weights.double().numpy()
     indices = state.choice(len(weights), sampler.num_samples, sampler.replacement,
                            weights / math.fsum(weights))
-    return _whole(indices.tolist(), sampler, start)
+    return _on_each_rank(indices.tolist(), sampler, start)
 
 
 def torch_subset(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """torch ``SubsetRandomSampler``."""
     order = _permutation(root, len(sampler.indices), 'SubsetRandomSampler', _epoch(sampler))
-    return _whole([sampler.indices[i] for i in order], sampler, start)
+    return _on_each_rank([sampler.indices[i] for i in order], sampler, start)
 
 
 def strided_stock(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """Unknown samplers: keep their order and assume that it is strided over the ranks."""
-    from mmengine.dist import get_dist_info
-    rank, world_size = get_dist_info()
-    epoch = _epoch(sampler)
-    for local, index in enumerate(itertools.islice(_stock(sampler, root), start, None), start):
-        yield index, epoch, local * world_size + rank
+    return _on_each_rank(_stock(sampler, root), sampler, start)
 
 
 # Samplers of one pass without end.

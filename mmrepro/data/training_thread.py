@@ -13,24 +13,20 @@ _SIGNAL = signal.SIGURG
 
 
 class _TrainingThreads:
-    """The threads of this process that train: one, or virtual ranks, of which one runs at a time.
-
-    Attributes:
-        refusal: the message of an error that the main thread has not raised yet.
-    """
+    """The threads of this process that train: one, or virtual ranks that take turns."""
 
     def __init__(self) -> None:
         self._threads: WeakSet[threading.Thread] = WeakSet()
         self._take_turns = False
-        self.refusal = ''
+        self.refusal = ''  # the message of an error that the main thread has not raised yet
 
     def claim(self, turns: bool = False, builds: bool = False) -> None:
         """Register the calling thread: it trains, validates or tests.
 
         Args:
             turns: exactly one of the registered threads runs at a time.
-            builds: the thread builds a runner, and trains later. Without ``turns``, another thread
-                may be training already, which then stays the one.
+            builds: the thread builds a runner, and trains later. Without ``turns``, a thread that
+                trains already stays the training thread.
         """
         if builds and not turns:
             return
@@ -44,18 +40,15 @@ class _TrainingThreads:
             signal.signal(_SIGNAL, _interrupt)
 
     def check(self, action: str) -> None:
-        """Refuse what any other thread does that may draw random numbers.
+        """Refuse an ``action`` that may draw random numbers in a thread that does not train.
 
         Where the main thread trains, it gets the error as well: it may wait for the other thread.
-
-        Args:
-            action: what the calling thread does, for the message.
 
         Raises:
             RandomnessError: another thread trains.
         """
         thread, main = threading.current_thread(), threading.main_thread()
-        if thread in self._threads or not any(one.is_alive() for one in self._threads):
+        if thread in self._threads or not any(map(threading.Thread.is_alive, self._threads)):
             return
         text = (f'the thread {thread.name!r} {action} in the process that trains: '
                 'both would draw from the same generators. Load in workers, without a thread: '

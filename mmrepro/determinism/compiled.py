@@ -27,14 +27,14 @@ def check_compiled(model: Any, settings: Any) -> None:
     by_config = isinstance(settings, dict) or settings is True
     if by_config and isinstance(settings, dict) and settings.get('dynamic'):
         raise DeterminismError(f'compile.dynamic={settings["dynamic"]!r}: {_DYNAMIC}')
-    found = _compiled_modules(model)
-    for name, module in found:
+    compiled = _compiled_modules(model)
+    for name, module in compiled:
         context = getattr(module, 'dynamo_ctx', None)
         if getattr(context, '_dynamic', getattr(context, 'dynamic', None)):
             raise DeterminismError(f'{name} is compiled: {_DYNAMIC}')
-    if (by_config or found) and not _can_fail():
+    if (by_config or compiled) and not _can_fail():
         raise DeterminismError(
-            f'{"compile" if by_config else found[0][0]}: torch {torch.__version__} runs a model '
+            f'{"compile" if by_config else compiled[0][0]}: torch {torch.__version__} runs a model '
             'uncompiled, without a word, when it was compiled for too many sizes. Use torch 2.6 '
             'or later, or do not compile with randomness.deterministic=True')
 

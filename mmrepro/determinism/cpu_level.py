@@ -61,20 +61,20 @@ def cpu_conflicts(level: str | None, env: Mapping[str, str]) -> list[str]:
     if level is None:
         return []
     needed = level_variables(level, env)
-    found = [f'{name}={env[name]!r} is set in the environment, with cpu={level!r}. Unset {name}, '
-             f'or set {value!r}.'
-             for name, value in needed.items() if env.get(name, value) != value]
+    problems = [f'{name}={env[name]!r} is set in the environment, with cpu={level!r}. Unset '
+                f'{name}, or set {value!r}.'
+                for name, value in needed.items() if env.get(name, value) != value]
     missing = [f'{name}={value!r}' for name, value in needed.items() if name not in env]
     if missing:
-        found.append(f'cpu={level!r} needs {" ".join(missing)}, which count only when Python '
-                     'starts with them. Export them, or use `mmrepro train`, which sets them.')
-    elif not found and cpu_instructions() != _NAMES[level]:
-        found.append(f'cpu={level!r}, but torch uses {cpu_instructions()}: this CPU has no '
-                     f'{_NAMES[level]}, or ATEN_CPU_CAPABILITY was set after torch had started.')
-    elif not found and _numpy_above_avx2():
-        found.append(f'cpu={level!r}, but NumPy uses {" ".join(_numpy_above_avx2())}: {_NUMPY} was '
-                     'set after NumPy had started.')
-    return found
+        problems.append(f'cpu={level!r} needs {" ".join(missing)}, which count only when Python '
+                        'starts with them. Export them, or use `mmrepro train`, which sets them.')
+    elif not problems and cpu_instructions() != _NAMES[level]:
+        problems.append(f'cpu={level!r}, but torch uses {cpu_instructions()}: this CPU has no '
+                        f'{_NAMES[level]}, or ATEN_CPU_CAPABILITY was set after torch had started.')
+    elif not problems and _numpy_above_avx2():
+        problems.append(f'cpu={level!r}, but NumPy uses {" ".join(_numpy_above_avx2())}: {_NUMPY} '
+                        'was set after NumPy had started.')
+    return problems
 
 
 def cpu_instructions() -> str:
@@ -82,5 +82,5 @@ def cpu_instructions() -> str:
     if hasattr(torch.backends, 'cpu'):
         return torch.backends.cpu.get_cpu_capability()
     # torch 2.0 says it in a report only
-    found = re.search('CPU capability usage: (.+)', torch.__config__.show())
-    return found[1] if found else 'unknown'
+    match = re.search('CPU capability usage: (.+)', torch.__config__.show())
+    return match[1] if match else 'unknown'

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -16,12 +16,11 @@ import torch
 
 from ..errors import DeterminismError
 from ..imports import after_import, forget
-from .cpu_level import CPU_LEVELS, cpu_conflicts, level_variables
+from .cpu_level import cpu_conflicts, level_variables
 from .tables import (
     BIT_VARIABLES,
     ENV,
     FLAGS,
-    PRECISIONS,
     RECORDED_FLAGS,
     UNAVAILABLE,
     UNREADABLE,
@@ -52,14 +51,6 @@ _HASH_SEED = (
     'PYTHONHASHSEED is not set, so sets of strings have another order in every process. mmrepro '
     'keeps the order where MMDetection uses one; for code of your own, export PYTHONHASHSEED=0 '
     'before Python starts (mmrepro train does it by itself).')
-
-_BOOL = (True, False)
-# argument of `enable` -> its values
-_VALUES: dict[str, tuple[Any, ...]] = {
-    'mode': (*_BOOL, 'warn'), 'float32_precision': (None, *PRECISIONS), 'cpu': (None, *CPU_LEVELS),
-    'fill_uninitialized_memory': _BOOL, 'cudnn_enabled': (None, *_BOOL),
-    'cudnn_benchmark': (None, *_BOOL),
-}
 
 
 @dataclass(frozen=True)
@@ -115,16 +106,14 @@ _said: set[Any] = set()  # warnings that were logged already
 def enable(mode: Mode = True,
            *,
            float32_precision: str | None = None,
-           fill_uninitialized_memory: bool = False,
            num_threads: int | None = None,
-           cudnn_enabled: bool | None = None,
            cudnn_benchmark: bool | None = None,
            cpu: str | None = None,
            env: MutableMapping[str, str] = os.environ) -> Report:
     """Put the policy in force; an earlier ``enable`` is undone first.
 
     Call it as early as possible: before CUDA is used and before processes are started. It imports
-    nothing and starts no CUDA context.
+    nothing and starts no CUDA context. :class:`mmrepro.config.RandomnessConfig` checks the values.
 
     Args:
         mode: True refuses what cannot be deterministic; ``'warn'`` warns of it, keeps conflicting
@@ -133,9 +122,7 @@ def enable(mode: Mode = True,
         float32_precision: ``'highest'``: float32 everywhere, TF32 off. ``'high'``: TF32 in matrix
             products and convolutions. ``'medium'``: like ``'high'``, and bfloat16 on CPUs with
             units for it. With ``mode``, the precision may not change from here on.
-        fill_uninitialized_memory: Fill memory that was not written yet. Slow; shows reads of it.
         num_threads: Threads within a torch operator on the CPU.
-        cudnn_enabled: Use cuDNN.
         cudnn_benchmark: What ``env_cfg`` of the config says. With ``mode=True``, True is not
             followed, with a warning.
         cpu: ``'avx2'``: all libraries use AVX2 and nothing above it. The process has to start with
@@ -148,11 +135,8 @@ def enable(mode: Mode = True,
     Raises:
         DeterminismError: settings that contradict each other, all in one message, with the values
             that are accepted. Nothing has been changed then.
-        ValueError: an argument has a wrong value.
     """
-    settings = PolicySettings(mode, float32_precision, fill_uninitialized_memory, num_threads,
-                              cudnn_enabled, cudnn_benchmark, cpu)
-    _check_values(settings)
+    settings = PolicySettings(mode, float32_precision, num_threads, cudnn_benchmark, cpu)
     warned = _check_conflicts(settings, env)
     disable()
     baseline = _save(env)
@@ -160,10 +144,7 @@ def enable(mode: Mode = True,
         for row in ENV:
             if row.default is not None and row.accepted(settings):
                 env.setdefault(row.name, row.default)
-        for flag in FLAGS:
-            wanted = flag.wanted(settings)
-            if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
-                _write(flag, wanted[0])
+        _set_flags(FLAGS, settings)
         pairs: list[Any] = [(row, baseline.variables[row.name], env.get(row.name))
                  for row in ENV if row.name in baseline.variables]
         pairs += [(flag, baseline.flags[flag.name], _read(flag.get)) for flag in FLAGS]
@@ -194,13 +175,18 @@ def disable() -> None:
         _active.set(None)
 
 
+def _set_flags(flags: Iterable[Flag], settings: PolicySettings) -> None:
+    for flag in flags:
+        wanted = flag.wanted(settings)
+        if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
+            _write(flag, wanted[0])
+
+
 def _set_late(module: ModuleType) -> None:
     """Set the flags that come with an import, after it."""
     report = in_force()
-    for flag in FLAGS:
-        wanted = flag.wanted(report.settings) if report and flag.module else ()
-        if wanted and _read(flag.get) not in (*wanted, UNAVAILABLE):
-            _write(flag, wanted[0])
+    if report is not None:
+        _set_flags([flag for flag in FLAGS if flag.module], report.settings)
 
 
 def import_flags() -> None:
@@ -229,7 +215,7 @@ def deterministic(mode: Mode = True,
                   *,
                   env: MutableMapping[str, str] = os.environ,
                   **settings: Any) -> Iterator[Report]:
-    """``enable`` for the length of a block. Takes the same arguments.
+    """Put the policy in force for the length of a block; takes the arguments of :func:`enable`.
 
     On the way out, also by an exception, every flag of the tables, and every variable that the
     policy may set, is as it was on the way in. Blocks nest; the innermost one counts.
@@ -255,7 +241,7 @@ def snapshot(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 def drifted() -> tuple[Change, ...]:
     """Return flags that were changed since ``enable``, so that the promise no longer holds."""
-    active, found = _active.get(), []
+    active, changes = _active.get(), []
     if active is None:
         return ()
     saved, settings = active[0], active[1].settings
@@ -264,8 +250,8 @@ def drifted() -> tuple[Change, ...]:
         if not wanted and flag.pinned and settings.mode:
             wanted = unchanged(saved.flags[flag.name])
         if wanted and now not in (*wanted, UNAVAILABLE):
-            found.append(Change(flag.name, wanted[0], now, flag.why))
-    return tuple(found)
+            changes.append(Change(flag.name, wanted[0], now, flag.why))
+    return tuple(changes)
 
 
 def missing_at_start(env: Mapping[str, str] = os.environ,
@@ -276,10 +262,8 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     """Return variables that only count when Python starts with them, and that ``env`` lacks.
 
     For a script that starts itself again, once, with ``{**env, **missing_at_start(env)}``. The
-    thread counts are those that torch has now, so that spelling them out changes no bit.
-
-    Args:
-        mode, num_threads, cpu: As for ``enable``.
+    thread counts are those that torch has now, so that spelling them out changes no bit. The
+    settings are those of :func:`enable`.
     """
     threads = str(torch.get_num_threads() if num_threads is None else num_threads)
     values = {}
@@ -294,16 +278,6 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
             values[row.name] = row.default
     values.update(level_variables(cpu, env))
     return {name: value for name, value in values.items() if name not in env}
-
-
-def _check_values(s: PolicySettings) -> None:
-    for name, values in _VALUES.items():
-        value = getattr(s, name)
-        if not any(value == one and type(value) is type(one) for one in values):
-            raise ValueError(f'{name.replace("mode", "deterministic")}={value!r}: expected one of '
-                             f'{", ".join(map(repr, values))}')
-    if s.num_threads is not None and (type(s.num_threads) is not int or s.num_threads < 1):
-        raise ValueError(f'num_threads={s.num_threads!r}: expected None or an integer above 0')
 
 
 def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> tuple[str, ...]:

@@ -38,9 +38,7 @@ class PolicySettings:
 
     mode: Mode = True
     float32_precision: str | None = None
-    fill_uninitialized_memory: bool = False
     num_threads: int | None = None
-    cudnn_enabled: bool | None = None
     cudnn_benchmark: bool | None = None
     cpu: str | None = None
 
@@ -264,10 +262,6 @@ def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
     return lambda s: () if s.precision is None else unchanged(s.precision[key])
 
 
-def _given(name: str) -> Callable[[PolicySettings], Sequence[Any]]:
-    return lambda s: () if getattr(s, name) is None else (getattr(s, name), )
-
-
 def _has_native_operators() -> bool:
     module = sys.modules.get('mmrepro.ops.aten')
     return module is not None and bool(module.installed())
@@ -302,9 +296,8 @@ FLAGS = (
                'heuristic chose'),
     _reduction('bf16', 'the same for bfloat16'),
     _functions('torch.num_threads', 'torch.get_num_threads', 'torch.set_num_threads',
-               _given('num_threads'), 'a sum that is split over threads depends on their number'),
-    _attribute('torch.backends.cudnn.enabled', _given('cudnn_enabled'),
-               'cuDNN and the native kernels give different bits'),
+               lambda s: () if s.num_threads is None else (s.num_threads, ),
+               'a sum that is split over threads depends on their number'),
     _attribute('torch.backends.cudnn.benchmark', _benchmark,
                'cuDNN times its kernels and takes the fastest, a matter of chance'),
     _attribute('torch.backends.cudnn.deterministic', _deterministic(True),
@@ -324,8 +317,7 @@ FLAGS = (
     _of_compiler('torch._dynamo.config', 'fail_on_recompile_limit_hit', True,
                  'beyond the limit of sizes a model runs uncompiled, without a word',
                  lambda env: False),
-    _attribute('torch.utils.deterministic.fill_uninitialized_memory',
-               lambda s: (s.fill_uninitialized_memory, ) if s.mode else (),
+    _attribute('torch.utils.deterministic.fill_uninitialized_memory', _deterministic(False),
                'most of the price of determinism, and only of use to find reads of unset memory'),
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
          _deterministic(True),
@@ -342,7 +334,8 @@ FLAGS = (
 RECORDED_FLAGS: dict[str, Callable[[], Any]] = {
     'torch.num_interop_threads': torch.get_num_interop_threads,
     **{name: functools.partial(_find, name) for name in (
-        'torch.backends.mkldnn.enabled', 'torch.backends.cuda.matmul.allow_fp16_accumulation')},
+        'torch.backends.cudnn.enabled', 'torch.backends.mkldnn.enabled',
+        'torch.backends.cuda.matmul.allow_fp16_accumulation')},
     **{name: functools.partial(_call, name) for name in (
         'torch.backends.cuda.flash_sdp_enabled', 'torch.backends.cuda.mem_efficient_sdp_enabled',
         'torch.backends.cuda.math_sdp_enabled')},

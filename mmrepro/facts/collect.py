@@ -126,7 +126,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _hardware() -> dict[str, Any]:
-    found = {
+    facts = {
         'hardware.cpu': cpu_name(),
         'hardware.cpu_instructions': cpu_instructions(),
         'hardware.cpu_features': cpu_features(),
@@ -135,10 +135,10 @@ def _hardware() -> dict[str, Any]:
         'hardware.gpu': None,
     }
     if torch.cuda.is_available():
-        found['hardware.gpu'] = torch.cuda.get_device_name()
-        found['version.cudnn'] = torch.backends.cudnn.version()
-        found['version.driver'] = getattr(torch._C, '_cuda_getDriverVersion')()  # noqa: B009
-    return found
+        facts['hardware.gpu'] = torch.cuda.get_device_name()
+        facts['version.cudnn'] = torch.backends.cudnn.version()
+        facts['version.driver'] = getattr(torch._C, '_cuda_getDriverVersion')()  # noqa: B009
+    return facts
 
 
 def cpu_name() -> str:

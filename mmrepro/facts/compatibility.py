@@ -258,7 +258,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
     Returns:
         What differs, in the order of :data:`SEVERITIES`, by name within.
     """
-    found = []
+    rows = []
     then, now = without_watchers(then), without_watchers(now)
     for name in {*then, *now}:
         before, after = then.get(name, ABSENT), now.get(name, ABSENT)
@@ -273,8 +273,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
             judged = HARMLESS, 'the hook changes nothing'
         else:
             judged = _judged(rule, then, now)
-        found.append(FactDifference(name, before, after, *judged, rule.about))
-    return sorted(found, key=lambda row: (SEVERITIES.index(row.severity), row.name))
+        rows.append(FactDifference(name, before, after, *judged, rule.about))
+    return sorted(rows, key=lambda row: (SEVERITIES.index(row.severity), row.name))
 
 
 def table(rows: Sequence[FactDifference]) -> str:
@@ -297,10 +297,10 @@ def check(path: str, then: dict[str, Any], now: dict[str, Any], strict: bool) ->
     Raises:
         ResumeError: ``strict``, and a difference changes bits.
     """
-    found = differences(then, now)
-    serious = [row for row in found if row.severity == CHANGES]
+    rows = differences(then, now)
+    serious = [row for row in rows if row.severity == CHANGES]
     harmless = [f'{row.name} {_cut(_text(row.then), 24)} -> {_cut(_text(row.now), 24)}'
-                for row in found if row.severity == HARMLESS]
+                for row in rows if row.severity == HARMLESS]
     lines = []
     if serious:
         text = f'This run differs from the one that wrote {path}:\n{table(serious)}\n'

@@ -18,43 +18,44 @@ FROM_THE_START = ('DistSamplerSeedHook', 'EMAHook', 'EarlyStoppingHook', 'MeanTe
 _HOOK = re.compile(r'config\.(?:custom_hooks\[(\d+)\]|default_hooks\.\w+)')
 
 
-def _is_a(kinds: Sequence[str], value: Any) -> bool:
+def is_a(kinds: Sequence[str], value: Any) -> bool:
+    """Whether a type, given by its name or dotted path, is one of these patterns."""
     name = str(value).rsplit('.', 1)[-1]
     return any(fnmatch.fnmatchcase(name, kind) for kind in kinds)
 
 
 def _hook(name: str, facts: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the name of the hook that a fact is about, and its type; ('', None) for others."""
-    found = _HOOK.match(name)
-    return (found[0], facts.get(f'{found[0]}.type')) if found else ('', None)
+    match = _HOOK.match(name)
+    return (match[0], facts.get(f'{match[0]}.type')) if match else ('', None)
 
 
 def without_watchers(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts without :data:`WATCHERS` among the custom hooks; the others move up."""
     hooks = {_hook(name, facts) for name in facts if name.startswith('config.custom_hooks[')}
-    kept = sorted((hook for hook, kind in hooks if not _is_a(WATCHERS, kind)),
+    kept = sorted((hook for hook, kind in hooks if not is_a(WATCHERS, kind)),
                   key=lambda hook: int(hook.partition('[')[2][:-1]))
     moved = {hook: f'config.custom_hooks[{index}]' for index, hook in enumerate(kept)}
-    found = {}
+    result = {}
     for name, value in facts.items():
         hook = _hook(name, facts)[0]
         if not name.startswith('config.custom_hooks['):
-            found[name] = value
+            result[name] = value
         elif hook in moved:
-            found[f'{moved[hook]}{name[len(hook):]}'] = value
-    return found
+            result[f'{moved[hook]}{name[len(hook):]}'] = value
+    return result
 
 
 def is_watching(name: str, facts: Mapping[str, Any]) -> bool:
     """Whether a fact is about one of the :data:`WATCHERS`."""
-    return _is_a(WATCHERS, _hook(name, facts)[1])
+    return is_a(WATCHERS, _hook(name, facts)[1])
 
 
 def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> bool:
     """Whether the effect of a setting depends on where the training ends."""
     value, (hook, kind) = facts[name], _hook(name, facts)
     if hook and kind is not None:
-        return not _is_a((*WATCHERS, *FROM_THE_START), kind)
+        return not is_a((*WATCHERS, *FROM_THE_START), kind)
     if name in (hook, 'config.custom_hooks'):
         return value is not None  # an object
     if name.startswith('config.param_scheduler'):
@@ -63,7 +64,7 @@ def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> bool:
         return name == 'config.param_scheduler' and value not in (None, '[]', '{}')
     if name.startswith('config.optim_wrapper') and name.endswith('.accumulative_counts'):
         return bool(value != 1)  # the last cycle is shorter
-    return name == 'config.train_cfg.type' and not _is_a(
+    return name == 'config.train_cfg.type' and not is_a(
         ('EpochBasedTrainLoop', 'IterBasedTrainLoop'), value)
 
 

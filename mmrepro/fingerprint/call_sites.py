@@ -13,7 +13,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
 LOSS_FUNCTIONS = ('loss_by_feat', 'loss_and_target', 'parse_losses', 'loss_single')
 OPTIMIZERS = (torch.optim.Optimizer, OptimWrapper, OptimWrapperDict)
-ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; its callers cause nothing
+ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; its callers are not of interest
 TENSOR = '/torch/_tensor.py'  # Tensor.backward makes the first gradient
 # calls below these files are not part of the training
 NOT_TRAINING = os.path.join(PACKAGE, 'hooks', '')

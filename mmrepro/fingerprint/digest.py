@@ -78,7 +78,7 @@ def combine_digests(names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
 
 
 def combined_hex(digests: Mapping[str, int]) -> str:
-    """As :func:`combine_digests`, for digests that are Python integers."""
+    """Combine digests that are Python integers, as :func:`combine_digests` does."""
     total = sum(arithmetic.mix_int((value & arithmetic.MASK) ^ _name_key(name))
                 for name, value in digests.items())
     return hex_of(arithmetic.mix_int(

@@ -153,28 +153,21 @@ def _inside(path: str, container: str) -> bool:
     return container == '(model)' != path or path.startswith(f'{container}.')
 
 
-def _common(a: Ranks, b: Ranks) -> dict[int, tuple[Mapping[int, Step], Mapping[int, Step]]]:
-    return {rank: (a[rank].steps, b[rank].steps) for rank in sorted(set(a) & set(b))}
-
-
 def differing_iterations(a: Ranks, b: Ranks) -> Iterator[int]:
     """Yield, in order, the iterations in which a rank of both runs differs."""
-    steps = _common(a, b)
-    iterations = {rank: set(first) & set(second) for rank, (first, second) in steps.items()}
-    for iteration in sorted(set().union(*iterations.values())):
-        if any(not field.same for rank, (first, second) in steps.items()
-               if iteration in iterations[rank]
-               for field in compare_steps(first[iteration], second[iteration])):
+    iterations = (a[rank].steps.keys() & b[rank].steps.keys() for rank in a.keys() & b.keys())
+    for iteration in sorted(set().union(*iterations)):
+        if any(divergence_at(a, b, iteration).ranks.values()):
             yield iteration
 
 
 def divergence_at(a: Ranks, b: Ranks, iteration: int) -> Divergence:
     """Return the differences of one iteration, on every rank that has it in both runs."""
+    steps = {rank: (a[rank].steps, b[rank].steps) for rank in sorted(a.keys() & b.keys())}
     return Divergence(iteration, {
         rank: tuple(field for field in compare_steps(first[iteration], second[iteration])
                     if not field.same)
-        for rank, (first, second) in _common(a, b).items()
-        if iteration in first and iteration in second})
+        for rank, (first, second) in steps.items() if iteration in first and iteration in second})
 
 
 def first_divergence(a: Ranks, b: Ranks) -> Divergence | None:
@@ -186,13 +179,13 @@ def first_divergence(a: Ranks, b: Ranks) -> Divergence | None:
 def first_differing_metric(a: Ranks, b: Ranks) -> Divergence | None:
     """Return the first differing metric of validations after the same number of iterations."""
     for rank in sorted(set(a) & set(b)):
-        others = {val['iteration']: val['metrics'] for val in b[rank].vals}
+        metrics_b = {val['iteration']: val['metrics'] for val in b[rank].vals}
         for val in a[rank].vals:
-            there = others.get(val['iteration'], val['metrics'])
+            compared = metrics_b.get(val['iteration'], val['metrics'])
             for name, value in val['metrics'].items():
-                if there.get(name) != value:
+                if compared.get(name) != value:
                     return Divergence(val['iteration'], {rank: (ComparedField(
-                        f'metric {name} of the validation', value, there.get(name)), )})
+                        f'metric {name} of the validation', value, compared.get(name)), )})
     return None
 
 

@@ -25,7 +25,7 @@ PROCESS_ID = ('os.getpid', )
 
 
 def _qualified(*names: str) -> list[str]:
-    """Names as functions in C have them, without the module.
+    """Return names as functions in C have them, without the module.
 
     >>> _qualified('time.time', 'datetime.datetime.now')
     ['time', 'datetime.now']
@@ -69,8 +69,10 @@ def states() -> tuple[str, ...]:
     numpy_bytes = repr(inner).encode() if key is None else key.tobytes() + b'%d' % inner['pos']
     # normal numbers are drawn in pairs, and the second is cached
     numpy_bytes += repr((numpy_state.get('has_gauss'), numpy_state.get('gauss'))).encode()
-    result = [_short(torch.default_generator.get_state().numpy().tobytes()),
-              _short(numpy_bytes), _of_python(random.getstate())]
+    _, words, cached = random.getstate()
+    # hashes of numbers are the same in every process
+    python_bytes = b'%d' % (hash(words) & (2 ** 64 - 1)) + repr(cached).encode()
+    result = [of_torch(torch.default_generator), _short(numpy_bytes), _short(python_bytes)]
     if torch.cuda.is_initialized():
         result.append(_short(torch.cuda.get_rng_state().numpy().tobytes()))
     return tuple(result)
@@ -81,17 +83,12 @@ def of_torch(generator: torch.Generator) -> str:
     return _short(generator.get_state().numpy().tobytes())
 
 
-def own(*namespaces: Mapping[str, Any]) -> dict[str, str]:
+def kept_states(*namespaces: Mapping[str, Any]) -> dict[str, str]:
     """Return the generators in these namespaces: name -> state as short hex."""
     states = {name: read_state(value) for namespace in namespaces
               for name, value in list(namespace.items()) if isinstance(value, GENERATORS)}
     return {name: state if isinstance(state, str) else state_digest(state)[:8]
             for name, state in states.items()}
-
-
-def _of_python(state: tuple) -> str:
-    # hashes of numbers are the same in every process; the last item is a cached normal number
-    return _short(b'%d' % (hash(state[1]) & (2 ** 64 - 1)) + repr(state[2]).encode())
 
 
 def _short(data: bytes) -> str:
@@ -135,11 +132,12 @@ class Watch:
         if frame is None or any(part in frame.f_code.co_filename for part in IGNORED_CALLERS):
             return
         if not _is_collecting(frame):
-            caller = f'{FROM}{_call_site(frame.f_back)}' if frame.f_back is not None else ''
-            self._calls.append(f'{WATCHED[name]}: {name} at {_call_site(frame)}{caller}')
+            caller = f'{FROM}{call_site(frame.f_back)}' if frame.f_back is not None else ''
+            self._calls.append(f'{WATCHED[name]}: {name} at {call_site(frame)}{caller}')
 
 
-def _call_site(frame: Any) -> str:
+def call_site(frame: Any) -> str:
+    """Return file, line and function that a Python frame runs."""
     return f'{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}'
 
 

@@ -47,7 +47,7 @@ _constants: dict[tuple, torch.Tensor] = {}
 
 
 def mix_int(value: int) -> int:
-    """splitmix64's finalizer: a bijection in which every bit depends on every bit."""
+    """Apply splitmix64's finalizer, a bijection in which every bit depends on every bit."""
     for shift, factor in MIX:
         value = ((value ^ (value >> shift)) * factor) & MASK
     return value
@@ -55,7 +55,7 @@ def mix_int(value: int) -> int:
 
 @functools.lru_cache(maxsize=1)
 def keys() -> np.ndarray:
-    """KEYS: ``[2, BLOCK]`` odd numbers, splitmix64's sequence from :data:`KEY_SEED`."""
+    """Return KEYS: ``[2, BLOCK]`` odd numbers, splitmix64's sequence from :data:`KEY_SEED`."""
     numbers = [mix_int((KEY_SEED + (i + 1) * GOLDEN) & MASK) | 1 for i in range(2 * BLOCK)]
     return np.array(numbers, np.uint64).reshape(2, BLOCK)
 
@@ -93,7 +93,7 @@ def _block_sums(words: np.ndarray, sums: np.ndarray) -> None:
 
 
 def _many_block_sums(words: np.ndarray, sums: np.ndarray) -> None:
-    """As :func:`_block_sums`, on as many threads as torch's operators use."""
+    """Write the sums as :func:`_block_sums`, on as many threads as torch's operators use."""
     threads = torch.get_num_threads()
     if threads == 1 or len(words) < 2 * MIN_SHARE:
         _block_sums(words, sums)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -71,7 +72,8 @@ def make_manifest(runner: Any) -> dict[str, Any]:
     return dict(
         kind='manifest', format=FORMAT,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
-        **provenance.started_as(),
+        command=provenance.command(getattr(sys, 'orig_argv', [sys.executable, *sys.argv])),
+        cwd=os.getcwd(),
         config=dict(text=text, sha256=hashlib.sha256(text.encode()).hexdigest(),
                     file=runner.cfg.filename),
         work_dir=os.path.abspath(runner.work_dir),
@@ -120,19 +122,15 @@ def _name(number: int) -> str:
     return f'manifest.{number}.json' if number else 'manifest.json'
 
 
-def read_manifest(path: str, name: str | None = None) -> Manifest:
-    """Read a manifest: a file, or the one of a work directory's first start.
-
-    Args:
-        path: a ``manifest.json``, a work directory, or the folder ``mmrepro`` in it.
-        name: name of the file in the folder, for a later start.
+def read_manifest(path: str) -> Manifest:
+    """Read a manifest: a file, or the first of a work directory or of the folder ``mmrepro`` in it.
 
     Raises:
         FingerprintError: the file is missing or is no manifest; the message names it.
     """
     if os.path.isdir(path):
         inner = os.path.join(path, FOLDER)
-        path = os.path.join(inner if os.path.isdir(inner) else path, name or _name(0))
+        path = os.path.join(inner if os.path.isdir(inner) else path, _name(0))
     if not os.path.exists(path):
         raise FingerprintError(f'{path}: No such file; FingerprintHook writes it when a training '
                                'starts')
@@ -146,5 +144,5 @@ def read_manifest(path: str, name: str | None = None) -> Manifest:
 
 
 def compare_manifests(first: Manifest, second: Manifest) -> list[FactDifference]:
-    """What differs between two manifests; see :func:`mmrepro.facts.compatibility.differences`."""
+    """Compare two manifests by :func:`mmrepro.facts.compatibility.differences`."""
     return differences(first.values, second.values)

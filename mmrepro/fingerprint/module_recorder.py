@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 from ..nested import tensors
-from .digest import combine_digests, hex_of, tensor_digests
+from .digest import combine_digests, tensor_digest, to_hex
 from .schema import MODULES
-from .snapshot import Snapshot
 
 MAX_NODES = 200  # of the graph of a module; larger graphs, of containers, are not watched
 
@@ -29,10 +28,10 @@ class ModuleRecorder:
     """Watches a model; :meth:`start` and :meth:`stop` bound what is recorded."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.snapshot: Any = None  # of the recorded iteration
+        self.recording = False
+        # path, phase, number of the call, [digest of the inputs, digest of the outputs]
         self._records: list[list] = []
         self._calls: Counter = Counter()
-        self._count = 0
         self._known: dict[int, tuple[Any, int, torch.Tensor]] = {}
         self._handles = []
         for path, module in model.named_modules():
@@ -44,20 +43,17 @@ class ModuleRecorder:
         for handle in self._handles:
             handle.remove()
 
-    def start(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        self._records, self._known = [], {}
+    def start(self) -> None:
+        self.recording, self._records, self._known = True, [], {}
         self._calls.clear()
 
-    def stop(self) -> Any:
-        """Return a function from the fetched digests to the entries of the iteration's line."""
-        records, self.snapshot, self._known = self._records, None, {}
-
-        def finish(fetched: Any) -> dict[str, Any]:
-            digests = fetched.digests.get(MODULES, {})
-            return {MODULES: [[*head, *(None if key is None else hex_of(digests[key])
-                                     for key in keys)] for *head, keys in records]}
-        return finish
+    def stop(self) -> dict[str, Any]:
+        """Return the entries of the iteration's line."""
+        records, self._records, self._known, self.recording = self._records, [], {}, False
+        texts = iter(to_hex([digest for *_, digests in records for digest in digests
+                             if digest is not None]))
+        return {MODULES: [[*head, *(None if digest is None else next(texts) for digest in digests)]
+                          for *head, digests in records]}
 
     def record(self, path: str, phase: str) -> list:
         """Add a record in the order of execution; :meth:`put` fills in its digests."""
@@ -73,18 +69,14 @@ class ModuleRecorder:
         values = [self._digest(tensor, reuse) for tensor in tensors]
         if len({value.device for value in values}) > 1:
             values = [value.cpu() for value in values]
-        value = values[0] if len(values) == 1 else combine_digests(
+        record[3][end] = values[0] if len(values) == 1 else combine_digests(
             [str(i) for i in range(len(values))], torch.stack(values))
-        self._count += 1
-        key = str(self._count)
-        record[3][end] = key
-        self.snapshot.add_digests(MODULES, [key], value.view(1))
 
     def _digest(self, tensor: torch.Tensor, reuse: bool) -> torch.Tensor:
         known = self._known.get(id(tensor))
         if reuse and known and known[0]() is tensor and known[1] == tensor._version:
             return known[2]
-        value = tensor_digests([tensor.detach()])[0]
+        value = tensor_digest(tensor.detach())
         self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, value)
         return value
 
@@ -102,7 +94,7 @@ class _Watch:
         self._open: list[tuple[list, list]] = []
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self._recorder.snapshot is None:
+        if not self._recorder.recording:
             return
         record = self._recorder.record(self._path, 'forward')
         inputs = tensors((args, kwargs))
@@ -111,7 +103,7 @@ class _Watch:
         self._open.append((record, [tensor.grad_fn for tensor in inputs]))
 
     def after(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        if self._recorder.snapshot is None or not self._open:
+        if not self._recorder.recording or not self._open:
             return
         record, sources = self._open.pop()
         outputs = tensors(output)
@@ -135,13 +127,14 @@ class _Watch:
                    passed_on: tuple, received: tuple) -> None:
         """Record the gradients that a node received, and those that it passes on."""
         recorder = self._recorder
-        if recorder.snapshot is None:
+        if not recorder.recording:
             return
         if 'record' not in shared:
             shared['record'] = recorder.record(self._path, 'backward')
         record = shared['record']
         if entry and record[3][0] is None:
-            recorder.put(record, 0, [one for one in received if one is not None], True)
+            recorder.put(record, 0, [gradient for gradient in received if gradient is not None],
+                         True)
         if any(keep) and record[3][1] is None:
             # without those of parameters, which end in leaves of the graph
             recorder.put(record, 1, [gradient for gradient, kept in zip(passed_on, keep)

@@ -221,16 +221,16 @@ class OperatorLines:
         self._model = model
         self._recorder: Any = None  # OperatorRecorder during an iteration
 
-    def start(self, snapshot: Any) -> None:
+    def start(self) -> None:
         # a new recorder: it knows parameters by their identity, which a hook may have changed
         self._recorder = OperatorRecorder(self._model)
         self._recorder.__enter__()
 
-    def stop(self) -> Any:
-        """Return a function from the fetched digests to the entries of the iteration's line."""
+    def stop(self) -> dict[str, Any]:
+        """Return the entries of the iteration's line."""
         recorder = self._recorder
         self.remove()
-        return lambda fetched: {OPERATORS: _entries(recorder.records())}
+        return {OPERATORS: _entries(recorder.records())}
 
     def remove(self) -> None:
         if self._recorder is not None:

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -141,9 +140,3 @@ def _local(name: str) -> str | None:
     stems = [stem] if '.' in stem else [f'{stem}-*.pth', f'{stem}.pth']
     files = sorted(file for pattern in stems for file in glob.glob(os.path.join(folder, pattern)))
     return files[0] if len(files) == 1 else None
-
-
-def started_as() -> dict[str, Any]:
-    """Return the command and the folder in which it was started."""
-    arguments = list(getattr(sys, 'orig_argv', [sys.executable, *sys.argv]))
-    return dict(command=command(arguments), cwd=os.getcwd())

@@ -70,7 +70,7 @@ def attributes(runner: Any) -> list[str]:
         values += _named(f'{path}.', {name: value for name, value in members.items()
                                       if not name.startswith('_')})
         values += [f'{path}.{name}=generator {state}'
-                   for name, state in generator_states.own(members).items()]
+                   for name, state in generator_states.kept_states(members).items()]
     return values
 
 

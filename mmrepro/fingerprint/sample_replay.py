@@ -13,10 +13,12 @@ from ..data import dataset_tree
 from ..digests import exact_digest
 from ..reachable import attributes, belongs_to_user, closure, named_globals
 from . import generator_states
+from .generator_states import call_site
 
 MAX_KEPT = 1000  # items of a list or dict that are compared; longer ones count by their length
 SHOWN = 60  # characters of a value
 LINES = 3  # of one kind in a message
+MAIN_METHODS = ('transform', '__call__', '__getitem__')
 
 # (observation, fix); the first row that fits counts
 FIXES = (
@@ -37,16 +39,16 @@ FIXES = (
 )
 
 
-class _Return(NamedTuple):
-    """A Python call that has returned."""
+class _Call(NamedTuple):
+    """A Python call of a dataset, a transform or a function of the user."""
     member: int | None  # number of the dataset or transform that was called; None: a function
     name: str
     site: str
     begin: int  # number of returns before the call
     given: str  # digest of the arguments of a member
-    result: str  # digest of the result
     kept: dict[str, tuple[str, str]]  # values that a member kept before: name -> digest, text
-    read: tuple[str, ...]  # reads of clock, entropy, ... until the return
+    result: str = ''  # digest of the result
+    read: tuple[str, ...] = ()  # reads of clock, entropy, ... until the return
 
 
 class _Trace:
@@ -57,10 +59,10 @@ class _Trace:
         self._members = members
         self._codes = {code: number for number, member in enumerate(members)
                        for code in [getattr(_function(member), '__code__', None)] if code}
-        self._open: list[tuple[FrameType, int | None, int, str, dict[str, Any]]] = []
+        self._open: list[tuple[FrameType, _Call]] = []
         self._watch = generator_states.Watch()
         self._read: list[str] = []
-        self.returns: list[_Return] = []
+        self.returns: list[_Call] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -78,7 +80,9 @@ class _Trace:
         if event == 'call':
             self._enter(frame)
         elif event == 'return' and self._open and self._open[-1][0] is frame:
-            self._leave(frame, value)
+            _, call = self._open.pop()
+            self.returns.append(call._replace(result=exact_digest(value),
+                                              read=tuple(dict.fromkeys(self._read))))
         elif event == 'c_call':
             self._watch.called(frame, event, value)
             self._read += self._watch.take()
@@ -86,10 +90,10 @@ class _Trace:
     def _enter(self, frame: FrameType) -> None:
         code = frame.f_code
         if code.co_name == 'start' and code.co_filename.endswith('/threading.py') and frame.f_back:
-            self._read.append(f'thread: started at {_site(frame.f_back)}')
+            self._read.append(f'thread: started at {call_site(frame.f_back)}')
         member = self._number(frame)
-        innermost = next((number for _, number, *_ in reversed(self._open) if number is not None),
-                         None)
+        innermost = next((call.member for _, call in reversed(self._open)
+                          if call.member is not None), None)
         if member == innermost:
             member = None
         if member is None and not belongs_to_user(frame.f_globals.get('__name__')):
@@ -99,15 +103,9 @@ class _Trace:
             values = [frame.f_locals.get(name) for name in code.co_varnames[:code.co_argcount]]
             given = exact_digest([value for value in values if id(value) not in self._numbers])
             kept = _kept(self._members[member])
-        self._open.append((frame, member, len(self.returns), given, kept))
-
-    def _leave(self, frame: FrameType, value: Any) -> None:
-        _, member, begin, given, kept = self._open.pop()
-        code = frame.f_code
-        self.returns.append(_Return(
+        self._open.append((frame, _Call(
             member, getattr(code, 'co_qualname', code.co_name),
-            f'{code.co_filename}:{code.co_firstlineno}', begin, given, exact_digest(value), kept,
-            tuple(dict.fromkeys(self._read))))
+            f'{code.co_filename}:{code.co_firstlineno}', len(self.returns), given, kept)))
 
     def _number(self, frame: FrameType) -> int | None:
         code = frame.f_code
@@ -148,18 +146,18 @@ def explain(datasets: Sequence[Any], load: Callable[[], Any],
     return _describe(*named[first[0].member or 0], runs, *first)
 
 
-def _describe(path: str, member: Any, runs: Sequence[Sequence[_Return]], a: _Return,
-              b: _Return) -> list[str]:
+def _describe(path: str, member: Any, runs: Sequence[Sequence[_Call]], a: _Call,
+              b: _Call) -> list[str]:
     same_input = a.given == b.given
     # a different input comes from code that ran before the member
     begin_a, begin_b = (a.begin, b.begin) if same_input else (0, 0)
     inner = next((x for x, y in zip(runs[0][begin_a:], runs[1][begin_b:])
                   if x is a or (x.member is None and (x.site, x.result) != (y.site, y.result))), a)
     class_name = getattr(member, '__qualname__', type(member).__qualname__)
-    what = 'the first result that differs is that of' if same_input else \
+    difference = 'the first result that differs is that of' if same_input else \
         'the first difference is in what reaches'
-    site = method_site(member)
-    lines = [f'{what} {class_name} ({path}{f", {site}" if site else ""})']
+    site = _method_site(member)
+    lines = [f'{difference} {class_name} ({path}{f", {site}" if site else ""})']
     if inner is not a:
         relation = 'within it:' if same_input else 'it comes from'
         lines.append(f'{relation} {inner.name} ({inner.site})')
@@ -180,13 +178,12 @@ def _fix(observations: Sequence[str]) -> str:
                 if not kind or any(kind in text for text in observations))
 
 
-def method_site(thing: Any, methods: Sequence[str] = ('transform', '__call__', '__getitem__')
-                ) -> str:
+def _method_site(thing: Any) -> str:
     """Return file and line of a function, or of the main method of an object or class."""
     function = _function(thing)
     cls = thing if isinstance(thing, type) else type(thing)
     if not hasattr(function, '__code__'):
-        function = next((vars(base)[name] for name in methods for base in cls.__mro__
+        function = next((vars(base)[name] for name in MAIN_METHODS for base in cls.__mro__
                          if hasattr(vars(base).get(name), '__code__')), None)
     code = getattr(function, '__code__', None)
     return f'{code.co_filename}:{code.co_firstlineno}' if code else ''
@@ -196,10 +193,6 @@ def _function(thing: Any) -> Any:
     while isinstance(thing, functools.partial):
         thing = thing.func
     return thing.__func__ if isinstance(thing, MethodType) else thing
-
-
-def _site(frame: FrameType) -> str:
-    return f'{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}'
 
 
 def _kept(member: Any) -> dict[str, tuple[str, str]]:
@@ -230,7 +223,7 @@ def _is_code(value: Any) -> bool:
 
 def _state(value: Any) -> tuple[str, str]:
     """Return digest and short text of a value."""
-    state = generator_states.own({'': value}).get('')
+    state = generator_states.kept_states({'': value}).get('')
     if state is not None:
         return state, f'a generator in state {state}'
     if isinstance(value, (list, tuple, dict, set)):

@@ -1,10 +1,9 @@
 """The fingerprint files of a run: their names, the kinds of their lines, the meaning of the keys.
 
-No other module knows the keys. A run writes ``WORK_DIR/mmrepro/fingerprints.rankN.jsonl``, one JSON
-object per line: a ``start`` line for each start of the training, a ``step`` line for each
-iteration, a ``val`` line for each validation, and an ``end`` line when the training came to its
-end. Losses, learning rates, norms and metrics are hexadecimal floats, which are exact; digests are
-16 hexadecimal digits.
+A run writes ``WORK_DIR/mmrepro/fingerprints.rankN.jsonl``, one JSON object per line: a ``start``
+line for each start of the training, a ``step`` line for each iteration, a ``val`` line for each
+validation, and an ``end`` line when the training came to its end. Losses, learning rates, norms and
+metrics are hexadecimal floats, which are exact; digests are 16 hexadecimal digits.
 """
 from __future__ import annotations
 
@@ -49,7 +48,9 @@ FIELDS: dict[str, str] = {
 # digests of the model and the optimizer after the step, in the order in which a line has them
 STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
 BY_NAME = 'by_name'  # {state: {name: digest}}, above level 'step'
-SELF_CHECKS = 'self_checks'  # in an end line and in the manifest
+# numbers of samples and steps that were repeated with the same bits; in an end line and in the
+# manifest, not compared
+SELF_CHECKS = 'self_checks'
 NORMS = 'norms'  # {parameter: L2 norm}, at level 'parameter'
 
 # Calls in the order in which they ran, at levels 'module' and 'operator': what an entry consists of
@@ -100,39 +101,3 @@ def meaning(field: str) -> str:
 
 def fingerprint_name(rank: int) -> str:
     return f'fingerprints.rank{rank}.jsonl'
-
-
-def start_line(level: str, interval: int, rank: int, world_size: int, scheme: int, iteration: int,
-               manifest: str | None) -> dict[str, Any]:
-    """Return the line of a start; ``manifest``: name of the file; ``scheme``: of the digests."""
-    return dict(kind=START, format=FORMAT, level=level, interval=interval, rank=rank,
-                world_size=world_size, scheme=scheme, iteration=iteration, manifest=manifest)
-
-
-def step_line(iteration: int, epoch: int, positions: list[int] | None,
-              indices: list[Any] | None, data: str, losses: Mapping[str, str],
-              lr: Mapping[str, list[str]], states: Mapping[str, str],
-              by_name: Mapping[str, Any] | None = None,
-              norms: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the line of an iteration; ``positions`` and ``indices`` may be unknown (None)."""
-    more = {BY_NAME: by_name, NORMS: norms}
-    return dict(kind=STEP, iteration=iteration, epoch=epoch,
-                batch=dict(positions=positions, indices=indices, data=data),
-                losses=losses, lr=lr, **states,
-                **{key: value for key, value in more.items() if value is not None})
-
-
-def val_line(iteration: int, epoch: int, metrics: Mapping[str, str]) -> dict[str, Any]:
-    """Return the line of a validation after ``iteration`` iterations."""
-    return dict(kind=VAL, iteration=iteration, epoch=epoch, metrics=metrics)
-
-
-def end_line(iteration: int, self_checks: Mapping[str, int]) -> dict[str, Any]:
-    """Return the line of a training that came to its end.
-
-    Args:
-        self_checks: numbers of samples and steps that were repeated with the same bits; not
-            compared.
-    """
-    more = {SELF_CHECKS: self_checks} if self_checks else {}
-    return dict(kind=END, iteration=iteration, **more)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ..fingerprint.module_recorder import ModuleRecorder
 from ..fingerprint.operator_recorder import OperatorLines
 from ..fingerprint.snapshot import Snapshot, gradients_of, named_state
 from ..fingerprint.writer import Writer
+from ..scoped import replaced
 from .self_check import self_checks
 
 RECORDERS = {'module': ModuleRecorder, 'operator': OperatorLines}
@@ -75,15 +76,13 @@ class FingerprintHook(Hook):
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         if self.level in RECORDERS:
             self._recorder = RECORDERS[self.level](model)
-        self._open(runner)
-
-    def _open(self, runner: Any) -> None:
         folder = os.path.join(runner.work_dir, schema.FOLDER)
         manifest = write_manifest(runner, folder) if get_rank() == 0 else None
         self._manifest = manifest and os.path.join(folder, manifest)
         self._writer = Writer(os.path.join(folder, schema.fingerprint_name(get_rank())))
-        self._write(schema.start_line(self.level, self.interval, get_rank(),
-                                      get_world_size(), SCHEME, runner.iter, manifest))
+        self._write(schema.START, format=schema.FORMAT, level=self.level, interval=self.interval,
+                    rank=get_rank(), world_size=get_world_size(), scheme=SCHEME,
+                    iteration=runner.iter, manifest=manifest)
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         # every batch is taken off, so that positions stay in step with an interval
@@ -96,21 +95,15 @@ class FingerprintHook(Hook):
         self._drawn = drawn
         self._step.add_digests('data', ['data'], value_digest(data_batch).view(1))
         if self._recorder is not None:
-            self._recorder.start(self._step)
+            self._recorder.start()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing in this block: a pass of the step that is thrown away."""
-        step, self._step = self._step, None
-        snapshot = getattr(self._recorder, 'snapshot', None)
-        if snapshot is not None:
-            self._recorder.snapshot = None
-        try:
+        modules = replaced(self._recorder, recording=False) if isinstance(
+            self._recorder, ModuleRecorder) else nullcontext()
+        with replaced(self, _step=None), modules:
             yield
-        finally:
-            self._step = step
-            if snapshot is not None:
-                self._recorder.snapshot = snapshot
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._step is None:
@@ -128,7 +121,7 @@ class FingerprintHook(Hook):
         step, self._step = self._step, None
         if step is None:
             return
-        finish = self._recorder.stop() if self._recorder is not None else lambda content: {}
+        calls = self._recorder.stop() if self._recorder is not None else {}
         model = unwrap(runner.model)
         if not self._seen:
             step.add('gradients', gradients_of(self._names, list(model.parameters())))
@@ -141,41 +134,39 @@ class FingerprintHook(Hook):
             names, parameters = zip(*model.named_parameters())
             step.add_numbers(schema.NORMS, names, torch._foreach_norm([p.data for p in parameters]))
         content = step.fetch()
-        self._write({**self._record(runner, content), **finish(content), **self.extra(runner)})
+        details: dict[str, Any] = {}
+        if self.level != 'step':
+            details[schema.BY_NAME] = {state: content.by_name(state) for state in schema.STATES}
+        if self.level == 'parameter':
+            details[schema.NORMS] = content.floats(schema.NORMS)
+        lr = {name: [float(value).hex() for value in values]
+              for name, values in runner.optim_wrapper.get_lr().items()}
+        self._write(schema.STEP, iteration=runner.iter, epoch=runner.epoch,
+                    batch=dict(positions=_positions(self._drawn), indices=_indices(self._drawn),
+                               data=content.by_name('data')['data']),
+                    losses=content.floats('losses'), lr=lr,
+                    **{state: content.combined(state) for state in schema.STATES},
+                    **details, **calls, **self.extra(runner))
 
     def extra(self, runner: Any) -> dict[str, Any]:
         """Return what a subclass adds to the line of an iteration; no run is compared by it."""
         return {}
 
-    def _record(self, runner: Any, content: Any) -> dict[str, Any]:
-        states = schema.STATES
-        return schema.step_line(
-            runner.iter, runner.epoch, _positions(self._drawn), _indices(self._drawn),
-            content.by_name('data')['data'], content.floats('losses'),
-            {name: [float(value).hex() for value in values]
-             for name, values in runner.optim_wrapper.get_lr().items()},
-            {state: content.combined(state) for state in states},
-            {state: content.by_name(state) for state in states} if self.level != 'step' else None,
-            content.floats(schema.NORMS) if self.level == 'parameter' else None)
-
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, kind: str, **values: Any) -> None:
         if self._writer is not None:
-            self._writer.write(line)
+            self._writer.write(dict(kind=kind, **values))
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         if metrics:
-            self._write(schema.val_line(
-                runner.iter, runner.epoch,
-                {name: float(value).hex() for name, value in metrics.items() if _is_number(value)}))
+            self._write(schema.VAL, iteration=runner.iter, epoch=runner.epoch, metrics={
+                name: float(value).hex() for name, value in metrics.items() if _is_number(value)})
 
     def after_train(self, runner: Any) -> None:
-        checks = self_checks(runner)
-        self._write(schema.end_line(runner.iter, checks))
+        counts = self_checks(runner)
+        checks = {schema.SELF_CHECKS: counts} if counts else {}
+        self._write(schema.END, iteration=runner.iter, **checks)
         if self._manifest is not None and checks:
-            complete_manifest(self._manifest, {schema.SELF_CHECKS: checks})
-        self._close()
-
-    def _close(self) -> None:
+            complete_manifest(self._manifest, checks)
         for handle in self._handles:
             handle.remove()
         self._handles = []

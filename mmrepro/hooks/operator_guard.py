@@ -47,7 +47,7 @@ class OperatorGuardHook(Hook):
         if present & set(self._devices):
             self._guard = OperatorGuard(
                 runner.model, self._devices, self._allow,
-                None if self._error else lambda found: runner.logger.warning(str(found)))
+                None if self._error else lambda operator: runner.logger.warning(str(operator)))
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self._done += 1

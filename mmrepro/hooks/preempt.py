@@ -60,7 +60,7 @@ class PreemptHook(Hook):
         # nothing else is safe here: logging and locks may be in use right now
         self._received = number
 
-    def start(self, runner: Any) -> None:
+    def before_run(self, runner: Any) -> None:
         """Replace the handlers; only the main thread of a process may do so."""
         if not self.signals:
             return
@@ -82,9 +82,6 @@ class PreemptHook(Hook):
         self._before = {}
 
     # ------------------------------------------------------------------------- the events
-
-    def before_run(self, runner: Any) -> None:
-        self.start(runner)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:

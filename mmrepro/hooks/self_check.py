@@ -38,13 +38,15 @@ class SelfCheckHook(Hook):
         if not self._interval:
             self._not_repeated = 'randomness.self_checks.steps=0'
             return
-        self._not_repeated = _obstacle(runner)
-        if self._not_repeated:
+        model_class = type(unwrap(runner.model))
+        if runner.cfg.get('compile'):
+            self._not_repeated = 'the model is compiled, and watching its step would compile it ' \
+                                 'differently'
             runner.logger.warning(NOT_REPEATED.format(self._not_repeated))
-        elif _own_step(runner.model):
+        elif getattr(model_class, 'train_step', None) is not BaseModel.train_step:
             runner.logger.info(
-                f'{type(unwrap(runner.model)).__name__} has a train_step of its own: what comes '
-                'before its first optimizer step is repeated')
+                f'{model_class.__name__} has a train_step of its own: what comes before its first '
+                'optimizer step is repeated')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._not_repeated:
@@ -68,7 +70,10 @@ class SelfCheckHook(Hook):
 
     def counts(self, runner: Any) -> dict[str, int]:
         """Return how many samples and steps this process and its workers have repeated."""
-        return dict(samples=_samples(runner), steps=self.steps)
+        loops = (runner._train_loop, runner._val_loop, runner._test_loop)
+        loaders = {id(loader): loader for loop in loops
+                   for loader in [getattr(loop, 'dataloader', None)]}
+        return dict(samples=sum(map(checked, loaders.values())), steps=self.steps)
 
     def summary(self, runner: Any) -> str:
         """Return the last line of the log."""
@@ -87,20 +92,3 @@ def self_checks(runner: Any) -> dict[str, int]:
     """Return the counts of a runner's :class:`SelfCheckHook`; {} if it has none."""
     return next((hook.counts(runner) for hook in runner.hooks if isinstance(hook, SelfCheckHook)),
                 {})
-
-
-def _samples(runner: Any) -> int:
-    loops = (runner._train_loop, runner._val_loop, runner._test_loop)
-    loaders: list[Any] = [getattr(loop, 'dataloader', None) for loop in loops]
-    return sum(map(checked, {id(loader): loader for loader in loaders}.values()))
-
-
-def _own_step(model: Any) -> bool:
-    inner = unwrap(model)
-    return getattr(type(inner), 'train_step', None) is not BaseModel.train_step
-
-
-def _obstacle(runner: Any) -> str | None:
-    if runner.cfg.get('compile'):
-        return 'the model is compiled, and watching its step would compile it differently'
-    return None

@@ -190,7 +190,7 @@ def _own(transform: Any) -> dict[str, str]:
     attributes.update(vars(transform))
     module = sys.modules.get(type(transform)._mmrepro_recorded.__module__)
     namespaces = {ATTRIBUTE: attributes, GLOBAL: vars(module) if module else {}}
-    return {**generator_states.own(*namespaces.values()),
+    return {**generator_states.kept_states(*namespaces.values()),
             **{f'{prefix}{name}': repr(value)[:VALUE_TEXT]
                for prefix, namespace in namespaces.items() for name, value in namespace.items()
                if isinstance(value, (bool, int, float, str)) and not name.startswith('__')}}

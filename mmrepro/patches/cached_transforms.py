@@ -13,6 +13,7 @@ import copy
 from typing import Any, Callable
 
 from ..data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch
+from ..scoped import replaced
 from .wrapping import around
 
 # class -> extra samples that the first sample of a batch can choose from: stock mixes as soon as
@@ -61,16 +62,8 @@ def pure(stock: Callable[..., Any], self: Any, results: dict[str, Any]) -> Any:
     batch = current_batch()
     if batch is None:
         return stock(self, results)
-    return _with_partners(stock, self, results, batch)
-
-
-def _with_partners(stock: Callable[..., Any], self: Any, results: dict[str, Any],
-                   batch: BatchContext) -> Any:
-    outer, self.results_cache = self.results_cache, _Partners(self, batch)
-    try:
+    with replaced(self, results_cache=_Partners(self, batch)):
         return stock(self, results)
-    finally:
-        self.results_cache = outer
 
 
 @around
@@ -85,4 +78,5 @@ def pure_by_chance(stock: Callable[..., Any], self: Any, results: dict[str, Any]
         return stock(self, results)
     # `dataset`: MMYOLO hands the dataset itself through the pipeline
     batch.reached(self, copy.deepcopy({k: v for k, v in results.items() if k != 'dataset'}))
-    return _with_partners(stock, self, results, batch)
+    with replaced(self, results_cache=_Partners(self, batch)):
+        return stock(self, results)

@@ -46,7 +46,7 @@ class OrderedSet(MutableSet[Any]):
 
 
 def ordered_set(stock: type) -> type:
-    """The replacement for the name ``set`` in one module."""
+    """Return the replacement for the name ``set`` in a module."""
     return OrderedSet
 
 

@@ -161,7 +161,7 @@ CAUSES: tuple[StockCause, ...] = (
         '`dynamic_k_matching` of two assigners in `models/task_modules/assigners`', 'YOLOX, RTMDet',
         'One `topk` for all objects, lower index first; with `deterministic=True` only', False,
         tuple((f'mmdet.models.task_modules.assigners.{name}.dynamic_k_matching',
-               'assigners:matching_at_once')
+               'methods:matching_at_once')
               for name in ('sim_ota_assigner:SimOTAAssigner',
                            'dynamic_soft_label_assigner:DynamicSoftLabelAssigner')), (), '',
         '`SimOTAAssigner` and `DynamicSoftLabelAssigner`. On CUDA the host waits for the device '

@@ -167,10 +167,10 @@ def test_extra_samples_differ_from_part_to_part():
     batch = BatchContext(dataset, 3, 'sample', [with_position(i, 0, i) for i in (0, 8, 1, 9)])
     left, right = (batch.subtree(part.pipeline.transforms[2]) for part in dataset.datasets)
     keys = [batch.entry(part.handle(k))[1] for part in (left, right) for k in range(5)]
-    keys += [batch.entry(k)[1] for k in range(9)]
+    keys += [batch.entry(handle)[1] for handle in [((), k) for k in range(5)] + list(range(4))]
     assert len(set(keys)) == 19
-    assert [left.handle(k) for k in (5, 6)] == [5, 7]
-    assert [right.handle(k) for k in (5, 6)] == [6, 8]
-    batch.current = 7
+    assert [left.handle(k) for k in (5, 6)] == [0, 2]
+    assert [right.handle(k) for k in (5, 6)] == [1, 3]
+    batch.current = 2
     assert (left.current(), right.current()) == (6, 6)
     assert torch.equal(torch.tensor(batch.paths()), torch.tensor([[0], [1], [0], [1]]))

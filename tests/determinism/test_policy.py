@@ -74,13 +74,11 @@ def test_disable_restores_every_flag_and_variable():
     try:
         before, env = flags(), {'NCCL_ALGO': '^NVLS', 'HOME': '/'}
         report = determinism.enable(
-            env=env, float32_precision='medium', num_threads=torch.get_num_threads() + 1,
-            cudnn_enabled=False, fill_uninitialized_memory=True)
+            env=env, float32_precision='medium', num_threads=torch.get_num_threads() + 1)
         assert flags() != before
         assert env['NCCL_ALGO'] == '^NVLS' and env['CUBLAS_WORKSPACE_CONFIG'] == ':4096:8'
         changed = {change.name: (change.before, change.after) for change in report.changes}
         assert changed['torch.backends.cudnn.benchmark'] == (True, False)
-        assert changed['torch.backends.cudnn.enabled'] == (True, False)
         assert changed['CUBLAS_WORKSPACE_CONFIG'] == (None, ':4096:8')
         assert 'NCCL_ALGO' not in changed
         assert all(change.before != change.after for change in report.changes)
@@ -110,11 +108,9 @@ def test_enable_again_starts_from_the_state_before_the_first():
     assert determinism.is_enabled() is False
 
 
-def test_fill_of_unset_memory_is_off_unless_asked_for():
+def test_unset_memory_is_not_filled():
     determinism.enable(env={})
     assert torch.utils.deterministic.fill_uninitialized_memory is False
-    determinism.enable(env={}, fill_uninitialized_memory=True)
-    assert torch.utils.deterministic.fill_uninitialized_memory is True
 
 
 def test_a_failure_half_way_leaves_nothing_behind(monkeypatch):

@@ -174,4 +174,4 @@ def test_no_manifest(tmp_path):
 
 def test_later_starts_have_their_own(run):
     assert json.load(open(os.path.join(run, 'mmrepro', 'manifest.1.json')))['kind'] == 'manifest'
-    assert read_manifest(run, 'manifest.1.json').content['iteration'] == 0
+    assert read_manifest(f'{run}/mmrepro/manifest.1.json').content['iteration'] == 0

@@ -410,7 +410,7 @@ def test_matching_at_once_is_the_matching_one_by_one(kind, candidates, objects, 
     import mmdet.models.task_modules.assigners as assigners
 
     from mmrepro.ops import aten
-    from mmrepro.patches.assigners import matching_at_once
+    from mmrepro.patches.methods import matching_at_once
     random = torch.Generator().manual_seed(candidates + objects)
     cost = torch.randint(levels, (candidates, objects), generator=random) / levels
     ious = torch.rand(candidates, objects, generator=random)
@@ -429,7 +429,7 @@ def test_matching_at_once_is_the_matching_one_by_one(kind, candidates, objects, 
 
 def test_matching_is_stock_without_a_stable_topk(monkeypatch):
     from mmrepro.ops import aten
-    from mmrepro.patches.assigners import matching_at_once
+    from mmrepro.patches.methods import matching_at_once
     called = []
     method = matching_at_once(lambda *arguments: called.append(arguments))
     aten.uninstall()

@@ -14,7 +14,7 @@ class Counted:
         self.calls = Counter()
         self._count(files, 'check_file', 'check')
         self._count(torch, 'load', 'load', lambda file, *rest, **options: isinstance(file, str))
-        self._count(rank_state, 'own_state', 'state')
+        self._count(rank_state, 'local_state', 'state')
 
     def _count(self, owner, name, key, counts=lambda *args, **kwargs: True):
         stock = getattr(owner, name)
