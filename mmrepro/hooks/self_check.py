@@ -10,9 +10,11 @@ from mmengine.registry import HOOKS
 from ..data.sample_check import checked
 from ..distributed.unwrap import unwrap
 from ..intervals import is_due
+from ..reachable import belongs_to_user
 from ..step_check.check import StepCheck
 from ..step_check.state import StartAttributes
 from ..step_check.train_step import around_next_step
+from ..text import listed
 
 NOT_REPEATED = 'steps are not repeated: {}'
 
@@ -85,6 +87,10 @@ class SelfCheckHook(Hook):
             notes.append('samples are not repeated: randomness.self_checks.samples=0')
         if self._not_repeated:
             notes.append(NOT_REPEATED.format(self._not_repeated))
+        hooks = [type(hook).__name__ for hook in runner.hooks
+                 if belongs_to_user(type(hook).__module__)]
+        if hooks:
+            notes.append(f'hooks are not repeated: {listed(hooks)}')
         return f'{text} ({"; ".join(notes)})' if notes else text
 
 

@@ -1,4 +1,4 @@
-"""What a dataset keeps from its earlier samples is found: samples are loaded from a copy as well."""
+"""What a dataset keeps from its earlier samples is found: they are loaded from a copy as well."""
 from __future__ import annotations
 
 import threading

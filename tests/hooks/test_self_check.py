@@ -54,9 +54,9 @@ def last_line(work_dir):
 
 
 @pytest.mark.parametrize('checks, says', [
-    (1000, '5 samples and 4 steps were repeated: same bits'),
+    (1000, '5 samples and 4 steps were repeated: same bits (hooks are not repeated: QuietHook)'),
     (0, '5 samples and 0 steps were repeated: same bits (steps are not repeated: '
-        'randomness.self_checks.steps=0)')])
+        'randomness.self_checks.steps=0; hooks are not repeated: QuietHook)')])
 def test_the_last_line_of_the_log_counts(checks, says, tmp_path):
     finish(config(tmp_path, checks=checks, log_level='INFO'))
     assert last_line(tmp_path) == says
@@ -65,7 +65,7 @@ def test_the_last_line_of_the_log_counts(checks, says, tmp_path):
 def test_thousands_have_separators(monkeypatch):
     hook = SelfCheckHook()
     monkeypatch.setattr(hook, 'counts', lambda runner: dict(samples=12345, steps=1034))
-    runner = SimpleNamespace(repro=RandomnessConfig(self_checks=dict(samples=0)))
+    runner = SimpleNamespace(repro=RandomnessConfig(self_checks=dict(samples=0)), hooks=[])
     assert hook.summary(runner) == ('12,345 samples and 1,034 steps were repeated: same bits '
                                     '(samples are not repeated: '
                                     'randomness.self_checks.samples=0)')
@@ -131,7 +131,7 @@ def test_a_batch_that_cannot_be_copied_is_said(tmp_path):
     runner.train()
     assert last_line(tmp_path) == (
         '5 samples and 0 steps were repeated: same bits (steps are not repeated: a batch cannot be '
-        'copied: TypeError: it holds a lock)')
+        'copied: TypeError: it holds a lock; hooks are not repeated: QuietHook, Odd)')
 
 
 # ------------------------------------------------------------------------------ several ranks
