@@ -53,6 +53,10 @@ class StepDiffersError(TrainingError):
     """A step was repeated from the same state on the same batch, and its bits differ."""
 
 
+class ValidationChangesError(TrainingError):
+    """A validation has changed weights or settings that the training goes on with."""
+
+
 class UnknownOperatorError(TrainingError):
     """An operator ran that is not on the allow-list, and ``on_unknown='error'``."""
 

@@ -33,6 +33,7 @@ from .facts.training_data import training_facts
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook
 from .hooks.preempt import handling
 from .process_settings import ProcessSettings
+from .step_check.validation import ValidationCheck
 from .version import __version__
 
 
@@ -50,6 +51,7 @@ class RunLifecycle:
         checkpoints: writes checkpoints.
         start: weights and loops at the start of ``train()``.
         evaluated: buffers of the model that is validated or tested.
+        validation: what a validation may not change.
     """
 
     # ------------------------------------------------------------------ the runner is built
@@ -65,6 +67,7 @@ class RunLifecycle:
         self.checkpoints = CheckpointWriter(self.config.legacy)
         self.start = TrainingStart(self.config)
         self.evaluated = EvaluatedModel(self.config.legacy)
+        self.validation = ValidationCheck(self.config.deterministic)
 
     def set_seed(self, config: RandomnessConfig, cfg: Any) -> None:
         """Put the randomness in force, once all ranks know the seed.
@@ -132,7 +135,7 @@ class RunLifecycle:
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
         if not self.config.legacy:
-            self.resume.take_state(checkpoint, runner.logger)
+            self.resume.take_state(checkpoint, runner)
 
     def before_train(self, runner: Any) -> Iterator[None]:
         self.resume.check_streams(runner)
@@ -171,6 +174,7 @@ class RunLifecycle:
         self.seed('hook', runner.iter)
         yield
         self.evaluated.leave()
+        self.resume.check_set_up(runner)
         self.checkpoints.begin_iteration(runner.epoch, runner.iter, batch_idx)
         self.seed('step', runner.iter)
 
@@ -187,6 +191,7 @@ class RunLifecycle:
 
     def before_val_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
+        self.validation.begin(runner)
         use_stream(runner.val_dataloader, 'val')
         self.seed('val', runner.iter)
         yield
@@ -201,6 +206,7 @@ class RunLifecycle:
         with self.checkpoints.validated(runner.iter, metrics):
             yield
         self.evaluated.leave()
+        self.validation.end(runner)
 
     def after_val(self, runner: Any) -> Iterator[None]:
         yield

@@ -25,11 +25,11 @@ def _beside(path: str, named: str) -> str:
 def _is_copied(pointer: str, named: str) -> bool:
     """Whether the file that ``last_checkpoint`` names lies in another work directory."""
     home = os.path.dirname(os.path.abspath(named))
-    if '://' in named or not os.path.isfile(_beside(pointer, named)):
+    if '://' in named or os.path.realpath(home) == os.path.realpath(os.path.dirname(pointer)):
         return False
     # a folder without `last_checkpoint` is CheckpointHook's `out_dir`, unless it is gone
-    return os.path.realpath(home) != os.path.realpath(os.path.dirname(pointer)) and (
-        not os.path.exists(named) or os.path.exists(os.path.join(home, 'last_checkpoint')))
+    return os.path.exists(os.path.join(home, 'last_checkpoint')) or (
+        not os.path.exists(named) and os.path.isfile(_beside(pointer, named)))
 
 
 def is_remote(settings: Mapping[str, Any]) -> bool:
@@ -50,9 +50,10 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
     beside = _beside(pointer, named)
     candidates, passed, folders = [], [], [folder]
     if named and _is_copied(pointer, named):
+        there = os.path.isfile(beside)
         passed.append(f'{pointer} names {named}, in the work directory that this one is a copy of: '
-                      f'{beside} is taken instead')
-        candidates.append(beside)
+                      + (f'{beside} is taken instead' if there else 'the copy has no such file'))
+        candidates += [beside] * there
     elif named:
         candidates.append(named if os.path.isabs(named) or os.path.exists(named) else beside)
         folders.append(os.path.dirname(named) or folder)

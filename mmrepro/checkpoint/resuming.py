@@ -19,6 +19,7 @@ from . import rank_state
 from .choosing import is_remote, newest_good, with_paths_beside
 from .completeness import judge, lacks, stock_facts
 from .files import load
+from .fit import Fit
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Resume:
         self._remote = self._asked and is_remote(settings)  # its seed is not known beforehand
         self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
+        self._fit: Fit | None = None
         self._start: int | None = None  # iteration to which the data still have to move
         self.loop: Any = None  # the training loop, once it was built and moved
         if not self._asked or self._remote:
@@ -186,17 +188,34 @@ class Resume:
         checked, self._checked = path == self._checked, None
         return load(path, map_location, checked=checked)
 
-    def take_state(self, checkpoint: dict[str, Any], logger: Any) -> None:
-        """Keep what :meth:`restore` needs of a loaded checkpoint."""
+    def take_state(self, checkpoint: dict[str, Any], runner: Any) -> None:
+        """Keep what :meth:`restore` needs of a loaded checkpoint.
+
+        Raises:
+            ResumeError: the checkpoint does not fit the run, with ``resume_strict``.
+        """
         if not self._active:
             return
         self._state = checkpoint.get('mmrepro', {})
+        parts = self._state.get('parts')
+        if parts:
+            path = 'the checkpoint' if self.point is None else self.point.path
+            self._fit = Fit(path, parts, self._strict)
+            self._fit.check_restored(runner)
+        if self._state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
+            text = (f'the run that wrote the checkpoint was in pass {self._state["passes"] + 1} '
+                    f'over the data of epoch {checkpoint["meta"]["epoch"]}, and '
+                    f'{type(runner.train_loop).__name__} would resume in the first')
+            if self._strict:
+                raise ResumeError(f'{text}. Resume from a checkpoint of the end of an epoch; or '
+                                  'accept a different result: randomness.resume_strict=False')
+            runner.logger.warning(f'{text}. The result is not that of the uninterrupted run')
         if self.point is not None:
             hub = checkpoint['message_hub']
             hub['runtime_info'] = with_paths_beside(self.point.path, hub['runtime_info'])
             return
         for line in judge('the checkpoint', checkpoint, self._strict):  # MMEngine has fetched it
-            logger.warning(line)
+            runner.logger.warning(line)
 
     # ------------------------------------------------------------------------- in training
 
@@ -235,6 +254,8 @@ class Resume:
         if not self._active or runner.iter == 0:
             return False
         self._start = runner.iter
+        if self._fit is not None:
+            self._fit.training_begins(runner)
         state, self._state = self._state, {}
         lost = rank_state.restore(runner, state)
         lost += rank_state.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
@@ -248,6 +269,15 @@ class Resume:
                 hook.after_val_epoch(runner, metrics=state['metrics'])
         return ('validated' in state and state['validated'] != runner.iter
                 and _validates_here(runner, self._cursor))
+
+    def check_set_up(self, runner: Any) -> None:
+        """Compare what hooks have set up, before a step; does so once.
+
+        Raises:
+            ResumeError: it is not what the resumed run had, with ``resume_strict``.
+        """
+        if self._fit is not None:
+            self._fit.check_set_up(runner)
 
     def seek_data(self, runner: Any) -> None:
         """Move the data at the start of the first epoch, after all hooks that move them."""

@@ -17,7 +17,7 @@ from ..data import unfinished
 from ..data.cursor import CountedIterator
 from ..errors import RandomnessError
 from ..version import __version__
-from . import evaluated, rank_state
+from . import evaluated, fit, rank_state
 from .completeness import check_readable, lacks
 from .files import is_local, replace_with
 
@@ -44,6 +44,7 @@ class CheckpointWriter:
         self._legacy = legacy
         self.loaders: weakref.WeakSet = weakref.WeakSet()  # all training loaders of the runner
         self._began: tuple[int, int] | None = None  # an epoch, the iteration at which it began
+        self._passes = 0  # over the data that have ended in this epoch
         self._validated: int | None = None  # iterations before the last completed validation
         self._metrics: Mapping[str, Any] | None = None
         self._named: set[str] = set()  # loaders that a warning has named
@@ -82,6 +83,10 @@ class CheckpointWriter:
 
     def begin_iteration(self, epoch: int, iteration: int, batch: int) -> None:
         """Note where the epoch began: ``batch`` of it comes next."""
+        if self._began is None or self._began[0] != epoch:
+            self._passes = 0
+        elif batch == 0 and iteration > self._began[1] + 1:
+            self._passes += 1  # a loop of the user's
         self._began = epoch, iteration - batch
 
     @contextmanager
@@ -156,6 +161,8 @@ class CheckpointWriter:
             ranks={rank: state if rank else dict(buffers=state['buffers'])
                    for rank, state in save.ranks.items()},
             counts=rank_state.counts(runner),
+            parts=fit.parts_of(runner),
+            passes=self._passes if self._began and self._began[0] == runner.epoch else 0,
             metrics=self._metrics,
             validated=self._validated)
         checkpoint['meta']['place'] = list(self._cursor(runner, checkpoint['meta']))

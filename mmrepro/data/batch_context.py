@@ -97,9 +97,15 @@ class BatchContext:
         self._wanted: object | None = None
         self._states: dict[tuple[int, Handle], Any] = {}
 
-    def again(self) -> BatchContext:
-        """Return the same batch with no sample loaded, to load samples once more."""
-        return BatchContext(self.dataset, self._root, self.stream, self._batch, self._kept)
+    def again(self, dataset: Any = None) -> BatchContext:
+        """Return the same batch with no sample loaded, to load samples once more.
+
+        Args:
+            dataset: a copy to load them from; None: the dataset itself.
+        """
+        kept = self._kept if dataset is None else generators.find(dataset, 'dataset')
+        return BatchContext(self.dataset if dataset is None else dataset, self._root, self.stream,
+                            self._batch, kept)
 
     def handles(self) -> range:
         """Return the handles of the batch's samples."""

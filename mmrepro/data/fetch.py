@@ -122,6 +122,8 @@ class KeyedFetch:
                                         batch[0].position, 'batch')
                 return self._load(batch)
             items, due = [], {}
+            if self.check is not None:
+                self.check.begin(self.dataset, batch[0].epoch)
             for handle in context.handles():
                 items.append(context.load(handle))
                 if self.check is not None and self.check.must_repeat(context, handle):
@@ -177,16 +179,17 @@ class KeyedFetch:
                 items: Any) -> Any:
         """Call a collate function that may draw, in the stream of its batch or worker."""
 
-        def collated(samples: Any) -> Any:
-            generators.begin_stream(kept, self.root, self.stream, *start, 'collate')
-            return function(samples)
+        def keyed(collate: Callable[..., Any], samples: Any) -> Any:
+            seeded = kept if collate is function else generators.find(collate, 'collate_fn')
+            generators.begin_stream(seeded, self.root, self.stream, *start, 'collate')
+            return collate(samples)
 
         with self._isolated(kept):
             if not self.per_sample:
                 return function(items)
             if self.check is None:
-                return collated(items)
-            return self.check.collate(collated, _name_of(function), start, items)
+                return keyed(function, items)
+            return self.check.collate(keyed, function, _name_of(function), start, items)
 
 
 # collate functions that draw nothing

@@ -1,9 +1,11 @@
-"""Load some samples twice, to detect samples that depend on more than their stream.
+"""Load some samples again, to detect samples that depend on more than their stream.
 
 A worker repeats the first sample of each pipeline, then its samples number 1, 2, 4, 8, ..., and
 each ``interval``-th. Between the two loads it loads another sample, so that caches and counters
-show. A collate function of the user is called twice for a batch with a repeated sample. The second
-result is compared and dropped: it leaves no trace in the batch.
+show. A third load is from a copy of the dataset that has loaded nothing in this epoch, so that what
+the dataset keeps from its first samples shows. A collate function of the user is called again for a
+batch with a repeated sample, and so is a copy of it. Further results are compared and dropped: they
+leave no trace in the batch.
 """
 from __future__ import annotations
 
@@ -23,6 +25,8 @@ from ..errors import RandomnessError, SampleDiffersError
 from ..intervals import is_due
 from . import dataset_tree
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
+from .dataset_changes import DatasetSnapshot
+from .untouched import copied
 
 # explains a difference: datasets that the sample comes from, a function that loads it, a function
 # that loads another sample -> lines for the message
@@ -54,6 +58,11 @@ class SampleCheck:
         self._counts = counts.share_memory_() if workers else counts
         self._known: set[tuple[Any, ...]] = set()
         self._batch_is_due = False
+        self._epoch: int | None = None  # of the copies
+        self._untouched: Any = None  # a copy of the dataset, before the epoch's first sample
+        self._before: DatasetSnapshot | None = None
+        self._collate_epoch: int | None = None  # likewise, of the collate function
+        self._untouched_collate: Any = None
 
     def repeated(self) -> int:
         """Return how many samples all workers have repeated until now."""
@@ -62,6 +71,13 @@ class SampleCheck:
     def forget(self) -> None:
         """Treat the next sample of each pipeline as its first: a pipeline was changed."""
         self._known.clear()
+        self._epoch = None
+
+    def begin(self, dataset: Any, epoch: int) -> None:
+        """Copy the dataset before the first sample of an epoch that this process loads."""
+        if epoch != self._epoch:
+            self._epoch, self._untouched = epoch, copied(dataset)
+            self._before = DatasetSnapshot(dataset)
 
     def must_repeat(self, context: BatchContext, handle: Handle) -> bool:
         """Whether a sample that was just loaded is to be repeated."""
@@ -111,33 +127,57 @@ class SampleCheck:
                         'results differ', [_difference(items[handle], again),
                                            *self._explanation(context, handle)]))
                 before = handle
+        for handle, first in due.items() if self._untouched is not None else ():
+            alone = context.again(copied(self._untouched))
+            with loading(alone):
+                again = _loaded(alone, handle)
+            if exact_digest(again) != first:
+                raise SampleDiffersError(self._message(
+                    context, handle, 'was loaded from a copy of the dataset that has loaded no '
+                    'other sample of this epoch, and the results differ',
+                    [_difference(items[handle], again), *self._kept_from_others()]))
 
-    def collate(self, function: Callable[[Any], Any], name: str, start: Sequence[int],
-                items: Any) -> Any:
-        """Call a collate function; twice if a sample of the batch was repeated.
+    def _kept_from_others(self) -> list[str]:
+        path = self._before.change() if self._before is not None else None
+        return [] if path is None else [
+            f'it depends on what earlier samples have left in {path}',
+            'to do: compute it when the dataset is built, or from the sample alone']
+
+    def collate(self, keyed: Callable[[Any, Any], Any], function: Any, name: str,
+                start: Sequence[int], items: Any) -> Any:
+        """Call a collate function; again if a sample of the batch was repeated.
 
         Args:
-            function: begins its stream at every call.
-            name: the name of the user's function.
+            keyed: called with the function and samples: calls it at the start of its stream.
+            name: the name of the function.
             start: epoch and position of the batch's first sample.
 
         Raises:
-            SampleDiffersError: the two results differ.
+            SampleDiffersError: the results differ.
         """
+        if start[0] != self._collate_epoch:
+            self._collate_epoch, self._untouched_collate = start[0], copied(function)
         if not self._batch_is_due:
-            return function(items)
-        copied = copy.deepcopy(items)  # the function may write into the samples
-        batch = function(items)
+            return keyed(function, items)
+        again = {'': function}
+        if self._untouched_collate not in (None, function):  # an object, which may keep something
+            again[', by a copy of the function that has collated no other batch of this epoch'] = \
+                copied(self._untouched_collate)
+        # the function may write into the samples
+        copies = [copy.deepcopy(items) for _ in again]
+        batch = keyed(function, items)
         first = exact_digest(batch)  # now: the function may return memory that it writes again
-        again = function(copied)
-        if exact_digest(again) != first:
-            raise SampleDiffersError('\n  '.join([
-                f'collate function {name}: the batch of epoch {start[0]} that begins at position '
-                f'{start[1]} was collated twice from the same samples and the same random '
-                'numbers, and the results differ: a run with it can be neither repeated nor '
-                'resumed',
-                _difference(batch, again),
-                'to do: let the result depend on the samples and on the global generators only']))
+        for (how, once_more), samples in zip(again.items(), copies):
+            result = keyed(once_more, samples)
+            if exact_digest(result) != first:
+                raise SampleDiffersError('\n  '.join([
+                    f'collate function {name}: the batch of epoch {start[0]} that begins at '
+                    f'position {start[1]} was collated again from the same samples and the same '
+                    f'random numbers{how}, and the results differ: a run with it can be neither '
+                    'repeated nor resumed',
+                    _difference(batch, result),
+                    'to do: let the result depend on the samples and on the global generators '
+                    'only']))
         return batch
 
     def _row(self) -> Any:

@@ -5,6 +5,7 @@ A name is that of a fact (:mod:`mmrepro.facts.collect`) or of a field of a manif
 from __future__ import annotations
 
 import fnmatch
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
@@ -279,7 +280,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
 def table(rows: Sequence[FactDifference]) -> str:
     """Format name, values and consequence of each row; long values are shortened."""
     shown = [('', 'then', 'now', 'consequence'), *(
-        (row.name, _text(row.then), _text(row.now), row.consequence) for row in rows[:MAX_ROWS])]
+        (row.name, *_from_difference(_text(row.then), _text(row.now)), row.consequence)
+        for row in rows[:MAX_ROWS])]
     widths = [min(width, max(len(line[column]) for line in shown))
               for column, width in enumerate(_WIDTHS)]
     lines = ['  '.join(_cut(cell, width).ljust(width) for cell, width in zip(line, widths)).rstrip()
@@ -317,6 +319,14 @@ def check(path: str, then: dict[str, Any], now: dict[str, Any], strict: bool) ->
 
 def _text(value: Any) -> str:
     return ABSENT if value == ABSENT else repr(value)
+
+
+def _from_difference(then: str, now: str) -> tuple[str, str]:
+    """Cut long texts of two values to what follows shortly before they differ."""
+    begin = len(os.path.commonprefix([then, now])) - 8
+    if begin <= 0 or max(len(then), len(now)) <= _WIDTHS[1]:
+        return then, now
+    return f'...{then[begin:]}', f'...{now[begin:]}'
 
 
 def _cut(text: str, width: int) -> str:

@@ -10,8 +10,11 @@ from mmengine.registry import HOOKS
 from ..data.sample_check import checked
 from ..distributed.unwrap import unwrap
 from ..intervals import is_due
+from ..reachable import belongs_to_user
 from ..step_check.check import StepCheck
+from ..step_check.state import StartAttributes
 from ..step_check.train_step import around_next_step
+from ..text import listed
 
 NOT_REPEATED = 'steps are not repeated: {}'
 
@@ -29,10 +32,11 @@ class SelfCheckHook(Hook):
         self.steps = 0
         self._interval = 0
         self._not_repeated: str | None = None  # why
+        self._start: StartAttributes | None = None
 
     def before_train(self, runner: Any) -> None:
         self.steps, self._interval = 0, runner.repro.self_checks.steps
-        self._not_repeated = None
+        self._not_repeated = self._start = None
         if not self._interval:
             self._not_repeated = 'randomness.self_checks.steps=0'
             return
@@ -47,10 +51,15 @@ class SelfCheckHook(Hook):
                 'optimizer step is repeated')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        if not self._not_repeated and is_due(runner.iter + 1, self._interval):
+        if self._not_repeated:
+            return
+        if self._start is None:
+            self._start = StartAttributes(runner)
+        if is_due(runner.iter + 1, self._interval):
             # recorders leave out the passes that are thrown away
             paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
-            around_next_step(runner.model, StepCheck(runner, paused, self._done))
+            around_next_step(runner.model, StepCheck(
+                runner, paused, self._done, self._start))
 
     def _done(self, runner: Any, problem: str | None) -> None:
         self.steps += problem is None
@@ -78,6 +87,10 @@ class SelfCheckHook(Hook):
             notes.append('samples are not repeated: randomness.self_checks.samples=0')
         if self._not_repeated:
             notes.append(NOT_REPEATED.format(self._not_repeated))
+        hooks = [type(hook).__name__ for hook in runner.hooks
+                 if belongs_to_user(type(hook).__module__)]
+        if hooks:
+            notes.append(f'hooks are not repeated: {listed(hooks)}')
         return f'{text} ({"; ".join(notes)})' if notes else text
 
 

@@ -87,6 +87,17 @@ class _Held(NamedTuple):
     saved: bool  # whether checkpoints hold it
     saved_names: set[str]  # attributes of it that checkpoints hold
 
+    def path_of(self, name: str) -> str:
+        """Return the path of a part that :meth:`differing` has named."""
+        return f'{self.path}.{name}' if name else self.path
+
+    def put_back(self, name: str) -> None:
+        """Restore an attribute of the object."""
+        if name in self.content:
+            setattr(self.obj, name, self.content[name])
+        elif hasattr(self.obj, name):  # the class had the value until then
+            delattr(self.obj, name)
+
     def differing(self) -> list[str]:
         """Return names of the parts that differ from the content; [''] without parts."""
         if isinstance(self.obj, torch.Tensor):  # most of the bytes: compared without a copy
@@ -132,10 +143,23 @@ class Attributes:
         for thing in self._walk:
             self._visit(*thing)
 
-    def changed(self) -> list[str]:
-        """Return the paths of what has changed, without what checkpoints keep."""
-        return [f'{held.path}.{name}' if name else held.path for held in self._held
-                if not held.saved for name in held.differing() if name not in held.saved_names]
+    def changed(self, saved: bool = False) -> list[str]:
+        """Return the paths of what has changed: of what checkpoints keep, or of all else."""
+        return [held.path_of(name) for held in self._held
+                for name in (held.differing() if held.saved == saved or held.saved_names else ())
+                if (held.saved or name in held.saved_names) == saved]
+
+    def put_back_lost(self, paths: Collection[str]) -> None:
+        """Restore what has one of these paths and is not in checkpoints."""
+        for held in self._held:
+            names = [] if held.saved else [
+                name for name in held.differing()
+                if name not in held.saved_names and held.path_of(name) in paths]
+            if names and held.kind not in (_MODULE, _OBJECT):
+                held.kind.write(held.obj, held.content)
+            elif names:
+                for name in names:
+                    held.put_back(name)
 
     def put_back(self, unsaved: bool = True) -> None:
         """Restore everything; with ``unsaved=False``, only what checkpoints keep."""
@@ -145,10 +169,7 @@ class Attributes:
                 held.kind.write(held.obj, held.content)
             elif differing:
                 for name in held.saved_names & set(differing):
-                    if name in held.content:
-                        setattr(held.obj, name, held.content[name])
-                    else:  # the class had the value until the pass
-                        delattr(held.obj, name)
+                    held.put_back(name)
 
     def _visit(self, path: str, obj: Any, saved: bool) -> None:
         if isinstance(obj, (tuple, frozenset)):

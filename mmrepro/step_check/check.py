@@ -26,8 +26,8 @@ from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record
 from .observer import Observer, PassDigests
-from .report import report
-from .state import StepState
+from .report import report, report_lost
+from .state import StartAttributes, StepState
 
 TOPIC = 'repeated step'  # what the ranks compare
 
@@ -43,11 +43,14 @@ class StepCheck:
         runner: Its model's step is repeated.
         paused: Contexts in which recorders do not see the passes that are thrown away.
         done: Called after the check with the runner, and why the step was not repeated, or None.
+        start: Attributes at the start of the training: the step is also taken as a resumed run
+            would take it. None leaves that out.
     """
 
     def __init__(self, runner: Any, paused: Sequence[Callable] = (),
-                 done: Callable = lambda runner, problem: None) -> None:
-        self._runner, self._paused, self._done = runner, paused, done
+                 done: Callable = lambda runner, problem: None,
+                 start: StartAttributes | None = None) -> None:
+        self._runner, self._paused, self._done, self._start = runner, paused, done, start
 
     def __call__(self, step: Callable, *args: Any, **kwargs: Any) -> Any:
         """Return what ``step``, the model's ``train_step``, returns.
@@ -74,16 +77,31 @@ class StepCheck:
         """Run the pass before the step, and put back what checkpoints keep."""
         self._state = StepState(self._runner)
         self._left: StepState | None = None
+        lost = [] if self._start is None else self._start.lost()
+        resumed = self._as_resumed(lost) if agree(TOPIC, bool(lost), any) else None
         first = self._pass(ending=self._keep_changes)
+        if resumed is not None and self._differ(resumed, first):
+            report_lost(self._runner, resumed, first, lost)
         # again: a context of the step may have changed attributes and put them back at its end
         self._suspects: list[str] = self._state.changed() if self._left is not None else []
         self._state.put_back(unsaved=False)
         return first
 
+    def _as_resumed(self, lost: Sequence[str]) -> PassDigests:
+        """Run a pass with the attributes that a run has which resumes here."""
+        assert self._start is not None
+        self._start.put_back(lost)
+        resumed = self._pass()
+        self._state.put_back()
+        return resumed
+
     def _keep_changes(self) -> None:
         """Keep what the first pass has changed, when it reaches the optimizer."""
-        if self._state.changed():
+        changed = self._state.changed()
+        if changed:
             self._left = StepState(self._runner)
+        if self._start is not None:
+            self._start.note(changed)
 
     def _problem(self) -> str:
         """Return why the batch of some rank cannot be given to a second pass; '' if it can."""

@@ -25,6 +25,13 @@ ATTRIBUTES = (
     'A resumed run starts without them. Compute the value from the iteration or draw it from a '
     'global generator, keep it in a buffer (register_buffer), or register it: '
     'mmrepro.checkpoint.adapters.register(Class, "attribute").')
+RESUMED = (
+    'A run that resumes at iteration {} would take another step. Steps have changed attributes '
+    'that reach the loss and that no checkpoint keeps: {}.\n{}\n'
+    'A resumed run has them as they were at the start. Compute the value from the iteration, keep '
+    'it in a buffer (register_buffer), or register it: '
+    'mmrepro.checkpoint.adapters.register(Class, "attribute").\n{}')
+OFF = 'To train on without this check: randomness.self_checks.steps=0.'
 AGAIN = ('A and B are two more passes that were recorded. Where they first differ:\n{}')
 NOT_AGAIN = (
     'Two more passes, recorded, have the same bits{}. What differs only now and then is a race '
@@ -60,6 +67,20 @@ def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequenc
                 phase=PHASES.index(diagnosis.phase) if diagnosis else len(PHASES))
     ranks = agree('differing step', mine, lambda ranks: ranks)
     raise StepDiffersError(_text(iteration, ranks))
+
+
+def report_lost(runner: Any, resumed: PassDigests, first: PassDigests,
+                lost: Sequence[str]) -> None:
+    """Stop all ranks, because attributes that a resume loses reach the loss.
+
+    Raises:
+        StepDiffersError: always, the same text on all ranks.
+    """
+    mine = dict(lost=list(lost), difference=_difference(first, resumed))
+    ranks = agree('step of a resumed run', mine, lambda ranks: ranks)
+    names = list(dict.fromkeys(name for rank in ranks for name in rank['lost']))
+    difference = next(rank['difference'] for rank in ranks if rank['difference'])
+    raise StepDiffersError(RESUMED.format(runner.iter, listed(names, SHOWN), difference, OFF))
 
 
 def _difference(first: PassDigests, second: PassDigests) -> str:
@@ -108,5 +129,5 @@ def _text(iteration: int, ranks: Sequence[dict[str, Any]]) -> str:
     head = f'Rank {origin}: ' if several else ''
     lines += [f'{head}{ranks[origin]["diagnosis"]}',
               f'Digests: {", ".join(ranks[number]["file"] for number in differing)}',
-              'To train on without this check: randomness.self_checks.steps=0.']
+              OFF]
     return '\n'.join(lines)

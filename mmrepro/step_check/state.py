@@ -1,15 +1,43 @@
 """Everything that a forward and backward pass may change, and the way back."""
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from mmengine.logging import MessageHub
+from torch import nn
 
 from .. import seeds
 from ..checkpoint.adapters import kept_attributes
 from ..distributed.unwrap import optim_wrappers, unwrap
 from .attributes import Attributes
+
+
+class StartAttributes:
+    """Attributes that no checkpoint keeps, as they were when the training of a runner began.
+
+    A resumed run begins with these values of the attributes that steps change. Those that hooks
+    change are set by the hooks again.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        model = unwrap(runner.model)
+        kept = [*model.parameters(), *model.buffers()]
+        self._start = Attributes(model, {}, kept_attributes(model), kept)
+        self._changed_by_steps: set[str] = set()
+
+    def note(self, paths: Iterable[str]) -> None:
+        """Add paths that a pass of a step has changed."""
+        self._changed_by_steps.update(paths)
+
+    def lost(self) -> list[str]:
+        """Return the paths that steps have changed since the start."""
+        return [path for path in self._start.changed() if path in self._changed_by_steps]
+
+    def put_back(self, paths: Collection[str]) -> None:
+        self._start.put_back_lost(paths)
 
 
 class StepState:
@@ -30,6 +58,8 @@ class StepState:
              None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
             for parameter in model.parameters()]
         self._logs = _Logs(MessageHub.get_current_instance())
+        self._saved_by_code = [(module, copy.deepcopy(_saved(module)))
+                               for module in model.modules() if _saves_by_code(module)]
 
     def changed(self) -> list[str]:
         """Return the paths of attributes that have changed and that no checkpoint keeps."""
@@ -43,6 +73,8 @@ class StepState:
             gradients: include the gradients.
         """
         self._attributes.put_back(unsaved)
+        for module, state in self._saved_by_code:
+            module._load_from_state_dict(copy.deepcopy(state), '', {}, True, [], [], [])
         for parameter, gradient, content in self._gradients if gradients else ():
             if gradient is not None and parameter.grad is not gradient:
                 # the pass has given its memory to a sum, which virtual ranks may still read
@@ -54,6 +86,18 @@ class StepState:
                 gradient.detach().copy_(content)
         self._logs.put_back()
         seeds.restore_rng(self._generators)
+
+
+def _saves_by_code(module: nn.Module) -> bool:
+    """Whether a module's class has code that says what checkpoints keep of its attributes."""
+    return any(getattr(type(module), name) is not getattr(nn.Module, name)
+               for name in ('get_extra_state', '_save_to_state_dict'))
+
+
+def _saved(module: nn.Module) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    module._save_to_state_dict(state, '', False)
+    return state
 
 
 def _of_wrappers(runner: Any) -> dict[str, Any]:

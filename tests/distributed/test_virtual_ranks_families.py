@@ -21,7 +21,12 @@ def synchronised(cfg):
 
 
 # family: the width, and what is changed
-FAMILIES = {'faster_rcnn': ('quarter', None), 'yolox': ('full', synchronised)}
+FAMILIES = {
+    'faster_rcnn': ('quarter', None),
+    'ssd': ('full', None),  # SSDLite
+    'tood': ('quarter', None),
+    'yolox': ('full', synchronised),
+}
 
 
 @pytest.fixture(scope='module')

@@ -1,0 +1,129 @@
+"""Whether a checkpoint fits the run that resumes it: weights, modules, optimizers, schedules.
+
+MMEngine loads what fits and warns of the rest, and hooks may have changed the model or the
+optimizer since they were built. So a checkpoint holds a line for each part of the training, and a
+resume compares these lines with those of its own parts.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from mmengine.runner.checkpoint import get_state_dict
+from torch import nn
+
+from ..distributed.unwrap import optim_wrappers, unwrap
+from ..errors import ResumeError
+from ..facts.compatibility import ABSENT, CHANGES, FactDifference, table
+
+# groups of parts: MMEngine restores the content of the first, hooks set up the second
+RESTORED = ('weights.', 'optimizer.', 'schedule.')
+SET_UP = ('module.', 'frozen.')
+LAZY = 'known after the first step'
+
+
+def parts_of(runner: Any) -> dict[str, str]:
+    """Return a line for each part of a training, by name.
+
+    Returns:
+        dict: dtype and shape of ``'weights.NAME'``, ``'optimizer.class'`` and the number of
+        parameters in each of ``'optimizer.groups'``, class of ``'schedule.NUMBER'``, class and
+        settings of ``'module.NAME'``, and ``'frozen.NAME'`` for parameters that are not trained.
+    """
+    model = unwrap(runner.model)
+    parts = {f'weights.{name}': _size(value) for name, value in get_state_dict(model).items()
+             if isinstance(value, torch.Tensor)}
+    for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
+        optimizer, path = wrapper.optimizer, f'optimizer.{name}'.rstrip('.')
+        parts[f'{path}.class'] = _class(optimizer)
+        parts[f'{path}.groups'] = ', '.join(
+            str(len(group['params'])) for group in optimizer.param_groups)
+        parts.update((f'schedule.{name}{number}', _class(schedule))
+                     for number, schedule in enumerate(_schedules(runner, name)))
+    parts.update((f'module.{name}', _settings(module)) for name, module in model.named_modules())
+    parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters()
+                 if not parameter.requires_grad)
+    return parts
+
+
+def _schedules(runner: Any, name: str) -> list[Any]:
+    schedules = runner.param_schedulers or []
+    return schedules.get(name, []) if isinstance(schedules, dict) else schedules
+
+
+def _size(value: torch.Tensor) -> str:
+    if nn.parameter.is_lazy(value):
+        return LAZY
+    return f'{str(value.dtype).removeprefix("torch.")} {tuple(value.shape)}'
+
+
+def _class(part: Any) -> str:
+    module = type(part).__module__
+    return ('' if module.startswith('torch.') else f'{module}.') + type(part).__qualname__
+
+
+def _settings(module: nn.Module) -> str:
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return LAZY
+    # classes of the user may count in their text
+    text = module.extra_repr() if type(module).__module__.startswith('torch.nn.') else ''
+    return f'{_class(module)}({text})'
+
+
+class Fit:
+    """Compares the parts of a training with those that a checkpoint names.
+
+    Args:
+        path: of the checkpoint.
+        parts: of the training that wrote it.
+        strict: ``resume_strict``.
+    """
+
+    def __init__(self, path: str, parts: Mapping[str, str], strict: bool) -> None:
+        self._path, self._parts, self._strict = path, parts, strict
+        self._at_the_start: Mapping[str, str] | None = None
+
+    def check_restored(self, runner: Any) -> None:
+        """Compare what MMEngine is about to restore.
+
+        Raises:
+            ResumeError: something does not fit, with ``resume_strict``; otherwise it is a warning.
+        """
+        self._compare(runner, RESTORED, ())
+
+    def training_begins(self, runner: Any) -> None:
+        """Note the parts before the hooks of the first epoch."""
+        self._at_the_start = parts_of(runner)
+
+    def check_set_up(self, runner: Any) -> None:
+        """Compare what hooks set up, before the first step of the resumed training.
+
+        A hook may change a part when its epoch begins, and the checkpoint may be of before or
+        after that: a part fits if it does so at the start of the training, or now.
+
+        Raises:
+            ResumeError: as :meth:`check_restored`.
+        """
+        if self._at_the_start is not None:
+            self._compare(runner, SET_UP, (self._at_the_start, ))
+            self._at_the_start = None
+
+    def _compare(self, runner: Any, groups: tuple[str, ...],
+                 before: tuple[Mapping[str, str], ...]) -> None:
+        now, then = parts_of(runner), self._parts
+        rows = [FactDifference(name, then.get(name, ABSENT), now.get(name, ABSENT), CHANGES,
+                               'a resume does not restore it')
+                for name in {**then, **now} if name.startswith(groups)
+                and LAZY not in (then.get(name), now.get(name))
+                and all(then.get(name) != parts.get(name) for parts in (now, *before))]
+        if not rows:
+            return
+        text = f'{self._path} does not fit this run:\n{table(rows)}\n'
+        if self._strict:
+            raise ResumeError(
+                f'{text}The result would not be that of the uninterrupted run. A hook that changes '
+                'the model or the optimizer has to do so again when a run resumes, before the '
+                'checkpoint is loaded (before_run); or accept a different result: '
+                'randomness.resume_strict=False')
+        runner.logger.warning(f'{text}The result is not that of the uninterrupted run.')

@@ -1,0 +1,71 @@
+"""Compare a model before and after its validation, which must leave the training as it was."""
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from mmengine.dist import get_world_size
+
+from ..distributed.unwrap import unwrap
+from ..errors import ValidationChangesError
+from ..text import listed
+from .attributes import Attributes
+
+STORED = re.compile(r"\._(?:parameters|buffers)\['(.*)'\]")  # in paths of attributes
+
+
+class ValidationCheck:
+    """Compares a model with itself before all hooks of a validation and behind them.
+
+    Args:
+        on: ``deterministic`` of the run; False compares nothing, ``'warn'`` raises nothing.
+    """
+
+    def __init__(self, on: bool | str) -> None:
+        self._on = on
+        self._before: tuple[list[Attributes], torch.dtype] | None = None
+        self._named: set[str] = set()  # attributes that a warning has named
+
+    def begin(self, runner: Any) -> None:
+        """Remember the model. With several ranks, stock hooks may average their statistics here."""
+        synchronizes = get_world_size() > 1 and any(
+            type(hook).__name__ in ('SyncNormHook', 'SyncBuffersHook') for hook in runner.hooks)
+        if self._on and not synchronizes:
+            model = unwrap(runner.model)
+            # virtual ranks share weights: the checksums of their owner watch over these
+            shared = model.parameters() if getattr(runner.model, 'sharing', None) else ()
+            averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
+            self._before = [Attributes(module, {}, (), shared)
+                            for module in (model, *averages)], torch.get_default_dtype()
+
+    def end(self, runner: Any) -> None:
+        """Compare the model, and forget it.
+
+        Attributes may be caches that no training reads, so changed attributes are a warning.
+
+        Raises:
+            ValidationChangesError: parameters, buffers or the default dtype have changed.
+        """
+        if self._before is None:
+            return
+        (parts, dtype), self._before = self._before, None
+        weights = [STORED.sub(r'.\1', path) for part in parts for path in part.changed(saved=True)]
+        plain = [path for part in parts for path in part.changed()
+                 if not path.endswith('.training')]
+        if torch.get_default_dtype() is not dtype:
+            weights.append(f'the default dtype ({dtype} -> {torch.get_default_dtype()})')
+        new = [path for path in plain if path not in self._named]
+        if new:
+            self._named.update(new)
+            runner.logger.warning(
+                f'the validation at iteration {runner.iter} has changed {listed(new)} of the '
+                'model. If the training reads it, the training depends on when it is validated')
+        if weights:
+            text = (f'the validation at iteration {runner.iter} has changed {listed(weights)}, and '
+                    'so the training depends on when it is validated. Look for a module in '
+                    'training mode, or code that writes to the model, in predictions and in hooks '
+                    'of the validation')
+            if self._on is True:
+                raise ValidationChangesError(text)
+            runner.logger.warning(text)

@@ -1,0 +1,182 @@
+"""A resume is refused, by name, where the checkpoint does not fit the run that hooks have made."""
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from faults import tiny
+from harness import digest
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS, LOOPS, MODELS
+from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch import nn
+
+from mmrepro import determinism
+from mmrepro.errors import ResumeError
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    yield
+    determinism.disable()
+
+
+@MODELS.register_module(force=True)
+class Longer(tiny.Tiny):
+    """A buffer grows with the steps."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.register_buffer('means', torch.zeros(1))
+
+    def forward(self, inputs, label, mode='tensor'):
+        if mode == 'loss':
+            self.means = torch.cat([self.means, inputs.mean().view(1)])[-3:]
+        return super().forward(inputs, label, mode)
+
+
+class Since(Hook):
+    """Changes the model when the second epoch begins, or in all later epochs as well."""
+    again = False
+
+    def before_train_epoch(self, runner):
+        if runner.epoch == 1 or self.again and runner.epoch > 1:
+            self.change(runner, runner.model)
+
+
+class Layer(Since):
+    def change(self, runner, model):
+        model.more = nn.Linear(2, 2)
+
+
+class Activation(Since):
+    def change(self, runner, model):
+        model.backbone[2] = nn.LeakyReLU()
+
+
+class Dropout(Since):
+    def change(self, runner, model):
+        model.head.drop.p = 0.5
+
+
+class Freeze(Since):
+    def change(self, runner, model):
+        model.backbone.requires_grad_(False)
+
+
+class FreezeAgain(Freeze):
+    again = True
+
+
+class Optimizer(Since):
+    def change(self, runner, model):
+        runner.optim_wrapper.optimizer = torch.optim.Adam(model.parameters(), 0.01)
+
+
+class Group(Since):
+    def change(self, runner, model):
+        model.late = nn.Parameter(torch.zeros(2))
+        runner.optim_wrapper.optimizer.add_param_group(dict(params=[model.late], lr=0.1))
+
+
+@LOOPS.register_module(force=True)
+class TwicePerEpoch(EpochBasedTrainLoop):
+    def run_epoch(self):
+        self.runner.call_hook('before_train_epoch')
+        self.runner.model.train()
+        for _ in range(2):
+            for index, batch in enumerate(self.dataloader):
+                self.run_iter(index, batch)
+        self.runner.call_hook('after_train_epoch')
+        self._epoch += 1
+
+
+for cls in (Layer, Activation, Dropout, Freeze, FreezeAgain, Optimizer, Group):
+    HOOKS.register_module(module=cls, force=True)
+
+
+def config(work_dir, hook=None, model='Tiny', **changes):
+    cfg = tiny.tiny(work_dir)
+    cfg.model.type, cfg.train_cfg.max_epochs = model, 3
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
+    cfg.custom_hooks = [dict(type=hook)] if hook else []
+    cfg.merge_from_dict(changes)
+    return cfg
+
+
+def finish(cfg):
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    return digest(runner.model.state_dict())
+
+
+def resumed(cfg, iteration, folder, **randomness):
+    cfg = cfg.copy()
+    cfg.load_from, cfg.resume = f'{cfg.work_dir}/iter_{iteration}.pth', True
+    cfg.work_dir = str(folder)
+    cfg.randomness.update(randomness)
+    return cfg
+
+
+# what changes when the second epoch begins, where a run resumes, the row that names it
+MISFITS = {
+    'a buffer of another size': (dict(model='Longer'), 5, 'weights.means .*(3,).*(1,)'),
+    'a layer that a hook has added': (dict(hook='Layer'), 9, r'weights.more.weight .*\(not set\)'),
+    'another activation': (dict(hook='Activation'), 9, r'module.backbone.2 .*LeakyReLU.*ReLU'),
+    'a setting of a layer': (dict(hook='Dropout'), 9, r'module.head.drop .*p=0.5.*p=0.2'),
+    'frozen parameters': (dict(hook='Freeze'), 9, r'frozen.backbone.0.weight .*\(not set\)'),
+    'another optimizer': (dict(hook='Optimizer'), 6, 'optimizer.class .*Adam.*SGD'),
+    'a group of parameters': (dict(hook='Group'), 6, 'optimizer.groups .*, 1'),
+}
+
+
+@pytest.mark.parametrize('case', MISFITS)
+def test_what_a_resume_does_not_restore_is_refused_by_name(case, tmp_path):
+    changes, iteration, row = MISFITS[case]
+    cfg = config(tmp_path / 'whole', **changes)
+    finish(cfg)
+    with pytest.raises(ResumeError, match='does not fit this run') as caught:
+        finish(resumed(cfg, iteration, tmp_path / 'resumed'))
+    text = str(caught.value)
+    assert f'iter_{iteration}.pth' in text and 'resume_strict=False' in text
+    assert re.search(row, text), text
+
+
+# where the hook does its work again, or has not begun, the resume is that of the whole run
+@pytest.mark.parametrize('hook, iteration', [
+    ('Activation', 3), ('Activation', 4), ('Freeze', 3), ('Freeze', 4), ('Freeze', 6),
+    ('FreezeAgain', 4), ('FreezeAgain', 6), ('FreezeAgain', 8), ('FreezeAgain', 9)])
+def test_hooks_that_set_up_the_model_again_may_resume(hook, iteration, tmp_path):
+    cfg = config(tmp_path / 'whole', hook)
+    expected = finish(cfg)
+    assert finish(resumed(cfg, iteration, tmp_path / 'resumed')) == expected
+
+
+def test_resume_strict_false_accepts_what_does_not_fit(tmp_path):
+    cfg = config(tmp_path / 'whole', 'Activation', log_level='WARNING')
+    finish(cfg)
+    runner = Runner.from_cfg(resumed(cfg, 9, tmp_path / 'resumed', resume_strict=False))
+    said = []
+    runner.logger.warning = said.append
+    runner.train()
+    assert any('module.backbone.2' in line and 'not that of the uninterrupted run' in line
+               for line in said)
+
+
+@pytest.mark.parametrize('iteration', [3, 11])
+def test_a_loop_with_two_passes_resumes_in_the_first(iteration, tmp_path):
+    cfg = config(tmp_path / 'whole')
+    cfg.train_cfg = dict(type='TwicePerEpoch', max_epochs=2)
+    expected = finish(cfg)
+    assert finish(resumed(cfg, iteration, tmp_path / 'resumed')) == expected
+
+
+def test_a_loop_with_two_passes_does_not_resume_in_the_second(tmp_path):
+    cfg = config(tmp_path / 'whole')
+    cfg.train_cfg = dict(type='TwicePerEpoch', max_epochs=2)
+    finish(cfg)
+    with pytest.raises(ResumeError, match='pass 2 over the data of epoch 0, and TwicePerEpoch'):
+        finish(resumed(cfg, 6, tmp_path / 'resumed'))

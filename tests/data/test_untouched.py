@@ -1,0 +1,144 @@
+"""What a dataset keeps from its earlier samples is found: they are loaded from a copy as well."""
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from loaders import InOrder, Noisy, loader
+from torch.utils.data import DataLoader
+
+from mmrepro.config import RandomnessConfig
+from mmrepro.data import adopt_loader
+from mmrepro.data.untouched import MAX_ITEMS, copied
+from mmrepro.errors import SampleDiffersError
+from mmrepro.fingerprint.sample_replay import explain
+
+
+def checked(made):
+    config = RandomnessConfig(seed=3, deterministic=True)
+    return adopt_loader(made, config, 'sample', 0, explain=explain)
+
+
+class Keeping(Noisy):
+    """Samples to which something is added that the dataset keeps."""
+    reference = None
+
+    def __init__(self):
+        self.offsets, self.generator = {}, np.random.default_rng(5)
+        self.table = np.zeros(3)
+
+    def __getitem__(self, i):
+        return dict(super().__getitem__(i), kept=float(self.kept(i)))
+
+
+class ReferenceImage(Keeping):
+    def kept(self, i):
+        if self.reference is None:
+            self.reference = float(i)
+        return self.reference
+
+
+class Palette(Keeping):
+    """A random number per class, drawn when the class comes first."""
+
+    def kept(self, i):
+        if i % 3 not in self.offsets:
+            self.offsets[i % 3] = np.random.random()
+        return self.offsets[i % 3]
+
+
+class Momentum(Keeping):
+    def kept(self, i):
+        self.table[0] = 0.9 * self.table[0] + i
+        return self.table[0]
+
+
+class Pure(Keeping):
+    """Caches what follows from the sample, and draws from a generator that is keyed."""
+
+    def kept(self, i):
+        return self.offsets.setdefault(i, i) + self.generator.random()
+
+
+class Locked(ReferenceImage):
+    """Cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def passes(dataset, workers=0, epochs=1):
+    made = checked(loader(InOrder, workers, dataset))
+    return [[batch for batch in made] for _ in range(epochs)]
+
+
+@pytest.mark.parametrize('dataset, path', [
+    (ReferenceImage, 'dataset.reference'), (Palette, 'dataset.offsets'),
+    (Momentum, 'dataset.table')])
+@pytest.mark.parametrize('workers', [0, 2])
+def test_what_is_kept_from_earlier_samples_is_named(dataset, path, workers):
+    with pytest.raises(SampleDiffersError) as caught:
+        passes(dataset, workers)
+    if dataset is not Momentum:  # loaded twice in a row, it differs already
+        assert 'from a copy of the dataset' in str(caught.value)
+        assert f'left in {path}' in str(caught.value)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_pure_caches_and_generators_are_no_difference(workers):
+    passes(Pure, workers, epochs=2)
+
+
+def test_a_dataset_that_hooks_change_between_epochs_is_copied_anew():
+    dataset = Pure()
+    made = checked(loader(InOrder, 0, lambda: dataset))
+    for epoch in range(3):
+        dataset.table = np.full(3, float(epoch))
+        dataset.kept = lambda i, epoch=epoch: epoch
+        made.batch_sampler.sampler.set_epoch(epoch)
+        assert len(list(made)) > 1
+
+
+def test_a_dataset_that_cannot_be_copied_is_loaded_twice_only():
+    assert copied(Locked()) is None
+    passes(Locked)
+
+
+def test_a_copy_shares_annotations_and_modules_and_nothing_else():
+    dataset = Noisy()
+    dataset.annotations = [dict(box=[i]) for i in range(MAX_ITEMS + 1)]
+    dataset.pipeline, dataset.net = [dict(seen=[])], torch.nn.Linear(2, 2)
+    dataset.pixels = np.zeros((512, 512))
+    copy = copied(dataset)
+    assert copy.annotations is dataset.annotations and copy.net is dataset.net
+    assert copy.pixels is dataset.pixels
+    assert copy.pipeline is not dataset.pipeline
+    assert copy.pipeline[0]['seen'] is not dataset.pipeline[0]['seen']
+
+
+class LargestSoFar:
+    """Pads to the largest batch that it has seen."""
+    largest = 0.
+
+    def __init__(self):
+        self.generator = np.random.default_rng(1)
+
+    def __call__(self, items):
+        self.largest = max(self.largest, *(float(item) for item in items))
+        return torch.tensor([self.largest, self.generator.random()])
+
+
+def test_a_collate_function_that_keeps_something_from_earlier_batches_is_an_error():
+    class Falling(torch.utils.data.Dataset):
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, i):
+            return 16. - i
+
+    with pytest.raises(SampleDiffersError, match='that has collated no other batch'):
+        list(checked(DataLoader(Falling(), batch_size=2, collate_fn=LargestSoFar(),
+                                sampler=InOrder(Falling()))))
