@@ -3,10 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import ConfigError
-from ..report.publish import publish
 from ..reports import compare
-from ..runs.config_files import find_config, read_config
 from .arguments import Parser, finish, shared
 
 
@@ -24,8 +21,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('run_b', help='the run to compare it with')
     parser.add_argument('--out', metavar='DIR',
                         help='write plots (PNG), compare.html and compare.json here')
-    parser.add_argument('--publish', metavar='CONFIG', help="also send the result to TensorBoard, "
-                        "Weights & Biases and so on: the backends of this config's visualizer")
     parser.add_argument('--all', action='store_true',
                         help='list every difference in what the runs were made of, harmless or not')
     parser.add_argument('--no-weights', action='store_true',
@@ -39,15 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = compare(args.run_a, args.run_b, weights=not args.no_weights,
                      tolerance=args.tolerance)
     written = report.write(args.out, 'compare') if args.out else {}
-    if args.publish:
-        folder = args.out or args.run_b
-        names = publish(read_config(find_config(args.publish), imports=False), folder,
-                        'mmrepro/compare', report)
-        if not names:
-            raise ConfigError(
-                f'--publish {args.publish}: its visualizer has no backend beside the local '
-                "one; add for example dict(type='TensorboardVisBackend') to vis_backends")
-        written.update({name: f'scalars and images to {name}, {folder}' for name in names})
     report.data['written'] = written
     code = finish(report, args, args.all)
     if args.json != '-':

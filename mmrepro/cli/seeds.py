@@ -6,9 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..report.publish import publish
 from ..reports import seeds
-from ..runs.config_files import find_config, read_config
 from .arguments import Parser, finish, shared
 
 
@@ -59,12 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pick=args.pick, same_within=args.same_within, plan=args.plan,
         options=args.options_as_given, work_dir=args.work_dir, report_only=args.report_only,
         say=_say)
-    written: list[str] = []
-    if not args.no_plots:
-        written += report.write(args.work_dir, 'seeds').values()
-        cfg = read_config(find_config(args.config), args.cfg_options, imports=False)
-        written += [f'scalars and the plot to {name}'
-                    for name in publish(cfg, args.work_dir, 'mmrepro/seeds', report)]
+    written = [] if args.no_plots else [*report.write(args.work_dir, 'seeds').values()]
     report.data['written'] = written
     code = finish(report, args)
     if args.json != '-':

@@ -61,7 +61,7 @@ def report_of(comparison: Comparison, tolerance: Tolerance | None = None) -> Rep
         NOTHING_TO_COMPARE if not comparison.common else DONE if passed else DIFFERENT, tables,
         comparison.notes, advice(comparison),
         {name: Figure(title, partial(draw, comparison)) for name, (title, draw) in PLOTS.items()},
-        data, _scalars(comparison))
+        data)
 
 
 def _runs(comparison: Comparison) -> Table:
@@ -196,14 +196,3 @@ def _data(comparison: Comparison) -> dict[str, Any]:
         losses={name: dict(iteration=steps[-1], a=a[-1], b=b[-1],
                            largest_difference=_largest(a, b))
                 for name, (steps, a, b) in comparison.losses.items()})
-
-
-def _scalars(comparison: Comparison) -> list[tuple[str, float, int]]:
-    """Return the verdict, and the difference of every loss at every iteration."""
-    rows = [('mmrepro/compare/equal', float(comparison.equal), 0)]
-    if comparison.first is not None:
-        rows.append(('mmrepro/compare/first_difference', float(comparison.first.iteration), 0))
-    for name, (steps, losses_a, losses_b) in comparison.losses.items():
-        rows += [(f'mmrepro/compare/{name}_difference', b - a, i)
-                 for i, a, b in zip(steps, losses_a, losses_b) if math.isfinite(b - a)]
-    return rows

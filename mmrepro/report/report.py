@@ -49,7 +49,6 @@ class Report:
         advice: what to do next.
         figures: name -> plot.
         data: the outcome in plain data, for programs.
-        scalars: ``(tag, value, step)`` for TensorBoard and the like.
     """
     title: str
     verdict: str
@@ -59,7 +58,6 @@ class Report:
     advice: list[str] = field(default_factory=list)
     figures: Mapping[str, Figure] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
-    scalars: list[tuple[str, float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.data = plain(self.data)

@@ -89,7 +89,7 @@ def report_of(study: Study) -> Report:
         f'{" and ".join(study.values)}, {len(study.seeds)} seeds', '\n'.join(_verdicts(study)),
         DIFFERENT if study.answer is False else DONE, [_values(study, title), *_tests(study)],
         _caution(study), figures={'seeds': Figure(title, lambda: _plot(study))},
-        data=dict(study._asdict(), test=study.test), scalars=_scalars(study))
+        data=dict(study._asdict(), test=study.test))
 
 
 def _values(study: Study, title: str) -> Table:
@@ -162,24 +162,6 @@ def _caution(study: Study) -> list[str]:
         notes.append('the best validation of a run is chosen by the data that it is judged on: '
                      'means are too high, for all configs')
     return notes
-
-
-def _scalars(study: Study) -> list[tuple[str, float, int]]:
-    """Return ``(tag, value, step)``: a value per seed, which is the step; then the summary."""
-    rows = []
-    for label, values in study.values.items():
-        tag = f'mmrepro/seeds/{label}/{study.metric}'
-        rows += [(tag, value, seed) for seed, value in zip(study.seeds, values)]
-        numbers = study.summaries[label]._asdict()
-        rows += [(f'{tag}/{name}', numbers[name], 0) for name in ('mean', 'std', 'low', 'high')
-                 if numbers[name] is not None]
-    for label, test in study.tests.items():
-        tag = 'mmrepro/seeds' if study.test is not None else f'mmrepro/seeds/{label}'
-        rows.append((f'{tag}/difference', test.difference.mean, 0))
-        rows.append((f'{tag}/p_sign_flip', test.flip_p, 0))
-        if test.t_p is not None:
-            rows.append((f'{tag}/p_t', test.t_p, 0))
-    return rows
 
 
 def _plot(study: Study) -> bytes:

@@ -66,7 +66,7 @@ def report_of(metric: str, pick: str, label: str, seeds: list[int],
                   for name, sample in values.items() if name != ALL}
     except SeedsError as error:
         raise SeedsError(f'{metric} of {label}, {len(seeds)} seeds: {error}') from error
-    title, tag = f'{metric}, {pick} validation', f'mmrepro/seeds/{label}'
+    title = f'{metric}, {pick} validation'
     rows = [[name, str(row.n), f'{row.mean:.4f}', f'{row.std:.3g}', *(
         (f'{100 * shares[name].value:.0f} %',
          f'{100 * shares[name].low:.0f} to {100 * shares[name].high:.0f} %')
@@ -80,11 +80,7 @@ def report_of(metric: str, pick: str, label: str, seeds: list[int],
         _caution(seeds, values),
         figures={'seeds': Figure(title, lambda: _plot(title, values, summaries, shares))},
         data=dict(metric=metric, pick=pick, label=label, seeds=seeds, values=values,
-                  summaries=summaries, shares=shares),
-        # (tag, value, step): a value per run (the step is the seed), then the shares
-        scalars=[*((f'{tag}/{name}/{metric}', value, seed) for name, sample in values.items()
-                   for seed, value in zip(seeds, sample)),
-                 *((f'{tag}/{name}/share', part.value, 0) for name, part in shares.items())])
+                  summaries=summaries, shares=shares))
 
 
 def _caution(seeds: list[int], values: dict[str, list[float]]) -> list[str]:
