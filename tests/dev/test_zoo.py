@@ -46,31 +46,6 @@ def test_a_failure_says_what_happened(warm, monkeypatch, take, error):
     assert (row['outcome'], row['error']) == ('failed', error)
 
 
-@pytest.mark.parametrize('step_, masks, stuff', [
-    (dict(type='LoadAnnotations', with_bbox=True), False, False),
-    (dict(type='LoadAnnotations', with_mask=True), True, False),
-    (dict(type='LoadAnnotations', with_mask=True, with_seg=True), True, True),
-    (dict(type='LoadPanopticAnnotations'), True, True)])
-def test_samples_hold_what_the_pipeline_loads(step_, masks, stuff):
-    cfg = dict(train_dataloader=dict(dataset=dict(dataset=dict(pipeline=[step_]))))
-    cfg = Config(dict(cfg, model=dict(head=dict(num_classes=1))))
-    for sample in step._batch(Member('any.py'), cfg)['data_samples']:
-        assert ('masks' in sample.gt_instances, 'gt_sem_seg' in sample) == (masks, stuff)
-        assert sample.gt_instances.labels.max() == 0
-
-
-def test_a_model_with_mmcvs_synchronised_norm_gets_a_process_group():
-    import torch
-    from mmcv.ops import SyncBatchNorm
-    cfg = Config(dict(model=dict(head=dict(norm_cfg=dict(type='MMSyncBN')))))
-    with step.one_rank(cfg):
-        x = torch.arange(24.).view(2, 3, 2, 2)
-        for layer in (SyncBatchNorm(3), torch.nn.SyncBatchNorm(3)):
-            assert layer(x).mean().abs() < 1e-6
-    with step.one_rank(Config(dict(model=dict(norm_cfg=dict(type='BN'))))):
-        assert not torch.distributed.is_initialized()
-
-
 def test_different_bits_are_not_ok(warm, monkeypatch):
     monkeypatch.setattr(step, 'take', lambda *_: dict(equal=False, different=['weights']))
     assert sweep.visit(Member('any.py'))['outcome'] == 'differs'
