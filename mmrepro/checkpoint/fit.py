@@ -112,6 +112,8 @@ class Fit:
     def _compare(self, runner: Any, groups: tuple[str, ...],
                  before: tuple[Mapping[str, str], ...]) -> None:
         now, then = parts_of(runner), self._parts
+        if 'optimizer' not in {name.partition('.')[0] for name in now}:
+            groups = ('weights.', )  # for a validation: no optimizer has been built
         rows = [FactDifference(name, then.get(name, ABSENT), now.get(name, ABSENT), CHANGES,
                                'a resume does not restore it')
                 for name in {**then, **now} if name.startswith(groups)

@@ -116,7 +116,7 @@ def test_a_generator_that_no_loader_can_key_is_named_and_refused(tmp_path, monke
 
 
 def test_every_switch_of_the_policy_is_watched(tmp_path, monkeypatch):
-    from mmrepro.determinism import FLAGS
+    from mmrepro.determinism.tables import FLAGS
     for flag in FLAGS:
         if flag.name.startswith('torch.'):
             line = f'{flag.setter}(x)' if flag.setter else f'{flag.name} = x'

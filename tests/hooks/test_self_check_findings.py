@@ -88,7 +88,7 @@ def test_an_attribute_that_no_checkpoint_keeps_is_named(model, attribute, tmp_pa
 
 
 def test_a_counter_that_matters_later_is_found_when_it_does(tmp_path):
-    assert 'iteration 3 (' in stopped(config(tmp_path, model='CountingLate'))
+    assert 'resumes at iteration 3 ' in stopped(config(tmp_path, model='CountingLate'))
 
 
 def test_an_attribute_that_checkpoints_keep_is_no_difference(tmp_path, monkeypatch):
