@@ -60,7 +60,6 @@ SLOW = (
     'data/test_worker_processes.py',
     'determinism/test_policy.py',
     'determinism/test_precision.py',
-    'dev/test_benchmarks.py',
     'dev/test_import_stubs.py',
     'distributed/test_agreement.py',
     'distributed/test_ordered_reduction.py',
