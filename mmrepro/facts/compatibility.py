@@ -21,6 +21,8 @@ ATTACHED = 'mmrepro'  # a fact of comparisons: whether mmrepro ran the training
 
 MAX_ROWS = 40  # of a table; the rest is counted
 ABSENT = '(not set)'
+# of MMEngine's `randomness`, which a stock run need not set
+DEFAULTS = {'randomness.diff_rank_seed': False, 'randomness.deterministic': False}
 _WIDTHS = (48, 30, 30, 80)  # of the columns, in characters
 
 
@@ -261,7 +263,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
     rows = []
     then, now = without_watchers(then), without_watchers(now)
     for name in {*then, *now}:
-        before, after = then.get(name, ABSENT), now.get(name, ABSENT)
+        before, after = (facts.get(name, DEFAULTS.get(name, ABSENT)) for facts in (then, now))
         same = before == after and isinstance(before, bool) == isinstance(after, bool)
         not_asked = name.startswith(_LATE) and ABSENT in (before, after)
         not_asked |= name.startswith('operators.') and (

@@ -120,6 +120,11 @@ def test_what_follows_from_another_fact(then, now, severity, reason):
     assert row.severity == severity and reason in row.consequence
 
 
+def test_what_stock_runs_need_not_set_is_no_difference():
+    assert differences({}, {'randomness.diff_rank_seed': False}) == []
+    assert differences({'randomness.diff_rank_seed': True}, {})[0].severity == CHANGES
+
+
 AVERAGING = {
     # hook: severity by (ranks, by_epoch)
     'mmdet.SyncNormHook': {(1, True): HARMLESS, (2, True): CHANGES, (2, False): CHANGES},
