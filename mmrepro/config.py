@@ -257,6 +257,14 @@ class RandomnessConfig:
             ('same bits on another GPU model, CPU type or version of torch', 'never'),
         ]
 
+    def summary(self) -> str:
+        """Return what differs from the defaults, in a line, then what is promised."""
+        defaults = RandomnessConfig().as_dict()
+        given = [f'{key}={value!r}' for key, value in self.as_dict().items()
+                 if value != defaults[key]]
+        return '\n'.join([', '.join(given), *(f'  {name}: {value}'
+                                              for name, value in self.promises())])
+
     def table(self) -> str:
         """Return a table for the log: every effective value, then what is promised."""
         rows = [('randomness', 'value'), *((k, repr(v)) for k, v in self.as_dict().items()),

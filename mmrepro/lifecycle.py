@@ -6,6 +6,7 @@ after it when all of them have run, whatever their priority.
 """
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Callable
@@ -99,9 +100,18 @@ class RunLifecycle:
         return [kind() for kind in kinds if not any(isinstance(hook, kind) for hook in present)]
 
     def built(self, logger: Any) -> None:
-        """Log the resume and the randomness in effect."""
+        """Log the resume and the randomness in effect; the log file has every value and flag."""
         self.resume.log(logger)
-        logger.info(f'mmrepro {__version__}\n{self.config.table()}\n\n{self.process.report}')
+        report = self.process.report
+        changes = len(report.changes) if report is not None else 0
+        logger.info(f'mmrepro {__version__}: {self.config.summary()}\n  {changes} flags and '
+                    'variables were changed: the log file says which, and why')
+        details = logger.makeRecord(
+            logger.name, logging.INFO, __file__, 0,
+            f'mmrepro {__version__}\n{self.config.table()}\n\n{report}', (), None)
+        for handler in logger.handlers:
+            if isinstance(handler, logging.FileHandler) and logger.isEnabledFor(logging.INFO):
+                handler.handle(details)
 
     # ------------------------------------------------------------------- train() is called
 
