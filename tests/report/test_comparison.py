@@ -211,8 +211,8 @@ def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(caps
     start = next(i for i, line in enumerate(lines) if line.strip().startswith('made of'))
     assert lines[start + 1].split()[:3] == ['mmrepro', 'True', 'False']
     names = [line.split()[0] for line in lines[start + 1:lines.index('', start)]]
-    assert names == ['mmrepro', 'config.train_dataloader.num_workers',
-                     'randomness.deterministic']
+    # deterministic=False is what a stock run has that says nothing
+    assert names == ['mmrepro', 'config.train_dataloader.num_workers']
 
 
 def test_equal_checkpoints_are_said_where_logs_are_all_there_is(tmp_path):
