@@ -2,10 +2,10 @@
 
 A worker repeats the first sample of each pipeline, then its samples number 1, 2, 4, 8, ..., and
 each ``interval``-th. Between the two loads it loads another sample, so that caches and counters
-show. A third load is from a copy of the dataset that has loaded nothing in this epoch, so that what
-the dataset keeps from its first samples shows. A collate function of the user is called again for a
-batch with a repeated sample, and so is a copy of it. Further results are compared and dropped: they
-leave no trace in the batch.
+show. In the first epoch of a process, a third load is from a copy of the dataset that has loaded
+nothing, so that what the dataset keeps from its first samples shows. A collate function of the user
+is called again for a batch with a repeated sample, and so is a copy of it. Further results are
+compared and dropped: they leave no trace in the batch.
 """
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class SampleCheck:
         self._counts = counts.share_memory_() if workers else counts
         self._known: set[tuple[Any, ...]] = set()
         self._batch_is_due = False
-        self._epoch: int | None = None  # of the copies
-        self._untouched: Any = None  # a copy of the dataset, before the epoch's first sample
+        self._epoch: int | None = None  # the first of this process
+        self._untouched: Any = None  # in that epoch, a copy of the dataset before its first sample
         self._before: DatasetSnapshot | None = None
         self._collate_epoch: int | None = None  # likewise, of the collate function
         self._untouched_collate: Any = None
@@ -74,10 +74,15 @@ class SampleCheck:
         self._epoch = None
 
     def begin(self, dataset: Any, epoch: int) -> None:
-        """Copy the dataset before the first sample of an epoch that this process loads."""
-        if epoch != self._epoch:
+        """Copy the dataset before the first sample that this process loads.
+
+        Hooks may change it before a later epoch, in which no sample is loaded from the copy.
+        """
+        if self._epoch is None:
             self._epoch, self._untouched = epoch, copied(dataset)
             self._before = DatasetSnapshot(dataset)
+        elif epoch != self._epoch:
+            self._untouched = None
 
     def must_repeat(self, context: BatchContext, handle: Handle) -> bool:
         """Whether a sample that was just loaded is to be repeated."""
@@ -134,7 +139,7 @@ class SampleCheck:
             if exact_digest(again) != first:
                 raise SampleDiffersError(self._message(
                     context, handle, 'was loaded from a copy of the dataset that has loaded no '
-                    'other sample of this epoch, and the results differ',
+                    'other sample, and the results differ',
                     [_difference(items[handle], again), *self._kept_from_others()]))
 
     def _kept_from_others(self) -> list[str]:
@@ -155,13 +160,15 @@ class SampleCheck:
         Raises:
             SampleDiffersError: the results differ.
         """
-        if start[0] != self._collate_epoch:
+        if self._collate_epoch is None:
             self._collate_epoch, self._untouched_collate = start[0], copied(function)
+        elif start[0] != self._collate_epoch:
+            self._untouched_collate = None
         if not self._batch_is_due:
             return keyed(function, items)
         again = {'': function}
         if self._untouched_collate not in (None, function):  # an object, which may keep something
-            again[', by a copy of the function that has collated no other batch of this epoch'] = \
+            again[', by a copy of the function that has collated no other batch'] = \
                 copied(self._untouched_collate)
         # the function may write into the samples
         copies = [copy.deepcopy(items) for _ in again]

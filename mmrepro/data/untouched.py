@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,23 @@ def copied(dataset: Any) -> Any | None:
 
     Annotations and modules are not copied.
     """
-    shared: dict[int, Any] = {}
+    copies: dict[int, Any] = {}  # by id of the original; what is shared is its own copy
     walk = Walk([('', dataset)], MAX_OBJECTS)
     for path, thing in walk:
         if isinstance(thing, nn.Module) or _is_large(thing):
-            shared[id(thing)] = thing
+            copies[id(thing)] = thing
         else:
             walk.add(inside(thing, path))
     try:
-        return copy.deepcopy(dataset, shared)
+        duplicate = copy.deepcopy(dataset, copies)
     except Exception:  # an open file, a lock, a database: whatever a dataset holds
         return None
+    for key, part in list(copies.items()):
+        for name, value in list(getattr(part, '__dict__', {}).items()) if key != id(part) else ():
+            if isinstance(value, weakref.ref) and id(value()) in copies:
+                # mmcv's cache_randomness refers to its transform in this way
+                setattr(part, name, weakref.ref(copies[id(value())]))
+    return duplicate
 
 
 def _is_large(thing: Any) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from loaders import InOrder, Noisy, loader
+from mmcv.transforms import BaseTransform
 from torch.utils.data import DataLoader
 
 from mmrepro.config import RandomnessConfig
@@ -117,6 +118,27 @@ def test_a_copy_shares_annotations_and_modules_and_nothing_else():
     assert copy.pixels is dataset.pixels
     assert copy.pipeline is not dataset.pipeline
     assert copy.pipeline[0]['seen'] is not dataset.pipeline[0]['seen']
+
+
+def test_a_copy_of_a_used_transform_draws_by_itself():
+    """mmcv refers to a transform whose random numbers were shared by a weak reference."""
+    from mmcv.transforms.utils import cache_random_params, cache_randomness
+
+    class Drawing(BaseTransform):
+        @cache_randomness
+        def number(self):
+            return np.random.random()
+
+        def transform(self, results):
+            return results + self.number()
+
+    transform = Drawing()
+    for _ in range(2):
+        with cache_random_params(transform):
+            assert transform.transform(0) == transform.transform(0)
+    duplicate = copied(transform)
+    with cache_random_params(duplicate):
+        assert duplicate.transform(0) == duplicate.transform(0)
 
 
 class LargestSoFar:
