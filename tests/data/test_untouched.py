@@ -93,7 +93,7 @@ def test_pure_caches_and_generators_are_no_difference(workers):
     passes(Pure, workers, epochs=2)
 
 
-def test_a_dataset_that_hooks_change_between_epochs_is_copied_anew():
+def test_a_dataset_that_hooks_change_between_epochs_is_no_difference():
     dataset = Pure()
     made = checked(loader(InOrder, 0, lambda: dataset))
     for epoch in range(3):
