@@ -167,9 +167,10 @@ class SampleCheck:
         if not self._batch_is_due:
             return keyed(function, items)
         again = {'': function}
-        if self._untouched_collate not in (None, function):  # an object, which may keep something
+        untouched = self._untouched_collate
+        if untouched is not None and untouched is not function:  # an object may keep something
             again[', by a copy of the function that has collated no other batch'] = \
-                copied(self._untouched_collate)
+                copied(untouched)
         # the function may write into the samples
         copies = [copy.deepcopy(items) for _ in again]
         batch = keyed(function, items)

@@ -91,6 +91,7 @@ class StepCheck:
         """Run a pass with the attributes that a run has which resumes here."""
         assert self._start is not None
         self._start.put_back(lost)
+        self._state.put_back_saved_by_code()
         resumed = self._pass()
         self._state.put_back()
         return resumed

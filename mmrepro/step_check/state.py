@@ -65,6 +65,11 @@ class StepState:
         """Return the paths of attributes that have changed and that no checkpoint keeps."""
         return self._attributes.changed()
 
+    def put_back_saved_by_code(self) -> None:
+        """Load what the code of modules has saved (``get_extra_state``), as a resume does."""
+        for module, state in self._saved_by_code:
+            module._load_from_state_dict(copy.deepcopy(state), '', {}, False, [], [], [])
+
     def put_back(self, unsaved: bool = True, gradients: bool = True) -> None:
         """Put the run back to this state.
 
@@ -73,8 +78,7 @@ class StepState:
             gradients: include the gradients.
         """
         self._attributes.put_back(unsaved)
-        for module, state in self._saved_by_code:
-            module._load_from_state_dict(copy.deepcopy(state), '', {}, True, [], [], [])
+        self.put_back_saved_by_code()
         for parameter, gradient, content in self._gradients if gradients else ():
             if gradient is not None and parameter.grad is not gradient:
                 # the pass has given its memory to a sum, which virtual ranks may still read
@@ -95,9 +99,12 @@ def _saves_by_code(module: nn.Module) -> bool:
 
 
 def _saved(module: nn.Module) -> dict[str, Any]:
+    """Return what a module's own code saves beside its parameters and buffers."""
     state: dict[str, Any] = {}
     module._save_to_state_dict(state, '', False)
-    return state
+    # virtual ranks may share parameters, which belong to the rank that steps
+    return {name: value for name, value in state.items()
+            if name not in module._parameters and name not in module._buffers}
 
 
 def _of_wrappers(runner: Any) -> dict[str, Any]:

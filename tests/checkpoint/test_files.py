@@ -131,6 +131,9 @@ def test_a_copy_of_a_work_directory_stands_on_its_own(good, tmp_path):
     assert path == str(copied / 'iter_1.pth')
     assert len(said) == 1 and str(original / 'iter_1.pth') in said[0] and path in said[0]
     assert newest_good(str(original)) == (str(original / 'iter_1.pth'), [])
+    (copied / 'iter_1.pth').rename(copied / 'iter_0.pth')  # the last checkpoint was not copied
+    assert newest_good(str(copied))[0] == str(copied / 'iter_0.pth')
+    (copied / 'iter_0.pth').unlink()
     (copied / 'iter_1.pth').write_bytes(b'')
     assert newest_good(str(copied))[0] is None  # never one of the original's
     shutil.rmtree(original)

@@ -83,6 +83,20 @@ class Cache(Keeping):
 
 
 @MODELS.register_module(force=True)
+class ExtraState(Keeping):
+    """What it counts is in checkpoints by its own code."""
+
+    def get_extra_state(self):
+        return self.steps
+
+    def set_extra_state(self, state):
+        self.steps = state
+
+    def kept(self, loss, inputs):
+        return loss * self.steps
+
+
+@MODELS.register_module(force=True)
 class Epoch(Keeping):
     """A hook says where the training is, as SetEpochInfoHook does."""
     epoch = 0
@@ -116,7 +130,7 @@ def test_a_step_that_a_resumed_run_would_not_take_ends_the_run(model, tmp_path):
     assert name in str(caught.value) and 'adapters.register' in str(caught.value)
 
 
-@pytest.mark.parametrize('model', ['Cache', 'Epoch'])
+@pytest.mark.parametrize('model', ['Cache', 'Epoch', 'ExtraState'])
 def test_caches_and_what_hooks_set_are_no_difference(model, tmp_path):
     Runner.from_cfg(config(tmp_path, model)).train()
 
