@@ -183,7 +183,7 @@ def test_the_default_dict_of_the_runner_stays_as_it_is(tmp_path):
     assert runner._randomness_cfg is not default
 
 
-def test_effective_values_are_in_config_dump_log_and_checkpoint(tmp_path):
+def test_effective_values_are_in_config_dump_log_and_checkpoint(tmp_path, capfd):
     runner = Runner.from_cfg(config(tmp_path, randomness=dict(seed=None), log_level='INFO'))
     seed = runner.seed
     runner.train()
@@ -192,6 +192,9 @@ def test_effective_values_are_in_config_dump_log_and_checkpoint(tmp_path):
     assert f'seed={seed}' in dumped and "worker_seed='sample'" in dumped
     log = next(tmp_path.glob('*/*.log')).read_text()
     assert 'promised' in log and 'seed  ' in log and str(seed) in log
+    said = ''.join(capfd.readouterr())
+    start = said[said.index(' - mmrepro '):].partition('says which, and why')[0]
+    assert f'seed={seed}' in start and start.count('\n') < 10 and 'promised' not in said
     meta = torch.load(tmp_path / 'epoch_2.pth', weights_only=False)['meta']
     assert meta['mmrepro']['randomness']['seed'] == meta['seed'] == seed
     assert meta['mmrepro']['scheme'] == 1
