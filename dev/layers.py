@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
+    (('another_process', 'built_twice'), 'what user code has in another process'),
     (('ops', 'seeds', 'digests', 'exit_codes', 'text', 'version'),
      'operators, random streams, digests'),
     (('reachable', ), 'what an object reaches, and a walk over it'),

@@ -53,6 +53,10 @@ class StepDiffersError(TrainingError):
     """A step was repeated from the same state on the same batch, and its bits differ."""
 
 
+class BuildDiffersError(TrainingError):
+    """A model, dataset or sampler was built twice from the same random numbers, and differs."""
+
+
 class ValidationChangesError(TrainingError):
     """A validation has changed weights or settings that the training goes on with."""
 

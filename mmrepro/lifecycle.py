@@ -22,7 +22,7 @@ from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
 from .config import RandomnessConfig
 from .data import placement_of, use_stream
-from .data.sample_check import left_out
+from .data.sample_check import end_epoch, left_out
 from .distributed import agreement
 from .distributed.virtual.cached_ranks import refuse_cached_ranks
 from .distributed.virtual.process_state import keep_attributes
@@ -87,7 +87,8 @@ class RunLifecycle:
     def build_model(self, stock: Callable[[Any], Any], model: Any, logger: Any) -> Any:
         """Let ``stock`` build the model."""
         self.seed('init', 'model')  # again: loggers and visualizers may have drawn random numbers
-        return self.start.build_model(stock, model, self.resume.point is not None, logger)
+        return self.start.build_model(stock, model, self.resume.point is not None, logger,
+                                      lambda: self.seed('init', 'model'))
 
     def hooks(self, present: Sequence[Hook]) -> list[Hook]:
         """Return the hooks to register beside ``present``, those of the config."""
@@ -193,6 +194,7 @@ class RunLifecycle:
         self.seed('hook', 'loop', runner.iter + 1)
 
     def after_train_epoch(self, runner: Any) -> Iterator[None]:
+        end_epoch(runner.train_loop.dataloader)
         self.seed('hook', 'end of epoch', runner.epoch)
         yield
         self.seed('hook', 'loop', runner.iter)

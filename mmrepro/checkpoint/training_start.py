@@ -1,6 +1,7 @@
 """The start of a training: all weights follow from the seed, and no earlier call left a state."""
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -8,10 +9,11 @@ from typing import Any, Callable
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from torch import nn
 
-from .. import determinism
+from .. import built_twice, determinism
 from ..config import RandomnessConfig
 from ..distributed.unwrap import unwrap
 from ..errors import RandomnessError, ResumeError
+from ..seeds import capture_rng, isolate_rng, restore_rng
 from ..text import listed
 
 
@@ -23,26 +25,52 @@ class TrainingStart:
         self._loaded = False  # MMEngine has loaded what the config names, and no training began
         self._running = False  # the loop has begun and has not ended
         self._trained = False
+        self._twin: Any = None  # the model, built once more
         self._unwritten: list[str] = []  # parameters that nothing has initialized
 
     def build_model(self, stock: Callable[[Any], Any], model: Any, resumed: bool,
-                    logger: Any) -> Any:
-        """Let ``stock`` build the model; warn where the seed had no part in its initial weights."""
+                    logger: Any, seed: Callable[[], None]) -> Any:
+        """Let ``stock`` build the model; warn where the seed had no part in its initial weights.
+
+        A model with classes of the user is built twice, with ``seed`` called in between.
+        """
         if isinstance(model, nn.Module) and not self._config.legacy and not resumed:
             logger.warning(
                 f'{type(model).__name__} was built before this runner has set its seed: its '
                 'initial weights come from whatever the generators gave then. They repeat when '
                 f'mmrepro.set_random_seed({self._config.seed}) is called right before it is '
                 'built, or when the model is given as a dict')
+        given = copy.deepcopy(model) if isinstance(model, dict) else None
         with determinism.filled_memory():
-            return stock(model)
+            built = stock(model)
+            if given is not None and not resumed and self._config.self_checks.steps and (
+                    self._config.deterministic is True and built_twice.is_by_user(built)):
+                with isolate_rng(), built_twice.quiet():
+                    seed()
+                    self._twin = stock(given)
+        return built
 
     def initialize(self, runner: Any, stock: Callable[[], None]) -> None:
         """Let ``stock`` initialize the weights, and remember which it left out."""
+        state = capture_rng()
         with determinism.filled_memory():
             stock()
+            self._compare_twin(runner, state)
         if self._config.deterministic:
             self._unwritten = determinism.unwritten(unwrap(runner.model))
+
+    def _compare_twin(self, runner: Any, state: tuple[Any, ...]) -> None:
+        """Initialize the second model as the first one, and compare both."""
+        twin, self._twin = self._twin, None
+        if twin is None:
+            return
+        model = unwrap(runner.model)
+        with isolate_rng(), built_twice.quiet():
+            restore_rng(state)
+            twin.to(next(model.parameters()).device)
+            if hasattr(twin, 'init_weights'):
+                twin.init_weights()
+        built_twice.compare('model', model, twin, runner.logger)
 
     def load(self, runner: Any, stock: Callable[[], None]) -> None:
         """Let ``stock`` load or resume, and remember whether it did."""

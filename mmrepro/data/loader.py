@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from .. import seeds
+from .. import built_twice, seeds
 from ..config import RandomnessConfig
 from ..errors import RandomnessError
 from . import dataset_tree
@@ -82,7 +82,8 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
             f'the batch sampler {name} has no attribute `sampler`: MMEngine sets the epoch on it, '
             f'and the positions of samples come from it. Let {name} take a sampler, keep it as '
             f'`self.sampler`, and make its batches of what it yields; or {_LEGACY}')
-    placement = Placement(config.root)
+    check = sample_check(loader, config, explain)
+    placement = Placement(config.root, checked=check is not None)
     sampler = loader.batch_sampler.sampler
     if isinstance(sampler, (list, tuple, range)):
         sampler = loader.batch_sampler.sampler = FixedOrder(sampler)
@@ -90,8 +91,7 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
     adopt_sampler(loader.batch_sampler, placement, batches=True)
     loader.collate_fn = keyed_collate(loader.collate_fn)
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
-                       isinstance(loader.collate_fn, KeyedCollate),
-                       sample_check(loader, config, explain))
+                       isinstance(loader.collate_fn, KeyedCollate), check)
     fetch.kept_generators()  # raises now, not in a worker
     key_passes(loader, fetch)
     if isinstance(user_init, WorkerInit):  # a loader object that was adopted before
@@ -118,14 +118,39 @@ class StaticOnClass:
         return MethodType(self._method, instance)
 
 
-def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, stream: str) -> Any:
-    """Build a loader from its config with MMEngine's ``build``, whatever was drawn until now."""
+def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, stream: str,
+                 check_logger: Any = None) -> Any:
+    """Build a loader from its config with MMEngine's ``build``, whatever was drawn until now.
+
+    Args:
+        check_logger: of the run; given, datasets and samplers of the user are built twice.
+
+    Raises:
+        BuildDiffersError: they differ.
+    """
     # For samplers that mmrepro does not know. The same on all ranks, also with
     # diff_rank_seed: ranks that shuffle differently would share samples.
     sampler_seed = seeds.derive(root, 'sampler', 'build').torch >> 33
     with seeds.isolate_rng():
         seeds.seed_all(root, 'dataset', 'build', stream)  # datasets may draw
-        return build(dataloader, sampler_seed, False)
+        loader = build(dataloader, sampler_seed, False)
+        parts = [thing for thing in _built(loader) if built_twice.is_by_user(thing[1])]
+        if check_logger is not None and parts and isinstance(dataloader.get('dataset'), dict):
+            with built_twice.quiet():
+                seeds.seed_all(root, 'dataset', 'build', stream)
+                again = build(dataloader, sampler_seed, False)
+            for (what, first), (_, second) in zip(_built(loader), _built(again)):
+                if built_twice.is_by_user(first):
+                    built_twice.compare(what, first, second, check_logger)
+        return loader
+
+
+def _built(loader: Any) -> list[tuple[str, Any]]:
+    """Return what a loader's config has built, each with what it is."""
+    return [*(('dataset', dataset) for dataset in dataset_tree.datasets(loader.dataset)),
+            *(('transform', one) for one in dataset_tree.pipelines(loader.dataset)),
+            ('sampler', getattr(loader.batch_sampler, 'sampler', None)),
+            ('batch sampler', loader.batch_sampler)]
 
 
 def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:

@@ -2,8 +2,8 @@
 
 A worker repeats the first sample of each pipeline, then its samples number 1, 2, 4, 8, ..., and
 each ``interval``-th. Between the two loads it loads another sample, so that caches and counters
-show. In the first epoch of a process, a third load is from a copy of the dataset that has loaded
-nothing, so that what the dataset keeps from its first samples shows. A collate function of the user
+show. A third load is what another process would load: from a copy of the dataset that has loaded
+nothing, with the variables of user code as they were, under other ids. A collate function of the user
 is called again for a batch with a repeated sample, and so is a copy of it. Further results are
 compared and dropped: they leave no trace in the batch.
 """
@@ -13,20 +13,21 @@ import copy
 import difflib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Callable
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from ..another_process import UserVariables, copied, other_ids
 from ..config import RandomnessConfig
 from ..digests import exact_digest, first_difference
 from ..errors import RandomnessError, SampleDiffersError
 from ..intervals import is_due
-from . import dataset_tree
+from ..text import listed
+from . import dataset_tree, written_files
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 from .dataset_changes import DatasetSnapshot
-from .untouched import copied
 
 # explains a difference: datasets that the sample comes from, a function that loads it, a function
 # that loads another sample -> lines for the message
@@ -58,9 +59,11 @@ class SampleCheck:
         self._counts = counts.share_memory_() if workers else counts
         self._known: set[tuple[Any, ...]] = set()
         self._batch_is_due = False
-        self._epoch: int | None = None  # the first of this process
-        self._untouched: Any = None  # in that epoch, a copy of the dataset before its first sample
+        self._epoch: int | None = None  # of the samples that are loaded
+        self._untouched: Any = None  # a copy of the dataset before the first sample of this process
+        self._variables: UserVariables | None = None  # likewise
         self._before: DatasetSnapshot | None = None
+        self._at_the_end: tuple[DatasetSnapshot, UserVariables] | None = None  # of an epoch
         self._collate_epoch: int | None = None  # likewise, of the collate function
         self._untouched_collate: Any = None
 
@@ -76,13 +79,24 @@ class SampleCheck:
     def begin(self, dataset: Any, epoch: int) -> None:
         """Copy the dataset before the first sample that this process loads.
 
-        Hooks may change it before a later epoch, in which no sample is loaded from the copy.
+        Hooks of the main process may change it between two epochs. From then on, no sample is
+        loaded from the copy.
         """
+        written_files.watch()
+        written_files.watching.set([])
         if self._epoch is None:
-            self._epoch, self._untouched = epoch, copied(dataset)
+            self._untouched, self._variables = copied(dataset), _variables(dataset)
             self._before = DatasetSnapshot(dataset)
-        elif epoch != self._epoch:
-            self._untouched = None
+        elif epoch != self._epoch and get_worker_info() is None:
+            snapshot, variables = self._at_the_end or (None, None)
+            if snapshot is None or snapshot.change() or variables.changed():
+                self._untouched = None
+        self._epoch = epoch
+
+    def end_epoch(self, dataset: Any) -> None:
+        """Note, in the main process, what the epoch has left, before hooks change it."""
+        if self._untouched is not None:
+            self._at_the_end = DatasetSnapshot(dataset), _variables(dataset)
 
     def must_repeat(self, context: BatchContext, handle: Handle) -> bool:
         """Whether a sample that was just loaded is to be repeated."""
@@ -106,6 +120,9 @@ class SampleCheck:
             SampleDiffersError: the two results of a sample differ.
         """
         self._batch_is_due = bool(due)
+        files = written_files.watching.get()
+        written_files.watching.set(None)
+        written_files.warn(type(context.dataset).__name__, files or [])
         if due:
             with context.isolated():
                 self._repeat(context, items, due)
@@ -133,19 +150,22 @@ class SampleCheck:
                                            *self._explanation(context, handle)]))
                 before = handle
         for handle, first in due.items() if self._untouched is not None else ():
+            assert self._variables is not None
             alone = context.again(copied(self._untouched))
-            with loading(alone):
+            with loading(alone), self._variables.as_captured(), other_ids():
                 again = _loaded(alone, handle)
             if exact_digest(again) != first:
                 raise SampleDiffersError(self._message(
-                    context, handle, 'was loaded from a copy of the dataset that has loaded no '
-                    'other sample, and the results differ',
+                    context, handle, 'was loaded as another process loads it, from a copy of the '
+                    'dataset that has loaded no other sample, and the results differ',
                     [_difference(items[handle], again), *self._kept_from_others()]))
 
     def _kept_from_others(self) -> list[str]:
-        path = self._before.change() if self._before is not None else None
-        return [] if path is None else [
-            f'it depends on what earlier samples have left in {path}',
+        assert self._variables is not None and self._before is not None
+        paths = list(filter(None, [self._before.change(), *self._variables.changed()]))
+        return ['it depends on ' + (
+            f'what earlier samples have left in {listed(paths)}' if paths
+            else 'the number of the process or worker'),
             'to do: compute it when the dataset is built, or from the sample alone']
 
     def collate(self, keyed: Callable[[Any, Any], Any], function: Any, name: str,
@@ -162,21 +182,22 @@ class SampleCheck:
         """
         if self._collate_epoch is None:
             self._collate_epoch, self._untouched_collate = start[0], copied(function)
+            self._of_collate = UserVariables([function])
         elif start[0] != self._collate_epoch:
             self._untouched_collate = None
         if not self._batch_is_due:
             return keyed(function, items)
-        again = {'': function}
-        untouched = self._untouched_collate
-        if untouched is not None and untouched is not function:  # an object may keep something
-            again[', by a copy of the function that has collated no other batch'] = \
-                copied(untouched)
+        again: list[tuple[str, Any, Callable]] = [('', function, nullcontext)]
+        if self._untouched_collate is not None:
+            again.append((', as another process collates it', copied(self._untouched_collate),
+                          self._of_collate.as_captured))
         # the function may write into the samples
         copies = [copy.deepcopy(items) for _ in again]
         batch = keyed(function, items)
         first = exact_digest(batch)  # now: the function may return memory that it writes again
-        for (how, once_more), samples in zip(again.items(), copies):
-            result = keyed(once_more, samples)
+        for (how, once_more, surroundings), samples in zip(again, copies):
+            with surroundings(), other_ids() if how else nullcontext():
+                result = keyed(once_more, samples)
             if exact_digest(result) != first:
                 raise SampleDiffersError('\n  '.join([
                     f'collate function {name}: the batch of epoch {start[0]} that begins at '
@@ -246,6 +267,18 @@ class SampleCheck:
             *lines,
             f'if {name} cannot repeat, say so: '
             f"randomness.self_checks.nonrepeatable_datasets=['{name}']"])
+
+
+def _variables(dataset: Any) -> UserVariables:
+    """Capture the variables of the modules of datasets and their transforms."""
+    return UserVariables([*dataset_tree.datasets(dataset), *dataset_tree.pipelines(dataset)])
+
+
+def end_epoch(loader: Any) -> None:
+    """Call when the loop has used up a loader, before hooks may change its dataset."""
+    check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
+    if check is not None and not loader.num_workers:
+        check.end_epoch(loader.dataset)
 
 
 def _difference(first: Any, second: Any) -> str:

@@ -20,6 +20,7 @@ from mmengine import dist
 
 from .. import seeds
 from . import generators, training_thread
+from .order_check import checked_order
 
 Position = tuple[Any, int, int]  # index, epoch, global position
 SamplingOrder = Callable[[Any, Any, int], Iterator[Position]]
@@ -188,7 +189,12 @@ def _stock(sampler: Any, root: seeds.Root) -> Iterator[Any]:
     if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
         seed = (1 << _SEED_BITS) + (seeds.derive(root, *key).torch >> (64 - _SEED_BITS))
         sampler.seed = seed - counted if isinstance(counted, int) else seed
-    return isolated_order(sampler, lambda: stock.__iter__(sampler), _BLOCK, root, *key)
+
+    def order(one: Any) -> Iterator[Any]:
+        return isolated_order(one, lambda: stock.__iter__(one), _BLOCK, root, *key)
+
+    checked = sampler._mmrepro_placement.checked
+    return checked_order(sampler, order, _BLOCK) if checked else order(sampler)
 
 
 def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,

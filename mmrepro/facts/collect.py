@@ -59,7 +59,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         # a config file turns tuples into lists and back
         return repr([_plain(item) for item in value])
-    if callable(value):  # its repr holds an address
+    if callable(value) and hasattr(value, '__qualname__'):  # its repr holds an address
         return f'{value.__module__}.{value.__qualname__}'
     return ADDRESS.sub('', repr(value))  # a data loader, say, that was built by hand
 

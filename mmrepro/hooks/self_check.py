@@ -8,7 +8,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import HOOKS
 
 from ..data.sample_check import checked
-from ..distributed.unwrap import unwrap
+from ..distributed.unwrap import optim_wrappers, unwrap
 from ..intervals import is_due
 from ..reachable import belongs_to_user
 from ..step_check.check import StepCheck
@@ -87,11 +87,22 @@ class SelfCheckHook(Hook):
             notes.append('samples are not repeated: randomness.self_checks.samples=0')
         if self._not_repeated:
             notes.append(NOT_REPEATED.format(self._not_repeated))
-        hooks = [type(hook).__name__ for hook in runner.hooks
-                 if belongs_to_user(type(hook).__module__)]
-        if hooks:
-            notes.append(f'hooks are not repeated: {listed(hooks)}')
+        names = _not_repeated(runner)
+        if names:
+            notes.append(f'not repeated: {listed(names)}')
         return f'{text} ({"; ".join(notes)})' if notes else text
+
+
+def _not_repeated(runner: Any) -> list[str]:
+    """Return the classes of the user that work outside of forward and backward passes."""
+    wrappers = optim_wrappers(runner.optim_wrapper).values()
+    schedulers = runner.param_schedulers or []
+    if isinstance(schedulers, dict):  # of several optimizers
+        schedulers = [one for several in schedulers.values() for one in several]
+    parts = [*runner.hooks, *wrappers, *(wrapper.optimizer for wrapper in wrappers), *schedulers,
+             runner.train_loop]
+    return list(dict.fromkeys(type(part).__name__ for part in parts
+                              if belongs_to_user(type(part).__module__)))
 
 
 def self_checks(runner: Any) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Run the step of an iteration twice, and stop the run if the bits differ.
 
-The first pass works on a copy of the batch and ends where the optimizer would step. Then what
+The first pass works on a copy of the batch, under the number of another process, and ends where the
+optimizer would step. Then what
 checkpoints keep is put back, and the real step runs; its losses and gradients are compared with
 those of the first pass before the optimizer uses them. The training has the bits that it has
 without the check.
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, Callable
 
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..another_process import other_ids
 from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
 from ..fingerprint import run_state
@@ -79,7 +81,7 @@ class StepCheck:
         self._left: StepState | None = None
         lost = [] if self._start is None else self._start.lost()
         resumed = self._as_resumed(lost) if agree(TOPIC, bool(lost), any) else None
-        first = self._pass(ending=self._keep_changes)
+        first = self._pass(ending=self._keep_changes, context=other_ids)
         if resumed is not None and self._differ(resumed, first):
             report_lost(self._runner, resumed, first, lost)
         # again: a context of the step may have changed attributes and put them back at its end
@@ -90,9 +92,9 @@ class StepCheck:
     def _as_resumed(self, lost: Sequence[str]) -> PassDigests:
         """Run a pass with the attributes that a run has which resumes here."""
         assert self._start is not None
-        self._start.put_back(lost)
-        self._state.put_back_saved_by_code()
-        resumed = self._pass()
+        with self._start.as_resumed(lost):
+            self._state.put_back_saved_by_code()
+            resumed = self._pass()
         self._state.put_back()
         return resumed
 
@@ -102,7 +104,7 @@ class StepCheck:
         if changed:
             self._left = StepState(self._runner)
         if self._start is not None:
-            self._start.note(changed)
+            self._start.note([*changed, *self._state.changed_variables()])
 
     def _problem(self) -> str:
         """Return why the batch of some rank cannot be given to a second pass; '' if it can."""
@@ -114,7 +116,8 @@ class StepCheck:
         return agree(TOPIC, problem, max)
 
     def _pass(self, recorder: OperatorRecorder | None = None,
-              ending: Callable[[], None] = lambda: None) -> PassDigests:
+              ending: Callable[[], None] = lambda: None,
+              context: Callable = nullcontext) -> PassDigests:
         """Run a pass on a copy of the batch, up to where the optimizer would step."""
         computed: list[PassDigests] = []
 
@@ -129,7 +132,7 @@ class StepCheck:
                 contexts.enter_context(context())
             if recorder is not None:
                 contexts.enter_context(recorder)
-            with suppress(_Reached):
+            with suppress(_Reached), context():
                 _watched(self._runner, reached, self._step, args, kwargs)
         return computed[0]
 
@@ -153,7 +156,7 @@ class StepCheck:
         suspects = None
         with _disable_current_modes():
             self._state.put_back()
-            third = self._recorded()
+            third = self._recorded(other_ids)
             self._state.put_back()
             fourth = self._recorded()
             # passes from the same attributes agree, so these may be what differs
@@ -164,10 +167,10 @@ class StepCheck:
             self._state.put_back()
         report(self._runner, [first, second, third[0], fourth[0]], [third[1], fourth[1]], suspects)
 
-    def _recorded(self) -> tuple[PassDigests, list[Record]]:
+    def _recorded(self, context: Callable = nullcontext) -> tuple[PassDigests, list[Record]]:
         recorder = OperatorRecorder(unwrap(self._runner.model))
         recorder.attributes(run_state.attributes(self._runner))
-        return self._pass(recorder), recorder.records()
+        return self._pass(recorder, context=context), recorder.records()
 
 
 def _watched(runner: Any, reached: Callable, step: Callable, args: tuple, kwargs: dict) -> Any:

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,22 +11,24 @@ from mmengine.logging import MessageHub
 from torch import nn
 
 from .. import seeds
+from ..another_process import UserVariables
 from ..checkpoint.adapters import kept_attributes
 from ..distributed.unwrap import optim_wrappers, unwrap
 from .attributes import Attributes
 
 
 class StartAttributes:
-    """Attributes that no checkpoint keeps, as they were when the training of a runner began.
+    """What no checkpoint keeps, as it was when the training of a runner began.
 
-    A resumed run begins with these values of the attributes that steps change. Those that hooks
-    change are set by the hooks again.
+    A resumed run begins with these values of the attributes of modules, and of the variables of
+    user code, that steps change. Those that hooks change are set by the hooks again.
     """
 
     def __init__(self, runner: Any) -> None:
         model = unwrap(runner.model)
         kept = [*model.parameters(), *model.buffers()]
         self._start = Attributes(model, {}, kept_attributes(model), kept)
+        self._variables = UserVariables(model.modules())
         self._changed_by_steps: set[str] = set()
 
     def note(self, paths: Iterable[str]) -> None:
@@ -34,10 +37,15 @@ class StartAttributes:
 
     def lost(self) -> list[str]:
         """Return the paths that steps have changed since the start."""
-        return [path for path in self._start.changed() if path in self._changed_by_steps]
+        return [path for path in (*self._start.changed(), *self._variables.changed())
+                if path in self._changed_by_steps]
 
-    def put_back(self, paths: Collection[str]) -> None:
+    @contextmanager
+    def as_resumed(self, paths: Collection[str]) -> Iterator[None]:
+        """Put attributes back to the start, and variables for the time of the block."""
         self._start.put_back_lost(paths)
+        with self._variables.as_captured(paths):
+            yield
 
 
 class StepState:
@@ -57,6 +65,7 @@ class StepState:
             (parameter, parameter.grad,
              None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
             for parameter in model.parameters()]
+        self._variables = UserVariables(model.modules())
         self._logs = _Logs(MessageHub.get_current_instance())
         self._saved_by_code = [(module, copy.deepcopy(_saved(module)))
                                for module in model.modules() if _saves_by_code(module)]
@@ -64,6 +73,10 @@ class StepState:
     def changed(self) -> list[str]:
         """Return the paths of attributes that have changed and that no checkpoint keeps."""
         return self._attributes.changed()
+
+    def changed_variables(self) -> list[str]:
+        """Return the paths of variables of user code that have changed."""
+        return self._variables.changed()
 
     def put_back_saved_by_code(self) -> None:
         """Load what the code of modules has saved (``get_extra_state``), as a resume does."""
@@ -93,15 +106,18 @@ class StepState:
 
 
 def _saves_by_code(module: nn.Module) -> bool:
-    """Whether a module's class has code that says what checkpoints keep of its attributes."""
-    return any(getattr(type(module), name) is not getattr(nn.Module, name)
-               for name in ('get_extra_state', '_save_to_state_dict'))
+    """Whether a module has code that says what checkpoints keep of its attributes."""
+    return bool(module._state_dict_hooks) or any(
+        getattr(type(module), name) is not getattr(nn.Module, name)
+        for name in ('get_extra_state', '_save_to_state_dict'))
 
 
 def _saved(module: nn.Module) -> dict[str, Any]:
     """Return what a module's own code saves beside its parameters and buffers."""
     state: dict[str, Any] = {}
     module._save_to_state_dict(state, '', False)
+    for hook in module._state_dict_hooks.values():
+        hook(module, state, '', {})
     # virtual ranks may share parameters, which belong to the rank that steps
     return {name: value for name, value in state.items()
             if name not in module._parameters and name not in module._buffers}

@@ -45,9 +45,9 @@ def last_line(work_dir):
 
 
 @pytest.mark.parametrize('checks, says', [
-    (1000, '5 samples and 4 steps were repeated: same bits (hooks are not repeated: QuietHook)'),
+    (1000, '5 samples and 4 steps were repeated: same bits (not repeated: QuietHook)'),
     (0, '5 samples and 0 steps were repeated: same bits (steps are not repeated: '
-        'randomness.self_checks.steps=0; hooks are not repeated: QuietHook)')])
+        'randomness.self_checks.steps=0; not repeated: QuietHook)')])
 def test_the_last_line_of_the_log_counts(checks, says, tmp_path):
     finish(config(tmp_path, checks=checks, log_level='INFO'))
     assert last_line(tmp_path) == says
@@ -93,7 +93,7 @@ def test_a_batch_that_cannot_be_copied_is_said(tmp_path):
     runner.train()
     assert last_line(tmp_path) == (
         '5 samples and 0 steps were repeated: same bits (steps are not repeated: a batch cannot be '
-        'copied: TypeError: it holds a lock; hooks are not repeated: QuietHook, Odd)')
+        'copied: TypeError: it holds a lock; not repeated: QuietHook, Odd)')
 
 
 # ------------------------------------------------------------------------------ several ranks

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
-from mmrepro.data.untouched import MAX_ITEMS, copied
+from mmrepro.another_process import MAX_ITEMS, copied
 from mmrepro.errors import SampleDiffersError
 from mmrepro.fingerprint.sample_replay import explain
 
@@ -161,6 +161,6 @@ def test_a_collate_function_that_keeps_something_from_earlier_batches_is_an_erro
         def __getitem__(self, i):
             return 16. - i
 
-    with pytest.raises(SampleDiffersError, match='that has collated no other batch'):
+    with pytest.raises(SampleDiffersError, match='as another process collates it'):
         list(checked(DataLoader(Falling(), batch_size=2, collate_fn=LargestSoFar(),
                                 sampler=InOrder(Falling()))))

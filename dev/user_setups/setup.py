@@ -1,0 +1,314 @@
+"""The row of a set-up, the runs that are compared, and the verdict."""
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import traceback
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple
+
+import torch.distributed as dist
+from faults.tiny import tiny, validating
+from harness import digest
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import (
+    DATA_SAMPLERS,
+    DATASETS,
+    FUNCTIONS,
+    HOOKS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    OPTIM_WRAPPERS,
+    OPTIMIZERS,
+    PARAM_SCHEDULERS,
+    RUNNERS,
+    TRANSFORMS,
+)
+from mmengine.runner import Runner
+
+from mmrepro import on_virtual_ranks
+from mmrepro.errors import (
+    BuildDiffersError,
+    MMReproError,
+    SampleDiffersError,
+    StepDiffersError,
+    ValidationChangesError,
+)
+from mmrepro.runs.launcher import free_port
+
+from ..children import Child, ChildFailed, join_ranks
+
+FOUND_BY = (BuildDiffersError, SampleDiffersError, StepDiffersError, ValidationChangesError)
+EQUAL, FOUND, REFUSED, NAMED = 'equal', 'found', 'refused', 'named'
+SILENT, FALSE_ALARM, ERROR = 'silent', 'false alarm', 'error'
+GOOD = (EQUAL, FOUND, REFUSED, NAMED)
+
+REGISTRIES = dict(
+    transform=TRANSFORMS, data=DATASETS, collate=FUNCTIONS, sampler=DATA_SAMPLERS, model=MODELS,
+    hook=HOOKS, metric=METRICS, optimizer=OPTIMIZERS, scheduler=PARAM_SCHEDULERS, loop=LOOPS,
+    wrapper=OPTIM_WRAPPERS, runner=RUNNERS)
+
+
+def _workers(cfg: Any) -> None:
+    cfg.train_dataloader.num_workers = 2
+
+
+def _resumed(at: int) -> Callable[[Any], None]:
+    def change(cfg: Any) -> None:
+        cfg.update(resume=True, load_from=os.path.join(cfg.first, f'iter_{at}.pth'))
+    return change
+
+
+def _not_validated(cfg: Any) -> None:
+    cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
+
+
+# three epochs of eight iterations
+VARIATIONS: dict[str, Callable[[Any], None]] = {
+    'again': lambda cfg: None,
+    'workers': _workers,
+    'resumed at 3': _resumed(3),
+    'resumed at 8': _resumed(8),
+    'resumed at 12': _resumed(12),
+    'not validated': _not_validated,
+    'on two processes': lambda cfg: None,
+}
+TRAINED = ('again', 'workers', 'resumed at 3', 'resumed at 8', 'resumed at 12')
+
+
+class Setup(NamedTuple):
+    """A row.
+
+    Attributes:
+        kind: what users wrote, in a few words; rows are grouped by it.
+        change: called with the config before a run is built.
+        variations: the runs that are compared with the first one.
+        later: changes the config of the variations only.
+        drive: called with the runner.
+        ranks: virtual ranks.
+    """
+    kind: str
+    change: Callable[[Any], None]
+    variations: tuple[str, ...] = TRAINED
+    later: Callable[[Any], None] = lambda cfg: None
+    drive: Callable[[Any], None] = lambda runner: runner.train()
+    ranks: int | None = None
+
+
+class Outcome(NamedTuple):
+    """What became of a set-up.
+
+    Attributes:
+        outcome: one of :data:`GOOD`, or what should not be.
+        where: the variations that differ, or the run that was ended.
+        says: the first line of the message.
+    """
+    outcome: str
+    where: str = ''
+    says: str = ''
+
+
+SETUPS: dict[str, Setup] = {}
+
+
+def setup(kind: str, **options: Any) -> Callable:
+    """Register a function that changes the config, or a class that it uses, under its name."""
+    def register(change: Callable[[Any], None]) -> Callable[[Any], None]:
+        assert change.__name__ not in SETUPS, change.__name__
+        SETUPS[change.__name__] = Setup(kind, change, **options)
+        return change
+    return register
+
+
+def registered(registry: str, use: Callable[[Any, str], None]) -> Callable[[type], Callable]:
+    """Return a decorator of classes: the config uses the class."""
+    def decorate(cls: type) -> Callable[[Any], None]:
+        def change(cfg: Any) -> None:
+            REGISTRIES[registry].register_module(module=cls, force=True)
+            use(cfg, cls.__name__)
+        change.__name__ = cls.__name__
+        return change
+    return decorate
+
+
+transform = registered('transform', lambda cfg, name: cfg.train_dataloader.dataset.pipeline.insert(
+    2, dict(type=name)))
+dataset = registered('data', lambda cfg, name: cfg.train_dataloader.dataset.update(type=name))
+collate = registered('collate', lambda cfg, name: cfg.train_dataloader.update(
+    collate_fn=dict(type=name)))
+sampler = registered('sampler', lambda cfg, name: cfg.train_dataloader.update(
+    sampler=dict(type=name)))
+model = registered('model', lambda cfg, name: cfg.model.update(type=name))
+hook = registered('hook', lambda cfg, name: cfg.custom_hooks.append(dict(type=name)))
+metric = registered('metric', lambda cfg, name: cfg.update(val_evaluator=dict(type=name)))
+optimizer = registered('optimizer', lambda cfg, name: setattr(
+    cfg.optim_wrapper, 'optimizer', dict(type=name, lr=.1)))
+scheduler = registered('scheduler', lambda cfg, name: setattr(
+    cfg, 'param_scheduler', dict(type=name, by_epoch=False)))
+wrapper = registered('wrapper', lambda cfg, name: cfg.optim_wrapper.update(type=name))
+loop = registered('loop', lambda cfg, name: setattr(
+    cfg, 'train_cfg', dict(type=name, max_epochs=3, val_interval=1)))
+
+
+class Look(Hook):
+    """Digests of every iteration: the batch, the losses, the weights after the step."""
+    priority = 100
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[str]] = {}
+        self._batch = ''
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self._batch = digest(data_batch)
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        # without the module of a wrapper
+        model = getattr(runner.model, 'module', runner.model)
+        self.rows[runner.iter + 1] = [self._batch, digest({
+            name: value.detach() for name, value in outputs.items()}), digest(model.state_dict())]
+
+
+    def after_val_epoch(self, runner, metrics=None):
+        self.rows[-runner.iter] = [repr(sorted(metrics.items()))]
+
+
+class Ran(NamedTuple):
+    """A run: digests by rank and iteration, the error that ended it, and its log."""
+    rows: dict[int, dict[int, list[str]]]
+    error: str
+    by: str  # FOUND, REFUSED or ERROR
+    log: str
+
+
+def config(row: Setup, folder: str, variation: str | None, checked: bool) -> Any:
+    """The config of a run."""
+    cfg = tiny(os.path.join(folder, variation or 'first'), first=os.path.join(folder, 'first'))
+    validating(cfg)
+    cfg.train_cfg.update(max_epochs=3, val_interval=1)
+    cfg.train_dataloader.dataset.size = 16
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
+    cfg.log_level = 'INFO'
+    row.change(cfg)
+    if row.ranks:
+        cfg.randomness.virtual_ranks = row.ranks
+    if variation:
+        VARIATIONS[variation](cfg)
+        row.later(cfg)
+    if not checked:
+        cfg.randomness.self_checks = False
+    return cfg
+
+
+def _run(name: str, folder: str, variation: str | None, checked: bool,
+         rank: int = 0, processes: int = 1, port: int | None = None) -> Ran:
+    row = SETUPS[name]
+    log = os.path.join(folder, f'{variation}.{rank}.log')
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    looks: dict[int, Look] = {}
+
+    def main() -> None:
+        look = looks[get_rank()] = Look()
+        runner = Runner.from_cfg(cfg.copy())
+        runner.register_hook(look)
+        row.drive(runner)
+
+    error, by = '', ''
+    try:
+        if processes > 1:
+            join_ranks(rank, processes, port or 0)
+        cfg = config(row, folder, variation, checked)
+        if processes > 1:
+            cfg.launcher = 'pytorch'
+        if row.ranks:
+            on_virtual_ranks(row.ranks, main, cfg.get('launcher', 'none'))
+        else:
+            main()
+    except BaseException as raised:
+        by = FOUND if isinstance(raised, FOUND_BY) else (
+            REFUSED if isinstance(raised, MMReproError) else ERROR)
+        error = f'{type(raised).__name__}: {raised}'
+        traceback.print_exc()
+    if processes > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+    with open(log, encoding='utf-8', errors='replace') as file:
+        return Ran({rank: look.rows for rank, look in looks.items()}, error, by, file.read())
+
+
+def train(name: str, folder: str, variation: str | None, checked: bool) -> Ran:
+    """Train a set-up in forked processes."""
+    processes = 2 if variation == 'on two processes' else 1
+    port = free_port() if processes > 1 else None
+    children = [Child(_run, name, folder, variation, checked, rank, processes, port)
+                for rank in range(processes)]
+    runs = []
+    for child in children:
+        try:
+            runs.append(child.result(120))
+        except (ChildFailed, TimeoutError) as error:
+            runs.append(Ran({}, str(error).strip().splitlines()[-1], ERROR, ''))
+    # of several processes, those that follow the first one's error have less to say
+    ended = sorted((ran for ran in runs if ran.error), key=lambda ran: ran.by == ERROR)
+    return Ran({rank: rows for ran in runs for rank, rows in ran.rows.items()},
+               ended[0].error if ended else '', ended[0].by if ended else '',
+               '\n'.join(ran.log for ran in runs))
+
+
+def differing(first: Ran, second: Ran) -> bool:
+    """Whether an iteration that both runs have differs, or the second one trained nothing."""
+    rows = [(first.rows.get(rank, {}).get(iteration), row)
+            for rank, of_rank in second.rows.items() for iteration, row in of_rank.items()]
+    # a run that goes on for longer than the first one is another run
+    return not rows or any(ours != row for ours, row in rows)
+
+
+def _compared(name: str, folder: str, checked: bool) -> Iterator[tuple[str, Ran, Ran]]:
+    first = train(name, folder, None, checked)
+    yield '', first, first
+    if not first.error:
+        for variation in SETUPS[name].variations:
+            yield variation, first, train(name, folder, variation, checked)
+
+
+def judge(name: str) -> Outcome:
+    """Train a set-up in all its variations, and say what became of it."""
+    folder = tempfile.mkdtemp()
+    differ: list[str] = []
+    warned = ''
+    try:
+        for variation, first, ran in _compared(name, folder, True):
+            warned = warned or _warning(name, ran.log)
+            if not ran.error and variation and differing(first, ran):
+                differ.append(variation)
+            if ran.error and not (differ and not warned):
+                outcome = Outcome(ran.by, variation or 'first', ran.error.splitlines()[0])
+                if ran.by == FOUND and not _is_true(name):
+                    outcome = outcome._replace(outcome=FALSE_ALARM)
+                return outcome
+        if not differ:
+            return Outcome(EQUAL, says=warned)
+        return Outcome(NAMED if warned else SILENT, ', '.join(differ), warned)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_true(name: str) -> bool:
+    """Whether the runs of a set-up differ without self-checks."""
+    folder = tempfile.mkdtemp()
+    try:
+        # an error of the run itself is as good as a difference
+        return any(ran.error or (variation and differing(first, ran))
+                   for variation, first, ran in _compared(name, folder, False))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _warning(name: str, log: str) -> str:
+    """Return the line of a log that names what the set-up has written; '' if there is none."""
+    lines = [line for line in log.splitlines() if (name in line and (
+        'WARNING' in line or 'were repeated' in line)) or 'a sample has written' in line]
+    return lines[0].split(' - ', 3)[-1] if lines else ''

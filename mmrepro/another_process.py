@@ -1,0 +1,235 @@
+"""What user code finds in another process: other ids, and its modules as they were at the start.
+
+A resumed run, and each worker of a loader, is another process. State that user code keeps in global
+variables, attributes of classes, default arguments and cached functions is not there.
+"""
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from types import CellType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data._utils import worker
+
+from .digests import exact_digest
+from .generator_kinds import GENERATORS
+from .reachable import Walk, belongs_to_user, inside
+from .scoped import replaced
+
+MAX_ITEMS = 2000  # of a container; larger ones hold annotations, which copies share
+MAX_BYTES = 1 << 20  # of an array or tensor, likewise
+MAX_OBJECTS = 10_000  # visited; the nearest ones first
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_MISSING = object()  # the content of a variable that did not exist
+# of a function: defaults and the variables of enclosing functions
+_CELL, _DEFAULTS = 'cell_contents', ('__defaults__', '__kwdefaults__')
+
+
+@contextmanager
+def other_ids() -> Iterator[None]:
+    """Let ``os.getpid()`` and ``get_worker_info()`` return those of another worker."""
+    process, info = os.getpid(), worker.get_worker_info()
+    other = worker.WorkerInfo(
+        id=info.id + 1 if info else 0, num_workers=info.num_workers + 1 if info else 1,
+        seed=info.seed + 1 if info else 0, dataset=info.dataset if info else None)
+    with replaced(os, getpid=lambda: process + 1), replaced(worker, _worker_info=other):
+        yield
+
+
+class _Variable(NamedTuple):
+    """A variable of user code, and its value when it was captured."""
+    path: str
+    owner: Any
+    name: str
+    content: Any
+    digest: str
+
+    def changed(self) -> bool:
+        return _digest(getattr(self.owner, self.name, None)) != self.digest
+
+
+class UserVariables:
+    """The variables of the user's modules, classes and functions, with their values.
+
+    Args:
+        things: the modules of their classes are looked at, and what these import of the user's.
+    """
+
+    def __init__(self, things: Iterable[Any]) -> None:
+        self._variables: list[_Variable] = []
+        self._owners: list[tuple[str, Any, set[str]]] = []  # and the names that they had
+        self._seen: set[int] = set()
+        things = [getattr(thing, 'func', thing) for thing in things]
+        classes = [cls for thing in things
+                   for cls in (thing if isinstance(thing, type) else type(thing)).__mro__]
+        # of packages that are installed, those that the run uses classes of
+        self._packages = {cls.__module__.partition('.')[0] for cls in classes}
+        for cls in dict.fromkeys(classes):
+            if belongs_to_user(cls.__module__):
+                # now: a decorator may have given its name in the module to something else
+                self._class(f'{cls.__module__}.{cls.__qualname__}', cls)
+                self._module(sys.modules.get(cls.__module__))
+        for thing in things:
+            for value in (thing, *getattr(thing, '__dict__', {}).values()):
+                self._functions(type(thing).__name__, getattr(value, 'func', value))
+
+    def changed(self) -> list[str]:
+        """Return the paths of variables whose values have changed."""
+        return [variable.path for variable in self._changed()]
+
+    def _changed(self) -> list[_Variable]:
+        new = [_Variable(f'{path}.{name}', owner, name, _MISSING, '')
+               for path, owner, names in self._owners for name, value in list(vars(owner).items())
+               if name not in names and _may_change(value)]
+        return [*(variable for variable in self._variables if variable.changed()), *new]
+
+    @contextmanager
+    def as_captured(self, paths: Collection[str] | None = None) -> Iterator[None]:
+        """Give changed variables copies of the captured values inside the block.
+
+        Args:
+            paths: of the variables to which this is restricted.
+        """
+        with ExitStack() as block:
+            for variable in self._changed():
+                if paths is None or variable.path in paths:
+                    block.enter_context(_bound(variable))
+            yield
+
+    def _functions(self, path: str, value: Any) -> None:
+        if isinstance(value, FunctionType) and belongs_to_user(value.__module__):
+            self._module(sys.modules.get(value.__module__))
+            self._function(f'{path}.{value.__name__}', value)
+
+    def _module(self, module: ModuleType | None) -> None:
+        if module is None or not self._is_new(module) or not belongs_to_user(module.__name__):
+            return
+        if 'site-packages' in (getattr(module, '__file__', None) or '') and (
+                module.__name__.partition('.')[0] not in self._packages):
+            return
+        self._owners.append((module.__name__, module, set(vars(module))))
+        for name, value in list(vars(module).items()):
+            defined_in = getattr(value, '__module__', None)
+            if isinstance(value, ModuleType):
+                self._module(value)
+            elif isinstance(value, (type, FunctionType)) and defined_in != module.__name__:
+                self._module(sys.modules.get(defined_in or ''))
+            elif isinstance(value, type):
+                self._class(f'{module.__name__}.{name}', value)
+            elif isinstance(value, FunctionType):
+                self._function(f'{module.__name__}.{name}', value)
+            else:
+                self._variable(f'{module.__name__}.{name}', module, name, value)
+
+    def _class(self, path: str, cls: type) -> None:
+        if not self._is_new(cls):
+            return
+        self._owners.append((path, cls, set(vars(cls))))
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, FunctionType):
+                self._function(f'{path}.{name}', value)
+            else:
+                self._variable(f'{path}.{name}', cls, name, value)
+
+    def _function(self, path: str, function: FunctionType) -> None:
+        for name in _DEFAULTS:
+            self._variable(f'{path}.{name}', function, name, getattr(function, name))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            if self._is_new(cell):
+                self._variable(f'{path}.{name}', cell, _CELL, getattr(cell, _CELL, None))
+
+    def _variable(self, path: str, owner: Any, name: str, value: Any) -> None:
+        plain_name = name.startswith('__') and name not in _DEFAULTS
+        if plain_name or not _may_change(value):
+            return
+        content = _copy(value)
+        if content is not None or value is None:
+            with suppress(Exception):  # objects of the user, whose attributes may be properties
+                self._variables.append(_Variable(path, owner, name, content, _digest(value)))
+
+    def _is_new(self, thing: Any) -> bool:
+        new = id(thing) not in self._seen
+        self._seen.add(id(thing))
+        return new
+
+
+@contextmanager
+def _bound(variable: _Variable) -> Iterator[None]:
+    """Give a variable a copy of its captured value inside the block."""
+    owner, name, content = variable.owner, variable.name, variable.content
+    before = getattr(owner, name)
+    if content is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, _copy(content))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _is_cached(value: Any) -> bool:
+    return hasattr(value, 'cache_parameters') and hasattr(value, '__wrapped__')
+
+
+def _may_change(value: Any) -> bool:
+    if isinstance(value, _PLAIN) or _is_cached(value):
+        return True
+    if isinstance(value, (*GENERATORS, ModuleType, type)) or _is_large(value):
+        return False
+    # containers, arrays, tensors, and objects of the user
+    module = type(value).__module__.partition('.')[0]
+    return module in ('builtins', 'collections', 'numpy', 'torch', 'weakref') and (
+        not callable(value)) or belongs_to_user(type(value).__module__)
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy; of a cached function, one that has cached nothing."""
+    if _is_cached(value):
+        return functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
+    return value if isinstance(value, _PLAIN) else copied(value)
+
+
+def _digest(value: Any) -> str:
+    if _is_cached(value):
+        return str(value.cache_info().currsize)
+    return exact_digest(dict(value) if hasattr(value, 'valuerefs') else value)
+
+
+def copied(dataset: Any) -> Any | None:
+    """Return a copy of a dataset and its transforms; None where something cannot be copied.
+
+    Annotations and modules are not copied.
+    """
+    copies: dict[int, Any] = {}  # by id of the original; what is shared is its own copy
+    walk = Walk([('', dataset)], MAX_OBJECTS)
+    for path, thing in walk:
+        if isinstance(thing, nn.Module) or _is_large(thing):
+            copies[id(thing)] = thing
+        else:
+            walk.add(inside(thing, path))
+    try:
+        duplicate = copy.deepcopy(dataset, copies)
+    except Exception:  # an open file, a lock, a database: whatever a dataset holds
+        return None
+    for key, part in list(copies.items()):
+        for name, value in list(getattr(part, '__dict__', {}).items()) if key != id(part) else ():
+            if isinstance(value, weakref.ref) and id(value()) in copies:
+                # mmcv's cache_randomness refers to its transform in this way
+                setattr(part, name, weakref.ref(copies[id(value())]))
+    return duplicate
+
+
+def _is_large(thing: Any) -> bool:
+    if isinstance(thing, (np.ndarray, torch.Tensor)):
+        return thing.nbytes > MAX_BYTES
+    return isinstance(thing, (list, dict, set)) and len(thing) > MAX_ITEMS
