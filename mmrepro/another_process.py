@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from types import CellType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ _CELL, _DEFAULTS = 'cell_contents', ('__defaults__', '__kwdefaults__')
 def other_ids() -> Iterator[None]:
     """Let ``os.getpid()`` and ``get_worker_info()`` return those of another worker."""
     process, info = os.getpid(), worker.get_worker_info()
-    other = worker.WorkerInfo(
+    other: Any = worker.WorkerInfo(  # type: ignore[arg-type]
         id=info.id + 1 if info else 0, num_workers=info.num_workers + 1 if info else 1,
         seed=info.seed + 1 if info else 0, dataset=info.dataset if info else None)
     with replaced(os, getpid=lambda: process + 1), replaced(worker, _worker_info=other):
@@ -89,7 +89,7 @@ class UserVariables:
     def _changed(self) -> list[_Variable]:
         new = [_Variable(f'{path}.{name}', owner, name, _MISSING, '')
                for path, owner, names in self._owners for name, value in list(vars(owner).items())
-               if name not in names and _may_change(value)]
+               if name not in names and not name.startswith('__') and _may_change(value)]
         return [*(variable for variable in self._variables if variable.changed()), *new]
 
     @contextmanager

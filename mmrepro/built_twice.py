@@ -51,7 +51,7 @@ def compare(what: str, first: Any, second: Any, logger: logging.Logger) -> None:
     Raises:
         BuildDiffersError: weights, arrays or containers differ; names the first one.
     """
-    ours, others = _content(first), _content(second)
+    ours, others = content(first), content(second)
     for path in dict.fromkeys((*ours, *others)):
         value, other = ours.get(path), others.get(path)
         difference = first_difference(value, other, path)
@@ -68,7 +68,7 @@ def compare(what: str, first: Any, second: Any, logger: logging.Logger) -> None:
         logger.warning(f'{text}. If the training reads it, the next run has other bits')
 
 
-def _content(thing: Any) -> dict[str, Any]:
+def content(thing: Any) -> dict[str, Any]:
     """Return weights and attributes by path."""
     if not isinstance(thing, nn.Module):
         return {name: value for name, value in getattr(thing, '__dict__', {}).items()

@@ -61,6 +61,10 @@ class ValidationChangesError(TrainingError):
     """A validation has changed weights or settings that the training goes on with."""
 
 
+class VirtualRanksError(TrainingError, NotImplementedError):
+    """Code of the run cannot be run on virtual ranks."""
+
+
 class UnknownOperatorError(TrainingError):
     """An operator ran that is not on the allow-list, and ``on_unknown='error'``."""
 

@@ -60,7 +60,7 @@ class ColourPerClass(Brighter):
 @setup(KEPT)
 @transform
 class CachedDraw(Brighter):
-    @functools.lru_cache(maxsize=None)  # noqa: B019
+    @functools.cache  # noqa: B019
     def draw(self, label):
         return random.random()
 

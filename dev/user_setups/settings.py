@@ -90,7 +90,7 @@ class ChangesTheFolder(Hook):
 class WritesToTheLog(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         logging.getLogger('user').warning('%s', runner.iter)
-        warnings.warn('as always')
+        warnings.warn('as always', stacklevel=1)
         print(runner.iter, file=sys.stderr)
 
 

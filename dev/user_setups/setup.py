@@ -263,7 +263,8 @@ def differing(first: Ran, second: Ran) -> bool:
     rows = [(first.rows.get(rank, {}).get(iteration), row)
             for rank, of_rank in second.rows.items() for iteration, row in of_rank.items()]
     # a run that goes on for longer than the first one is another run
-    return not rows or any(ours != row for ours, row in rows)
+    trained = any(iteration > 0 for rows_of in second.rows.values() for iteration in rows_of)
+    return not trained or any(ours != row for ours, row in rows)
 
 
 def _compared(name: str, folder: str, checked: bool) -> Iterator[tuple[str, Ran, Ran]]:
@@ -310,5 +311,6 @@ def _is_true(name: str) -> bool:
 def _warning(name: str, log: str) -> str:
     """Return the line of a log that names what the set-up has written; '' if there is none."""
     lines = [line for line in log.splitlines() if (name in line and (
-        'WARNING' in line or 'were repeated' in line)) or 'a sample has written' in line]
+        'WARNING' in line or 'were repeated' in line)) or 'a sample has written' in line
+             or ('WARNING' in line and 'the validation at iteration' in line)]
     return lines[0].split(' - ', 3)[-1] if lines else ''

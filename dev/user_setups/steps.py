@@ -247,7 +247,7 @@ class GlobalBehindAThreshold(Extra):
         return float(len(self.seen) > 6)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def first_of(label):
     return random.random()
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from .files import check_file
+from .files import LAST_GOOD, check_file
 
 
 def _pointed(folder: str) -> str:
@@ -59,7 +59,9 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
         folders.append(os.path.dirname(named) or folder)
     files = [os.path.join(home, name) for home in folders if os.path.isdir(home)
              for name in os.listdir(home) if name.endswith('.pth') and not name.startswith('best_')]
-    files.sort(key=lambda path: (-os.stat(path).st_mtime_ns, path))
+    # the hidden link last: its checkpoint may have been deleted on purpose
+    files.sort(key=lambda path: (os.path.basename(path) == LAST_GOOD,
+                                 -os.stat(path).st_mtime_ns, path))
     distinct: dict[str, str] = {}
     for path in (*candidates, *files):
         distinct.setdefault(os.path.abspath(path), path)

@@ -13,13 +13,16 @@ import torch
 from mmengine.runner.checkpoint import get_state_dict
 from torch import nn
 
+from ..data import dataset_tree
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..errors import ResumeError
 from ..facts.compatibility import ABSENT, CHANGES, FactDifference, table
+from ..reachable import belongs_to_user
 
 # groups of parts: MMEngine restores the content of the first, hooks set up the second
 RESTORED = ('weights.', 'optimizer.', 'schedule.')
-SET_UP = ('module.', 'frozen.')
+SET_UP = ('module.', 'frozen.', 'hooks.', 'step.', 'pipeline')
+HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
 LAZY = 'known after the first step'
 
 
@@ -29,7 +32,9 @@ def parts_of(runner: Any) -> dict[str, str]:
     Returns:
         dict: dtype and shape of ``'weights.NAME'``, ``'optimizer.class'`` and the number of
         parameters in each of ``'optimizer.groups'``, class of ``'schedule.NUMBER'``, class and
-        settings of ``'module.NAME'``, and ``'frozen.NAME'`` for parameters that are not trained.
+        settings of ``'module.NAME'``, ``'frozen.NAME'`` for parameters that are not trained, the
+        number of the user's hooks in ``'hooks.NAME'``, accumulation and clipping in ``'step.NAME'``
+        and the classes of ``'pipeline'``.
     """
     model = unwrap(runner.model)
     parts = {f'weights.{name}': _size(value) for name, value in get_state_dict(model).items()
@@ -39,12 +44,24 @@ def parts_of(runner: Any) -> dict[str, str]:
         parts[f'{path}.class'] = _class(optimizer)
         parts[f'{path}.groups'] = ', '.join(
             str(len(group['params'])) for group in optimizer.param_groups)
+        parts[f'step.{name}'.rstrip('.')] = (
+            f'accumulates {wrapper._accumulative_counts}, clips {wrapper.clip_grad_kwargs}')
         parts.update((f'schedule.{name}{number}', _class(schedule))
                      for number, schedule in enumerate(_schedules(runner, name)))
     parts.update((f'module.{name}', _settings(module)) for name, module in model.named_modules())
     parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters()
                  if not parameter.requires_grad)
+    parts.update((f'hooks.{name}', str(count)) for name, module in model.named_modules()
+                 for count in [_hooks_of_user(module)] if count)
+    dataset = getattr(runner.train_dataloader, 'dataset', None)
+    if dataset is not None:
+        parts['pipeline'] = ', '.join(map(_class, dataset_tree.pipelines(dataset)))
     return parts
+
+
+def _hooks_of_user(module: nn.Module) -> int:
+    return sum(belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__)
+               for kind in HOOKS for hook in getattr(module, kind).values())
 
 
 def _schedules(runner: Any, name: str) -> list[Any]:

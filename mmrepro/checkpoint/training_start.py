@@ -11,6 +11,7 @@ from torch import nn
 
 from .. import built_twice, determinism
 from ..config import RandomnessConfig
+from ..digests import exact_digest
 from ..distributed.unwrap import unwrap
 from ..errors import RandomnessError, ResumeError
 from ..seeds import capture_rng, isolate_rng, restore_rng
@@ -25,7 +26,8 @@ class TrainingStart:
         self._loaded = False  # MMEngine has loaded what the config names, and no training began
         self._running = False  # the loop has begun and has not ended
         self._trained = False
-        self._twin: Any = None  # the model, built once more
+        # the model, built once more, and a digest of the first one
+        self._twin: tuple[Any, str] | None = None
         self._unwritten: list[str] = []  # parameters that nothing has initialized
 
     def build_model(self, stock: Callable[[Any], Any], model: Any, resumed: bool,
@@ -47,24 +49,26 @@ class TrainingStart:
                     self._config.deterministic is True and built_twice.is_by_user(built)):
                 with isolate_rng(), built_twice.quiet():
                     seed()
-                    self._twin = stock(given)
+                    self._twin = stock(given), exact_digest(built_twice.content(built))
         return built
 
     def initialize(self, runner: Any, stock: Callable[[], None]) -> None:
         """Let ``stock`` initialize the weights, and remember which it left out."""
+        twin, self._twin = self._twin, None
+        model = unwrap(runner.model)
+        # hooks may have changed the model since it was built
+        if twin is not None and exact_digest(built_twice.content(model)) != twin[1]:
+            twin = None
         state = capture_rng()
         with determinism.filled_memory():
             stock()
-            self._compare_twin(runner, state)
+            if twin is not None:
+                self._compare(runner, model, twin[0], state)
         if self._config.deterministic:
             self._unwritten = determinism.unwritten(unwrap(runner.model))
 
-    def _compare_twin(self, runner: Any, state: tuple[Any, ...]) -> None:
+    def _compare(self, runner: Any, model: Any, twin: Any, state: tuple[Any, ...]) -> None:
         """Initialize the second model as the first one, and compare both."""
-        twin, self._twin = self._twin, None
-        if twin is None:
-            return
-        model = unwrap(runner.model)
         with isolate_rng(), built_twice.quiet():
             restore_rng(state)
             twin.to(next(model.parameters()).device)

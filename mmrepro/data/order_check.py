@@ -15,8 +15,8 @@ from ..errors import SampleDiffersError
 from ..generator_kinds import GENERATORS
 from ..text import listed
 
-_KEPT = (bool, int, float, str, type(None), list, tuple, dict, set, np.ndarray, torch.Tensor,
-         *GENERATORS)
+_KEPT: tuple[Any, ...] = (bool, int, float, str, type(None), list, tuple, dict, set, np.ndarray,
+                          torch.Tensor, *GENERATORS)
 
 
 def checked_order(sampler: Any, order: Callable[[Any], Iterator[Any]], block: int

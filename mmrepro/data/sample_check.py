@@ -3,8 +3,8 @@
 A worker repeats the first sample of each pipeline, then its samples number 1, 2, 4, 8, ..., and
 each ``interval``-th. Between the two loads it loads another sample, so that caches and counters
 show. A third load is what another process would load: from a copy of the dataset that has loaded
-nothing, with the variables of user code as they were, under other ids. A collate function of the user
-is called again for a batch with a repeated sample, and so is a copy of it. Further results are
+nothing, with the variables of user code as they were, under other ids. A collate function of the
+user is called again for a batch with a repeated sample, and so is a copy of it. Further results are
 compared and dropped: they leave no trace in the batch.
 """
 from __future__ import annotations
@@ -88,8 +88,8 @@ class SampleCheck:
             self._untouched, self._variables = copied(dataset), _variables(dataset)
             self._before = DatasetSnapshot(dataset)
         elif epoch != self._epoch and get_worker_info() is None:
-            snapshot, variables = self._at_the_end or (None, None)
-            if snapshot is None or snapshot.change() or variables.changed():
+            end = self._at_the_end
+            if end is None or end[0].change() or end[1].changed():
                 self._untouched = None
         self._epoch = epoch
 

@@ -11,6 +11,7 @@ from mmengine.dataset import BaseDataset
 
 from .. import seeds
 from ..data.dataset_tree import datasets
+from ..digests import state_digest
 
 MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
 _CHUNK = 1 << 20
@@ -68,7 +69,18 @@ def training_facts(dataset: Any) -> dict[str, Any]:
         facts['train_annotations'] = _lines(annotations)[:16]
     if images:
         facts['train_images'] = _lines(images)[:16]
+    if not images and not annotations:
+        with seeds.isolate_rng():
+            entries = [_without_paths(info) for innermost in _innermost(dataset)
+                       for info in _entries(innermost)]
+        facts.update(dict(train_entries=state_digest(entries)[:16]) if entries else {})
     return facts
+
+
+def _without_paths(info: Any) -> Any:
+    if not isinstance(info, dict):
+        return info
+    return {name: value for name, value in info.items() if not isinstance(value, str)}
 
 
 def _lines(texts: Iterable[str]) -> str:
@@ -86,7 +98,11 @@ def _annotations(dataset: Any) -> list[str]:
 
 def _images(dataset: Any) -> list[str]:
     """Return the paths of the images in their order."""
+    paths = (info.get('img_path') for info in _entries(dataset))
+    return [path for path in paths if isinstance(path, str)]
+
+
+def _entries(dataset: Any) -> list[Any]:
     if not isinstance(dataset, BaseDataset) or len(dataset) > MAX_LISTED:
         return []
-    paths = (dataset.get_data_info(i).get('img_path') for i in range(len(dataset)))
-    return [path for path in paths if isinstance(path, str)]
+    return [dataset.get_data_info(i) for i in range(len(dataset))]

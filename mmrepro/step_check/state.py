@@ -81,7 +81,8 @@ class StepState:
     def put_back_saved_by_code(self) -> None:
         """Load what the code of modules has saved (``get_extra_state``), as a resume does."""
         for module, state in self._saved_by_code:
-            module._load_from_state_dict(copy.deepcopy(state), '', {}, False, [], [], [])
+            content, metadata = copy.deepcopy(state)
+            module._load_from_state_dict(content, '', metadata, False, [], [], [])
 
     def put_back(self, unsaved: bool = True, gradients: bool = True) -> None:
         """Put the run back to this state.
@@ -112,15 +113,16 @@ def _saves_by_code(module: nn.Module) -> bool:
         for name in ('get_extra_state', '_save_to_state_dict'))
 
 
-def _saved(module: nn.Module) -> dict[str, Any]:
-    """Return what a module's own code saves beside its parameters and buffers."""
+def _saved(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a module's own code saves beside its parameters and buffers, and metadata."""
     state: dict[str, Any] = {}
+    metadata = dict(version=module._version)
     module._save_to_state_dict(state, '', False)
     for hook in module._state_dict_hooks.values():
-        hook(module, state, '', {})
+        hook(module, state, '', metadata)
     # virtual ranks may share parameters, which belong to the rank that steps
     return {name: value for name, value in state.items()
-            if name not in module._parameters and name not in module._buffers}
+            if name not in module._parameters and name not in module._buffers}, metadata
 
 
 def _of_wrappers(runner: Any) -> dict[str, Any]:

@@ -7,12 +7,24 @@ from typing import Any
 import torch
 from mmengine.dist import get_world_size
 
+from ..another_process import UserVariables
+from ..checkpoint.fit import parts_of
+from ..digests import state_digest
 from ..distributed.unwrap import unwrap
 from ..errors import ValidationChangesError
 from ..text import listed
 from .attributes import Attributes
 
 STORED = re.compile(r"\._(?:parameters|buffers)\['(.*)'\]")  # in paths of attributes
+
+
+def _settings(runner: Any) -> dict[str, str]:
+    """Return parts of the training and settings of torch that a validation may not change."""
+    model = unwrap(runner.model)
+    return {**parts_of(runner), 'the default dtype': str(torch.get_default_dtype()),
+            'the number of threads': str(torch.get_num_threads()),
+            **{f'the gradient of {name}': state_digest(parameter.grad)
+               for name, parameter in model.named_parameters() if parameter.grad is not None}}
 
 
 class ValidationCheck:
@@ -24,7 +36,7 @@ class ValidationCheck:
 
     def __init__(self, on: bool | str) -> None:
         self._on = on
-        self._before: tuple[list[Attributes], torch.dtype] | None = None
+        self._before: tuple[list[Attributes], UserVariables, dict[str, str]] | None = None
         self._named: set[str] = set()  # attributes that a warning has named
 
     def begin(self, runner: Any) -> None:
@@ -36,8 +48,10 @@ class ValidationCheck:
             # virtual ranks share weights: the checksums of their owner watch over these
             shared = model.parameters() if getattr(runner.model, 'sharing', None) else ()
             averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
-            self._before = [Attributes(module, {}, (), shared)
-                            for module in (model, *averages)], torch.get_default_dtype()
+            metrics = getattr(getattr(runner.val_loop, 'evaluator', None), 'metrics', [])
+            self._before = (
+                [Attributes(module, {}, (), shared) for module in (model, *averages)],
+                UserVariables([*model.modules(), *metrics, *runner.hooks]), _settings(runner))
 
     def end(self, runner: Any) -> None:
         """Compare the model, and forget it.
@@ -49,18 +63,20 @@ class ValidationCheck:
         """
         if self._before is None:
             return
-        (parts, dtype), self._before = self._before, None
+        (parts, variables, settings), self._before = self._before, None
         weights = [STORED.sub(r'.\1', path) for part in parts for path in part.changed(saved=True)]
         plain = [path for part in parts for path in part.changed()
                  if not path.endswith('.training')]
-        if torch.get_default_dtype() is not dtype:
-            weights.append(f'the default dtype ({dtype} -> {torch.get_default_dtype()})')
+        plain += variables.changed()
+        now = _settings(runner)
+        weights += [f'{name} ({settings.get(name)} -> {now.get(name)})'
+                    for name in {**settings, **now} if settings.get(name) != now.get(name)]
         new = [path for path in plain if path not in self._named]
         if new:
             self._named.update(new)
             runner.logger.warning(
-                f'the validation at iteration {runner.iter} has changed {listed(new)} of the '
-                'model. If the training reads it, the training depends on when it is validated')
+                f'the validation at iteration {runner.iter} has changed {listed(new)}. If the '
+                'training reads it, the training depends on when it is validated')
         if weights:
             text = (f'the validation at iteration {runner.iter} has changed {listed(weights)}, and '
                     'so the training depends on when it is validated. Look for a module in '

@@ -13,6 +13,7 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from ...errors import VirtualRanksError
 from ...nested import tensors
 from .exchange import Buckets
 
@@ -134,6 +135,6 @@ def _move_gradient(parameter: nn.Parameter, factor: float) -> Tensor:
     if gradient is None:
         return torch.zeros_like(parameter)
     if gradient.is_sparse:
-        raise NotImplementedError(f'a sparse gradient of a parameter of shape '
-                                  f'{tuple(parameter.shape)}: virtual ranks average dense ones')
+        raise VirtualRanksError(f'a sparse gradient of a parameter of shape '
+                                f'{tuple(parameter.shape)}: virtual ranks average dense ones')
     return gradient.mul_(factor)

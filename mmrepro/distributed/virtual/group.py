@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...errors import VirtualRanksError
 from ..reduction_tree import ReductionTree, combine_of, lists_with
 from .exchange import Processes
 from .scheduler import Scheduler
@@ -228,8 +229,8 @@ class VirtualGroup(_ProcessGroup):
     def all_to_all_single(self, output: Tensor, tensor: Tensor, output_sizes: Sequence[int],
                           sizes: Sequence[int], opts: Any = None) -> Any:
         if output_sizes or sizes:
-            raise NotImplementedError(f'all_to_all_single with sizes {output_sizes} and {sizes}: '
-                                      'virtual ranks exchange parts of one size only')
+            raise VirtualRanksError(f'all_to_all_single with sizes {output_sizes} and {sizes}: '
+                                    'virtual ranks exchange parts of one size only')
         parts = self._gathered(tensor, 'all_to_all_single')
         mine = [part.view(self._count, -1)[self._index] for part in parts]
         output.detach().copy_(torch.cat(mine).view(output.shape))
@@ -242,7 +243,7 @@ class VirtualGroup(_ProcessGroup):
                  opts: Any = None) -> Any:
         for part in inputs:
             if part.shape != inputs[0].shape:
-                raise NotImplementedError(
+                raise VirtualRanksError(
                     f'all_to_all of shapes {[tuple(tensor.shape) for tensor in inputs]}: virtual '
                     'ranks exchange parts of one shape only')
         parts = self._gathered(torch.stack([part.detach() for part in inputs]), 'all_to_all')
@@ -255,8 +256,8 @@ class VirtualGroup(_ProcessGroup):
         return _done(None)
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError('virtual ranks have no send and recv: use a collective '
-                                  'operation, such as torch.distributed.broadcast')
+        raise VirtualRanksError('virtual ranks have no send and recv: use a collective '
+                                'operation, such as torch.distributed.broadcast')
 
     recv = recv_anysource = send
 

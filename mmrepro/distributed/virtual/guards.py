@@ -11,6 +11,7 @@ import mmengine.logging.logger
 import torch
 from torch.distributed import distributed_c10d as c10d
 
+from ...errors import VirtualRanksError
 from ...scoped import replaced
 from .scheduler import Turns
 from .world import ThreadLocalWorld
@@ -25,9 +26,9 @@ REFUSED: tuple[tuple[str, str, str], ...] = (
 
 def _refusal(name: str, why: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(f'{name} cannot be used with randomness.virtual_ranks: {why}; leave it '
-                           'out, or start as many processes as there are ranks without '
-                           'virtual_ranks')
+        raise VirtualRanksError(
+            f'{name} cannot be used with randomness.virtual_ranks: {why}; leave it out, or start '
+            'as many processes as there are ranks without virtual_ranks')
     return refuse
 
 
@@ -72,7 +73,7 @@ def guarded(turns: Turns) -> Iterator[None]:
         RuntimeError: virtual ranks run in this process already.
     """
     if isinstance(c10d._world, ThreadLocalWorld):
-        raise RuntimeError('virtual ranks run in this process already')
+        raise VirtualRanksError('virtual ranks run in this process already')
     make, barrier = c10d._new_process_group_helper, c10d._store_based_barrier
     world = ThreadLocalWorld(c10d._world, turns)
 

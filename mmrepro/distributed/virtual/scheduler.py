@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch
 
-from ...errors import CollectiveMismatch, Deadlock
+from ...errors import CollectiveMismatch, Deadlock, VirtualRanksError
 from .process_state import ProcessState
 
 POLL = 0.001  # seconds between two looks at the exchanges of several sub-groups
@@ -194,11 +194,11 @@ class Scheduler:
         """The rank of the calling thread.
 
         Raises:
-            RuntimeError: the thread is not a rank's; names it, and ends all ranks.
+            VirtualRanksError: the thread is not a rank's; names it, and ends all ranks.
         """
         rank: VirtualRank | None = getattr(_thread, 'rank', None)
         if rank is None:
-            error = RuntimeError(
+            error = VirtualRanksError(
                 f'the thread {threading.current_thread().name!r} is not the thread of a virtual '
                 'rank, and came to a collective operation. Communicate in the thread that trains, '
                 'or train without randomness.virtual_ranks')

@@ -25,7 +25,7 @@ from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import Tensor, nn
 
 from ...digests import exact_digest
-from ...errors import CollectiveMismatch, RandomnessError
+from ...errors import CollectiveMismatch, RandomnessError, VirtualRanksError
 from ..unwrap import unwrap
 from . import weight_hooks
 from .exchange import as_bytes
@@ -163,7 +163,7 @@ class Shared:
         changed = [] if self.sums is None else (self._checksums() != self.sums).tolist()
         if any(changed):
             name = list(self.owner.parameters)[changed.index(True)]
-            raise RuntimeError(
+            raise VirtualRanksError(
                 f'between step {self.steps[0]} of the optimizer and the next one, something else '
                 f'has changed {name}. The virtual ranks of a process share weights, so it did so '
                 f'once per rank. Give every rank its own: {SEPARATE}')
@@ -250,11 +250,11 @@ class Member:
                               f'step {number + 1} of the optimizer on shared weights')
         for name, parameter in self._mine.parameters.items():
             if parameter.data_ptr() != shared.owner.parameters[name].data_ptr():
-                raise RuntimeError(
+                raise VirtualRanksError(
                     f'the parameter {name} no longer has the memory that the virtual ranks of this '
                     f'process share. Give every rank its own weights: {SEPARATE}')
         if self._mine.settings() != shared.settings:
-            raise RuntimeError(
+            raise VirtualRanksError(
                 'the parameter groups of the optimizer (learning rate, ...) are not the same on '
                 f'all virtual ranks. Give every rank its own weights: {SEPARATE}')
         result = self._step_without_parameters(step, *args, **kwargs)

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ...errors import VirtualRanksError
 from ...scoped import replaced
 from ..reduction_tree import shares
 from .exchange import Processes
@@ -120,5 +121,5 @@ _creating: ContextVar[tuple[Scheduler, Processes, str] | None] = ContextVar(
 def _create(store: Any, rank: int, size: int, timeout: Any) -> VirtualGroup:
     creating = _creating.get()
     if creating is None:
-        raise RuntimeError(f'the backend {BACKEND!r} belongs to mmrepro.on_virtual_ranks')
+        raise VirtualRanksError(f'the backend {BACKEND!r} belongs to mmrepro.on_virtual_ranks')
     return VirtualGroup(rank, size, *creating)

@@ -1,0 +1,56 @@
+"""The page that lists the set-ups and their outcomes."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from .setup import EQUAL, FOUND, GOOD, NAMED, REFUSED, SETUPS, Outcome
+
+SHOWN = 110  # characters of a message
+
+MEANINGS = {
+    EQUAL: 'all runs have the bits of the first one',
+    FOUND: 'a self-check has ended a run, and without self-checks the bits differ',
+    REFUSED: 'an error of mmrepro has ended a run, by a rule',
+    NAMED: 'the bits differ, and a warning or the last line of the training names the code',
+}
+HEAD = """\
+# Code that users write
+
+{total} set-ups, each with another mechanism, written as users write them and trained with default settings. Each is
+trained {runs}; digests of each batch, the losses, the weights after each step and the metrics of each validation are
+compared with the first run. A set-up that a self-check has ended is trained again without self-checks: if the bits were
+equal then, it would be a false alarm.
+
+`python -m dev.user_setups` trains them all and writes this page.
+
+| outcome | set-ups | |
+|---|---|---|
+"""
+
+
+def write(outcomes: Mapping[str, Outcome]) -> str:
+    """Return the page."""
+    counts = Counter(outcome.outcome for outcome in outcomes.values())
+    lines = [HEAD.format(
+        total=len(outcomes), runs='again, with two workers, resumed at three points, without '
+        'validation,\nor on two processes, as far as the set-up has to do with it')]
+    lines += [f'| {name} | {counts.pop(name, 0)} | {MEANINGS[name]} |\n' for name in GOOD]
+    lines += [f'| **{name}** | {count} | |\n' for name, count in sorted(counts.items())]
+    kinds = dict.fromkeys(SETUPS[name].kind for name in outcomes)
+    for kind in kinds:
+        rows = [name for name in outcomes if SETUPS[name].kind == kind]
+        lines.append(f'\n## {kind[0].upper()}{kind[1:]} ({len(rows)})\n\n'
+                     '| set-up | outcome | run | says |\n|---|---|---|---|\n')
+        lines += [_row(name, outcomes[name]) for name in rows]
+    return ''.join(lines)
+
+
+def _row(name: str, outcome: Outcome) -> str:
+    says = ' '.join(outcome.says.split()).replace('|', '/').replace('<', '&lt;')
+    # paths of this run
+    says = ' '.join('...' if word.startswith('/tmp/') else word for word in says.split(' '))
+    if len(says) > SHOWN:
+        says = f'{says[:SHOWN].rsplit(" ", 1)[0]} ...'
+    mark = outcome.outcome if outcome.outcome in GOOD else f'**{outcome.outcome}**'
+    return f'| `{name}` | {mark} | {outcome.where} | {says} |\n'
