@@ -10,8 +10,7 @@ import torch
 from audit_sources import FILES
 from mmengine.config import Config
 
-from mmrepro.audit import CHANGES, Subject, checks, findings_of
-from mmrepro.checkpoint import adapters
+from mmrepro.audit import CHANGES, Subject, findings_of
 from mmrepro.data import generators
 from mmrepro.errors import RandomnessError
 
@@ -24,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from numpy.random import default_rng
 from pathlib import Path
 from torch import nn
+from torch.optim import SGD
+from . import state
 
 SEEN = []
 COUNT = 0
@@ -125,15 +126,17 @@ def test_every_switch_of_the_policy_is_watched(tmp_path, monkeypatch):
             assert [f.rule for f in found] == ['switches'] * (not flag.pinned), line
 
 
-def test_state_of_a_registered_class_is_not_named(tmp_path, monkeypatch):
-    """The advice of `kept-state`."""
-    text = ('from torch import nn\nclass Counts(nn.Module):\n    def forward(self, x):\n'
-            '        self.n += 1\n')
-    assert [f.rule for f in findings(tmp_path, monkeypatch, text)] == ['kept-state']
-    monkeypatch.setattr(adapters, 'ADAPTERS', dict(adapters.ADAPTERS))
-    monkeypatch.setattr(checks, 'ADAPTERS', adapters.ADAPTERS)
-    adapters.register(type('Counts', (), {}), 'n')
-    assert findings(tmp_path, monkeypatch, text) == []
+def test_a_function_of_another_file_counts_where_a_step_calls_it(tmp_path, monkeypatch):
+    (tmp_path / 'my_helpers.py').write_text(
+        'N = 0\ndef bump():\n    global N\n    N += 1\ndef unused():\n    global N\n    N = 0\n')
+    for call, lines in (('helper()', ['4']), ('x', [])):
+        (tmp_path / 'my_plugin.py').write_text(
+            'from .my_helpers import bump as helper\nfrom torch import nn\n'
+            f'class A(nn.Module):\n    def forward(self, x):\n        return {call}\n')
+        monkeypatch.syspath_prepend(str(tmp_path))
+        seen = Subject(Config(dict(custom_imports=dict(imports=['my_helpers', 'my_plugin']))))
+        found = [f for f in findings_of(seen) if f.rule == 'process-state']
+        assert [f.where.rpartition(':')[2] for f in found] == lines
 
 
 def test_a_file_that_is_not_python_is_named(tmp_path, monkeypatch):
