@@ -200,7 +200,7 @@ def source_hits(rule: str) -> Callable[[Subject], Hits]:
 
     def check(s: Subject) -> Hits:
         for source, hit in s.hits:
-            if hit.rule == rule and not (s.keyed and hit.keyed):
+            if hit.rule == rule:
                 yield Found(f'{source.path}:{hit.line}', hit.what, hit.severity)
 
     return check

@@ -1,15 +1,7 @@
 """Calls in the source of a transform, module, sampler or hook that make runs differ."""
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from ..determinism.tables import FLAGS, PolicySettings
 from ..fingerprint.generator_states import CLOCK, ENTROPY, PROCESS_ID
-
-# constructors of generators that data loading finds in attributes, and keys
-KEYED = ('numpy.random.default_rng', 'numpy.random.PCG64', 'numpy.random.Philox',
-         'numpy.random.RandomState', 'random.Random', 'torch.Generator')
 
 # rule; which calls: None: all, False: without an argument (or with None), True: with an argument;
 # what is said of the call; full dotted names (import aliases resolved), as in `fnmatch`
@@ -33,7 +25,7 @@ CALLS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
         'torch.manual_seed', 'torch.random.manual_seed', 'torch.cuda.manual_seed',
         'torch.cuda.manual_seed_all')),
     ('clock', None, 'different in every run', (
-        'uuid.uuid1', 'uuid.uuid4', *CLOCK, *PROCESS_ID)),
+        'uuid.uuid1', 'uuid.uuid4', 'threading.get_ident', *CLOCK, *PROCESS_ID)),
     # results in the order in which threads or processes are done
     ('completion-order', None, 'in the order of completion', (
         'concurrent.futures.as_completed', 'asyncio.as_completed', '*.imap_unordered')),
@@ -51,11 +43,3 @@ CALLS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
     ('hash-order', None, 'depends on PYTHONHASHSEED for strings, else on addresses', ('hash', )),
     ('address', None, 'an address in memory', ('id', )),
 )
-
-_STRICT = PolicySettings(mode=True)
-
-# what sets a flag of the determinism policy, an attribute or function of torch -> accepted values
-SETTINGS: dict[str, Sequence[Any]] = {
-    'torch.use_deterministic_algorithms': (True, ),  # another name of a flag
-    **{flag.setter or flag.name: flag.wanted(_STRICT) for flag in FLAGS
-       if flag.name.startswith('torch.') and not flag.pinned}}

@@ -201,8 +201,7 @@ RULES: tuple[AuditRule, ...] = (
             "own stream there",
         link=f'{_CAUSES} C16'),
     AuditRule('kept-generator', MAY, source_hits('kept-generator'),
-        why='its state belongs to an object that no checkpoint holds; mmrepro keys those that a '
-            'transform or a dataset keeps in an attribute from its constructor on',
+        why='no checkpoint holds its state, and no self-check repeats what draws from it',
         fix='draw from the global generators, which belong to the sample or step; or build it in '
             'each call from a seed drawn there',
         link=f'{_CAUSES} C16'),
@@ -233,10 +232,6 @@ RULES: tuple[AuditRule, ...] = (
         fix='take results in the order in which the work was given out (map of an executor does),'
             ' and draw random numbers outside of threads',
         link=f'{_CAUSES} C20'),
-    AuditRule('switches', CHANGES, source_hits('switches'),
-        why='changes a switch that determinism relies on, after mmrepro has set it',
-        fix='remove it; randomness.numerics has keys for threads and precision',
-        link=f'{_CAUSES} A1'),
     AuditRule('uninitialised', HINT, source_hits('uninitialised'),
         why='fine if it is filled before it is read',
         fix='zeros; to find a read: torch.utils.deterministic.fill_uninitialized_memory = True in '

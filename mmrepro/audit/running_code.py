@@ -33,8 +33,6 @@ _AT_START_AND_END = ('before_run', 'before_train', 'after_train', 'after_run')
 # methods of lists, dicts, deques and sets that change them
 _MUTATORS = {'append', 'appendleft', 'extend', 'insert', 'pop', 'popleft', 'popitem', 'update',
              'clear', 'remove', 'add', 'setdefault'}
-# endings of the bases and registries of classes that no self-check repeats
-_UNREPEATED = ('Hook', 'HOOKS', 'Optimizer', 'OPTIMIZERS')
 _IN_STATE_DICTS = ('self.state', 'self.param_groups')  # of optimizers
 
 
@@ -105,9 +103,7 @@ def _changes(code: Running) -> Iterator[Hit]:
     source, cls, function = code
     body = cls.body if cls else []
     methods = [node for node in body if isinstance(node, ast.FunctionDef)]
-    unrepeated = cls is not None and cls.name not in ADAPTERS and (
-        source.is_a(cls, _UNREPEATED) or '__iter__' in {method.name for method in methods}
-        or any(source.full_name(base).startswith('torch.optim.') for base in cls.bases))
+    lost = cls is not None and cls.name not in ADAPTERS and not source.is_repeated(cls)
     # what a method puts back is not lost
     said = {path for method in methods if method.name in _RESTORES
             for _, path, _ in _changed(method)}
@@ -126,7 +122,7 @@ def _changes(code: Running) -> Iterator[Hit]:
             continue
         if in_place and path in shared or _is_shared(source, target, local):
             rule = 'process-state'
-        elif unrepeated and re.fullmatch(r'self\.\w+', path) and (in_place or any(
+        elif lost and re.fullmatch(r'self\.\w+', path) and (in_place or any(
                 read == path and line <= target.lineno for read, line in reads)):
             rule = 'kept-state'
         else:

@@ -3,15 +3,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..text import shorten
 from .findings import CHANGES, MAY
-from .patterns import CALLS, KEYED, SETTINGS
+from .patterns import CALLS
 from .value_flow import arguments, assignments, nodes_of, reaches
 
 _IGNORE = re.compile(r'#\s*mmrepro:\s*ignore(?:\[([\w, -]+)\])?')
@@ -21,8 +21,8 @@ _ORDERLESS = {'len', 'sorted', 'set', 'frozenset', 'any', 'all', 'min', 'max', '
 _ORDERED = {'list', 'tuple', 'enumerate', 'iter', 'zip', 'map', 'next', 'reversed',
             'numpy.array', 'numpy.asarray', 'torch.tensor', 'random.choice', 'random.sample',
             'numpy.random.choice', 'numpy.random.permutation'}
-# endings of the bases and registries of classes whose generators data loading keys
-_DATA = ('Transform', 'TRANSFORMS', 'PIPELINES', 'Dataset', 'DATASETS')
+# endings of the bases and registries of classes that no self-check repeats
+_UNREPEATED = ('Hook', 'HOOKS', 'Optimizer', 'OPTIMIZERS')
 
 
 class Hit(NamedTuple):
@@ -31,7 +31,6 @@ class Hit(NamedTuple):
     line: int
     what: str
     severity: str | None = None  # replaces the rule's
-    keyed: bool = False  # a generator that data loading finds and keys
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,9 @@ class SourceFile:
     @cached_property
     def hits(self) -> tuple[Hit, ...]:
         """Hits of all patterns, in the order of lines."""
-        hits = {*self._calls(), *self._sets(), *self._settings(),
-                *([Hit('unreadable', 1, self.error)] if self.error else ())}
+        hits = {*self._calls(), *self._sets()}
+        if self.error:
+            hits.add(Hit('unreadable', 1, self.error))
         return tuple(sorted((hit for hit in hits if not self.ignored(hit.line, hit.rule)),
                             key=lambda hit: (hit.line, hit.rule, hit.what)))
 
@@ -115,17 +115,20 @@ class SourceFile:
         return next((above for above in (node, *self.ancestors(node))
                      if isinstance(above, (ast.FunctionDef, ast.Lambda))), self.tree)
 
-    def is_a(self, cls: ast.ClassDef, endings: tuple[str, ...]) -> bool:
-        """Whether a base class, or a registry that a decorator names, has one of the endings."""
-        nodes = [*cls.bases, *(node for mark in cls.decorator_list for node in ast.walk(mark))]
-        return any(self.full_name(node).endswith(endings) for node in nodes)
+    def is_repeated(self, cls: ast.ClassDef) -> bool:
+        """Whether self-checks repeat what such an object does: no hook, optimizer or sampler."""
+        named = [*cls.bases, *(node for mark in cls.decorator_list for node in ast.walk(mark))]
+        return not any(name.endswith(_UNREPEATED) or name.startswith('torch.optim.')
+                       for name in map(self.full_name, named)) and '__iter__' not in {
+                           getattr(node, 'name', '') for node in cls.body}
 
     def _calls(self) -> Iterator[Hit]:
         for node in ast.walk(self.tree):
             if not isinstance(node, ast.Call):
                 continue
             name = self.full_name(node.func)
-            seeded = not all(_is_one_of(value, (None, )) for value in arguments(node))
+            seeded = not all(isinstance(value, ast.Constant) and value.value is None
+                             for value in arguments(node))
             for rule, wanted, what, patterns in CALLS:
                 if wanted not in (None, seeded) or self._harmless(rule, node) or not any(
                         fnmatchcase(name, pattern) for pattern in patterns):
@@ -134,8 +137,7 @@ class SourceFile:
                 if goes or rule != 'address':
                     yield Hit(rule, node.lineno, f'{self.code(node)}: {what}'
                               + (f', and it reaches {goes}' if goes else ''),
-                              self._severity(node, goes) if rule == 'clock' else None,
-                              name in KEYED and self._kept_in_data(node))
+                              self._severity(node, goes) if rule == 'clock' else None)
             if any(word.arg == 'key' and self.full_name(word.value) == 'id'
                    for word in node.keywords):
                 yield Hit('address', node.lineno, f'{self.code(node)}: in the order of addresses')
@@ -153,15 +155,6 @@ class SourceFile:
         line = self.text.splitlines()[clock.lineno - 1].lower()
         return CHANGES if goes or 'seed' in line else MAY if 'uuid' in line else None
 
-    def _kept_in_data(self, node: ast.AST) -> bool:
-        """Whether a constructor of data loading keeps the value in an attribute."""
-        parent, function = self.parents.get(node), self.function_of(node)
-        owner = self.parents.get(function)
-        return isinstance(parent, ast.Assign) \
-            and all(isinstance(target, ast.Attribute) for target in parent.targets) \
-            and getattr(function, 'name', '') == '__init__' \
-            and isinstance(owner, ast.ClassDef) and self.is_a(owner, _DATA)
-
     def _harmless(self, rule: str, node: ast.Call) -> bool:
         parent = self.parents.get(node)
         if rule == 'unsorted-listing':
@@ -170,6 +163,11 @@ class SourceFile:
             # `torch.empty(3).normal_()` and `nn.Parameter(torch.empty(3))` are filled by others
             return isinstance(parent, ast.Attribute) or (
                 isinstance(parent, ast.Call) and 'Parameter' in self.full_name(parent.func))
+        if rule == 'kept-generator':  # repeated samples and steps show it
+            owner = next((above for above in self.ancestors(node)
+                          if isinstance(above, ast.ClassDef)), self.tree)
+            classes = [cls for cls in ast.walk(owner) if isinstance(cls, ast.ClassDef)]
+            return bool(classes) and all(map(self.is_repeated, classes))
         if rule == 'address':  # looked up only
             return isinstance(parent, (ast.Set, ast.SetComp, ast.DictComp, ast.Subscript)) or (
                 isinstance(parent, ast.Dict) and node in parent.keys)
@@ -244,17 +242,3 @@ class SourceFile:
         if isinstance(node, ast.Starred):
             return [node.value]
         return []
-
-    def _settings(self) -> Iterator[Hit]:
-        node: Any
-        for node in ast.walk(self.tree):
-            given = [(node.func, next(iter(arguments(node)), None))] \
-                if isinstance(node, ast.Call) else assignments(node)
-            for target, value in given:
-                name = self.full_name(target)
-                if name in SETTINGS and not _is_one_of(value, SETTINGS[name]):
-                    yield Hit('switches', node.lineno, self.code(node))
-
-
-def _is_one_of(value: ast.AST | None, constants: Sequence[Any]) -> bool:
-    return isinstance(value, ast.Constant) and value.value in constants

@@ -22,7 +22,7 @@ CLOCK = ('time.time', 'time.time_ns', 'time.perf_counter', 'time.perf_counter_ns
          'time.monotonic', 'time.monotonic_ns', 'time.process_time', 'datetime.datetime.now',
          'datetime.datetime.today', 'datetime.datetime.utcnow')
 ENTROPY = ('os.urandom', 'os.getrandom')
-PROCESS_ID = ('os.getpid', 'os.getppid', 'threading.get_ident')
+PROCESS_ID = ('os.getpid', 'os.getppid')
 
 
 def _qualified(*names: str) -> list[str]:

@@ -19,8 +19,13 @@ FILES = {
         ['np.random.rand(3)', 'random.random()', 'torch.rand(3)', 'os.path.join("a")',
          'self.default_rng()'], CHANGES),
     'kept-generator': (
-        ['np.random.default_rng(3)', 'random.Random(0)', 'torch.Generator()'],
-        ['np.random.default_rng()'], MAY),
+        ['np.random.default_rng(3)', 'random.Random(0)', 'torch.Generator()',
+         'class A(Hook):\n        def __init__(self):\n            self.rng = random.Random(0)',
+         'class A(SGD):\n        rng = torch.Generator()', 'class A(Hook):\n        n = 0\n'
+         '    RNG = np.random.RandomState(0)'],
+        ['np.random.default_rng()', 'class A(BaseTransform):\n        def __init__(self):\n'
+         '            self.rng = np.random.RandomState(0)', 'class A(nn.Module):\n'
+         '        def forward(self, x):\n            return x + random.Random(0).random()'], MAY),
     'reseeding': (
         ['np.random.seed(5)', 'random.seed(i)', 'torch.manual_seed(1)'],
         ['generator.manual_seed(1)', 'seed(5)'], MAY),
@@ -48,11 +53,6 @@ FILES = {
     'own-threads': (
         ['threading.Thread(target=f)', 'queue.Queue()', 'ThreadPoolExecutor(2)'],
         ['pool.map(f, a)', 'self.Thread()', 'threading.Lock()'], MAY),
-    'switches': (
-        ['torch.backends.cudnn.benchmark = True', 'torch.use_deterministic_algorithms(False)',
-         'torch.set_num_threads(4)', 'torch.backends.cudnn.deterministic = False'],
-        ['torch.backends.cudnn.benchmark = False', 'torch.use_deterministic_algorithms(True)',
-         'torch.backends.cudnn.deterministic = True'], CHANGES),
     'uninitialised': (
         ['torch.empty(3)', 'np.empty(3)', 'x.new_empty(3)'],
         ['torch.empty(3).normal_()', 'nn.Parameter(torch.empty(3))', 'torch.zeros(3)'], HINT),

@@ -289,9 +289,12 @@ def test_every_type_with_a_known_fault_exists():
     assert names <= {*seen._classes}
 
 
-def test_links_lead_to_files():
+def test_links_lead_to_files_and_causes():
     for rule in RULES:
-        assert os.path.isfile(os.path.join(ROOT, rule.link.split()[0])), rule.name
+        path, *rest = rule.link.split()
+        text = open(os.path.join(ROOT, path)).read()
+        for cause in re.findall(r'\b[ABC]\d+\b', ' '.join(rest)):
+            assert re.search(rf'^\*\*{cause}\b', text, re.M), rule.name
 
 
 # rule, config, device, and what the finding says

@@ -1,18 +1,13 @@
 """What the audit reads out of the user's own files."""
 from __future__ import annotations
 
-import random
 import textwrap
 
-import numpy as np
 import pytest
-import torch
 from audit_sources import FILES
 from mmengine.config import Config
 
 from mmrepro.audit import CHANGES, Subject, findings_of
-from mmrepro.data import generators
-from mmrepro.errors import RandomnessError
 
 HEAD = '''
 import datetime, glob, hashlib, os, queue, random, secrets, threading, time
@@ -85,45 +80,6 @@ def test_a_line_can_be_excused(tmp_path, monkeypatch):
     for excuse, count in (('', 0), ('[foreign-generator]', 0), ('[clock, foreign-generator]', 0),
                           ('[clock]', 1)):
         assert len(findings(tmp_path, monkeypatch, text.format(excuse))) == count
-
-
-@pytest.mark.parametrize('call, rule', [
-    ('np.random.default_rng()', 'foreign-generator'), ('np.random.Philox()', 'foreign-generator'),
-    ('np.random.RandomState(3)', 'kept-generator'), ('random.Random(3)', 'kept-generator'),
-    ('torch.Generator()', 'kept-generator')])
-def test_a_generator_that_data_loading_keys_is_not_named(call, rule, tmp_path, monkeypatch):
-    text = ('import random, torch\nimport numpy as np\nfrom mmcv.transforms import BaseTransform\n'
-            'class Draws(BaseTransform):\n    def __init__(self):\n        self.rng = {}\n')
-    keyed = findings(tmp_path, monkeypatch, text.format(call))
-    assert rule not in {finding.rule for finding in keyed}
-    stock = findings(tmp_path, monkeypatch, text.format(call), worker_seed='mmengine')
-    assert rule in {finding.rule for finding in stock}
-    # the loader finds it in an object of such a class
-    made = eval(call, dict(np=np, random=random, torch=torch))
-    holder = type('Draws', (), {})()
-    holder.rng = made
-    assert list(generators.find(holder, 'transform')) == ['transform.rng']
-
-
-def test_a_generator_that_no_loader_can_key_is_named_and_refused(tmp_path, monkeypatch):
-    text = ('import random\nfrom mmcv.transforms import BaseTransform\n'
-            'class Draws(BaseTransform):\n    def __init__(self):\n'
-            '        self.rng = random.SystemRandom()\n')
-    assert [f.rule for f in findings(tmp_path, monkeypatch, text)] == ['foreign-generator']
-    holder = type('Draws', (), {})()
-    holder.rng = random.SystemRandom()
-    with pytest.raises(RandomnessError, match='SystemRandom'):
-        generators.find(holder, 'transform')
-
-
-def test_every_switch_of_the_policy_is_watched(tmp_path, monkeypatch):
-    from mmrepro.determinism.tables import FLAGS
-    for flag in FLAGS:
-        if flag.name.startswith('torch.'):
-            line = f'{flag.setter}(x)' if flag.setter else f'{flag.name} = x'
-            found = findings(tmp_path, monkeypatch, f'import torch\nx = 3\n{line}\n')
-            # a precision is the user's own, and one that changes during a run stops it
-            assert [f.rule for f in found] == ['switches'] * (not flag.pinned), line
 
 
 def test_a_function_of_another_file_counts_where_a_step_calls_it(tmp_path, monkeypatch):
