@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..checkpoint.adapters import ADAPTERS
 from ..distributed.virtual.process_state import LAUNCHED
-from ..fingerprint.provenance import RECORDED_VARIABLES
+from ..fingerprint.provenance import NOT_REPEATED, RECORDED_VARIABLES
 from ..reachable import belongs_to_user
 from .sources import Hit, SourceFile
 from .value_flow import assignments, reaches
@@ -79,7 +79,7 @@ def running_code(sources: Sequence[SourceFile]) -> list[Running]:
 
 
 def _reads(source: SourceFile, running: set[ast.FunctionDef]) -> Iterator[Hit]:
-    """Yield reads of variables that runs do not record: in a step, or into a value."""
+    """Yield reads of variables that runs do not record: in a step, a value or a condition."""
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.expr) or source.full_name(node) not in _ENVIRONMENT:
             continue
@@ -91,9 +91,13 @@ def _reads(source: SourceFile, running: set[ast.FunctionDef]) -> Iterator[Hit]:
             continue  # a write
         variable = next((child.value for child in ast.iter_child_nodes(parent)
                          if isinstance(child, ast.Constant)), '')
-        goes = reaches(node, source.function_of(node), source.full_name)
-        if (goes or running.intersection(above)) and variable not in LAUNCHED and not any(
+        if variable in (*LAUNCHED, *NOT_REPEATED) or any(
                 fnmatchcase(str(variable), pattern) for pattern in RECORDED_VARIABLES):
+            continue
+        goes = reaches(node, source.function_of(node), source.full_name)
+        decides = any(getattr(outer, 'test', None) is inner
+                      for inner, outer in zip([node, *above], above))
+        if goes or decides or running.intersection(above):
             yield Hit('environment', node.lineno, source.code(parent)
                       + (f': it reaches {goes}' if goes else ''))
 
@@ -139,6 +143,8 @@ def _changed(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, str, bool]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) \
                 and node.func.attr in _MUTATORS:
             targets = [(node.func.value, True)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ('next', 'setattr'):
+            targets = [(node.args[0], True)]
         for target, in_place in targets:
             while isinstance(target, ast.Subscript):  # self.cache of self.cache[0][1]
                 target, in_place = target.value, True

@@ -66,7 +66,7 @@ FILES = {
             "return x * float(os.environ['GAIN'])", "return x if os.getenv('FAST') else -x",
             "x = x * float(os.environ.get('GAIN', 1))\nreturn x", "return 'FAST' in os.environ",
             'settings = dict(os.environ)\nreturn x')]
-        + ["self.gain = float(os.environ.get('GAIN', 1))",
+        + ["self.gain = float(os.environ.get('GAIN', 1))", "if os.getenv('FAST'): pass",
            'class A(Hook):\n        def before_train(s, r):\n            if os.getenv("A"): r()'],
         [forward(line) for line in (
             "os.environ['GAIN'] = '1'", "os.environ.setdefault('GAIN', '1')",
@@ -78,7 +78,8 @@ FILES = {
         [forward(line) for line in (
             'SEEN.append(x)', 'SEEN[x] = 1', 'global COUNT\nCOUNT += 1', 'global COUNT\nCOUNT = x',
             'global COUNT, B\nCOUNT, B = x, x', 'self.__class__.n += 1', 'type(self).n = x',
-            'A.n = x', 'forward.calls += 1', 'state.count = x', "globals()['COUNT'] = x")]
+            'A.n = x', 'forward.calls += 1', 'state.count = x', "globals()['COUNT'] = x",
+            'x = x + next(SEEN)', "setattr(state, 'count', x)")]
         + ['class A(SGD):\n        def step(s, closure=None):\n            global COUNT\n'
            '            COUNT = s.loss',
            'class A(Dataset):\n        cache = {}\n        def __getitem__(s, i):\n'
@@ -89,7 +90,8 @@ FILES = {
         [forward(line) for line in (
             'n = self.n + 1', 'SEEN = []\nSEEN.append(x)', 'x[0] = 1', 'self.n += 1',
             'self.cache.append(x)', 'return COUNT + 1', 'torch.backends.cudnn.enabled = x',
-            'def inner():\n    n = []\n    n.append(x)\ninner()', 'x.add(SEEN)')]
+            'def inner():\n    n = []\n    n.append(x)\ninner()', 'x.add(SEEN)',
+            'x = next(iter(SEEN))', "setattr(x, 'count', 1)")]
         + ['class A(nn.Module):\n        def __init__(self):\n            SEEN.append(self)',
            'def f(r):\n        SEEN.append(r)',
            'class A(Hook):\n        n = []\n        def __init__(self):\n            self.n = []\n'
