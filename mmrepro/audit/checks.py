@@ -80,14 +80,6 @@ def compiled(s: Subject) -> Hits:
         yield Found('compile', shorten(given), HINT)
 
 
-def unused_parameters(s: Subject) -> Hits:
-    name = 'find_unused_parameters'
-    for key, settings in ((name, s.cfg), (f'model_wrapper_cfg.{name}',
-                                          s.cfg.get('model_wrapper_cfg') or {})):
-        if settings.get(name) and order_matters(s):
-            yield Found(key, 'True')
-
-
 def accumulation(s: Subject) -> Hits:
     for part in s.parts_in('optim_wrapper'):
         count = part.node.get('accumulative_counts', 1)

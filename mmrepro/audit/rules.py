@@ -111,11 +111,8 @@ RULES: tuple[AuditRule, ...] = (
     AuditRule('gradient-order', CHANGES, when(
         checks.order_matters, 'WORLD_SIZE', lambda s: f'{s.world_size} ranks'),
         why='a sum of three or more ranks depends on how DDP lays out its buckets, which changes '
-            'after the first step and after a resume',
+            'after the first step, after a resume, and with find_unused_parameters in every batch',
         fix='gradients are then summed in the order of ranks', link=f'{_CAUSES} B9',
-        settings=TWO_LINES),
-    AuditRule('unused-parameters', HINT, checks.unused_parameters,
-        why='buckets then depend on which parameters a batch used', link=f'{_CAUSES} B9',
         settings=TWO_LINES),
     AuditRule('rank-statistics', MAY, checks.rank_statistics,
         why="every rank has statistics of its own part of the data and validates with them; the "

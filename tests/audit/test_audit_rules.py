@@ -124,8 +124,6 @@ TRIGGERS = {
                         'optim_wrapper.type'),
     'compile': (clean(compile=dict(mode='max-autotune')), {}, MAY, 'compile.mode'),
     'gradient-order': (stock(), dict(env=RANKS), CHANGES, 'WORLD_SIZE'),
-    'unused-parameters': (stock(find_unused_parameters=True), dict(env=RANKS), HINT,
-                          'find_unused_parameters'),
     'rank-statistics': (stock(model=conv('BN')), dict(env=RANKS), MAY,
                         'model.lateral_convs.0.bn'),
     'accumulation': (stock(optim_wrapper=optimizer(accumulative_counts=4)), {}, HINT,
