@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import itertools
 import os
-import re
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from ..exit_codes import DIFFERENT, DONE
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.config_files import find_config, read_config
-from .findings import CHANGES, SEVERITIES, AuditFinding
+from .findings import CHANGES, HINT, SEVERITIES, AuditFinding
 from .rules import RULES
 from .subject import Subject
 
@@ -28,10 +28,14 @@ ATTACHED = {
     'with_two_lines': ('with the two lines of mmrepro', Subject.with_two_lines),
 }
 STYLES = dict(zip(SEVERITIES, ('bad', 'warn', '')))
+VERDICTS = dict(zip(SEVERITIES, (
+    'NOT REPRODUCIBLE', 'CAUSES FOUND THAT MAY CHANGE BITS', 'NO CAUSE FOUND')))
+NOT_LOOKED_AT = ("not looked at: compiled extensions, code outside of custom_imports and of the "
+                 "config's classes, values that pass through several functions, the data")
 
 
 def audit(config: str, *, device: str | None = None, ignore: Collection[str] = (),
-          options: Mapping[str, Any] | None = None) -> Report:
+          options: Mapping[str, Any] | None = None, strict: bool = False) -> Report:
     """Look for what would make two runs of a config differ. Nothing is trained.
 
     The config, the types that it names, the user's own source files, the model (built without
@@ -42,6 +46,7 @@ def audit(config: str, *, device: str | None = None, ignore: Collection[str] = (
         device: where the config would train, ``'cpu'`` or ``'cuda'``; None: CUDA if there is any.
         ignore: names of rules to leave out.
         options: dotted key -> value, changes of the config.
+        strict: let what may change bits count as what does.
 
     Returns:
         A report whose exit code is 1 if anything changes bits.
@@ -58,15 +63,18 @@ def audit(config: str, *, device: str | None = None, ignore: Collection[str] = (
         attached = {} if subject.attached else {
             name: findings_of(attach(subject), ignore)
             for name, (_, attach) in ATTACHED.items()}
-    differs = any(finding.severity == CHANGES for finding in findings)
-    verdict = 'NOT REPRODUCIBLE' if differs else 'NO CAUSE FOUND THAT CHANGES BITS'
-    if differs and not subject.attached:
+    worst = findings[0].severity if findings else HINT
+    verdict = VERDICTS[worst]
+    if worst == CHANGES and not subject.attached:
         verdict += " under MMDetection's own tools/train.py"
     lines = [f'{verdict}: {summary(findings)} ({config}, {subject.device}, '
-             f'torch {".".join(map(str, subject.torch_version))})']
+             f'torch {torch.__version__})']
     for name, remaining in attached.items():
         rules = ', '.join(dict.fromkeys(finding.rule for finding in remaining))
         lines.append(f'{ATTACHED[name][0]}: {summary(remaining)}{f" ({rules})" if rules else ""}')
+    if worst != CHANGES:
+        lines += [NOT_LOOKED_AT, f'what only a run shows: mmrepro verify {shlex.quote(config)}']
+    differs = worst in SEVERITIES[:2 if strict else 1]
     return Report(
         '', '\n'.join(lines), DIFFERENT if differs else DONE, list(_blocks(findings)),
         data=dict(config=config, device=subject.device, attached=subject.attached,
@@ -87,12 +95,10 @@ def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
     Raises:
         ConfigError: the file is missing or is not a config, or an option does not fit it.
     """
-    import torch
     path = find_config(path)
     cfg = read_config(path, options, imports=False)
     lazy = Config._is_lazy_import(path)
-    major, minor, *_ = map(int, re.findall(r'\d+', torch.__version__))
-    subject = Subject(cfg, device, os.environ if env is None else env, (major, minor), lazy)
+    subject = Subject(cfg, device, os.environ if env is None else env, lazy)
     for name in subject.imports:
         try:
             importlib.import_module(name)

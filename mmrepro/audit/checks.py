@@ -2,9 +2,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
-import os
-from collections.abc import Iterator
 from typing import Callable
 
 from ..checkpoint.adapters import ADAPTERS
@@ -13,11 +10,10 @@ from ..data.loader import without_positions
 from ..data.sampling_orders import STOCK_FAULTS, sampling_order_of, strided_stock
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
 from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
-from ..patches import CAUSES, PATCHES
+from ..patches import CAUSES
 from ..runs.config_files import TOP_LEVEL
 from ..text import shorten
 from .findings import CHANGES, HINT, MAY, Found, Hits
-from .sources import Hit, SourceFile
 from .subject import Subject, is_stock
 
 # keys whose absence changes the run, whatever else the config says
@@ -82,14 +78,6 @@ def compiled(s: Subject) -> Hits:
         yield Found('compile.mode', repr(mode), None if s.strict else CHANGES)
     elif given:
         yield Found('compile', shorten(given), HINT)
-
-
-def unused_parameters(s: Subject) -> Hits:
-    name = 'find_unused_parameters'
-    for key, settings in ((name, s.cfg), (f'model_wrapper_cfg.{name}',
-                                          s.cfg.get('model_wrapper_cfg') or {})):
-        if settings.get(name) and order_matters(s):
-            yield Found(key, 'True')
 
 
 def accumulation(s: Subject) -> Hits:
@@ -177,17 +165,6 @@ def ranks_differ(s: Subject) -> Hits:
             yield Found(part.key, f'{part.name}, {s.world_size} ranks')
 
 
-def albumentations_alone(s: Subject) -> Hits:
-    """Find transforms of albumentations outside of a ``Compose``: nothing seeds them."""
-    if importlib.util.find_spec('albumentations') is None:
-        return
-    for part in s.training:
-        cls = s.class_of(part)
-        if cls is not None and cls.__module__.startswith('albumentations.') \
-                and '.transforms[' not in part.key:
-            yield Found(part.key, part.name)
-
-
 # ------------------------------------------------------------------------------------ environment
 
 def contradicting_variables(s: Subject) -> Hits:
@@ -210,44 +187,12 @@ def missing_variables(s: Subject) -> Hits:
 
 # ---------------------------------------------------------------------------------- user's files
 
-def _hits(s: Subject, *rules: str) -> Iterator[tuple[SourceFile, Hit]]:
-    return ((source, hit) for source in s.sources for hit in source.hits if hit.rule in rules)
-
-
 def source_hits(rule: str) -> Callable[[Subject], Hits]:
     """Return a check that reports what the user's own files hold about ``rule``."""
 
     def check(s: Subject) -> Hits:
-        for source, hit in _hits(s, rule):
-            if not (s.keyed and (hit.keyed or _is_replaced(source.path, hit.what))):
-                yield Found(f'{source.path}:{hit.line}', hit.what)
+        for source, hit in s.hits:
+            if hit.rule == rule:
+                yield Found(f'{source.path}:{hit.line}', hit.what, hit.severity)
 
     return check
-
-
-def _is_replaced(path: str, what: str) -> bool:
-    """Whether a hit, `Class.method ...`, is in a method that mmrepro replaces."""
-    return any(what.split()[0] == patch.target.partition(':')[2]
-               and path.endswith(patch.module.replace('.', os.sep) + '.py') for patch in PATCHES)
-
-
-def seeds_from_clock(s: Subject) -> Hits:
-    """Find clocks and process ids; those that reach a seed or a value are more severe."""
-    for source, hit in _hits(s, 'clock'):
-        line = source.text.splitlines()[hit.line - 1]
-        severity = (CHANGES if hit.reaches or 'seed' in line.lower() else
-                    MAY if 'uuid' in line else None)
-        yield Found(f'{source.path}:{hit.line}', hit.what, severity)
-
-
-def kept_state(s: Subject) -> Hits:
-    """Find attributes of modules and hooks that change, unless an adapter keeps them."""
-    for source, hit in _hits(s, 'model-state', 'hook-state'):
-        if hit.what.partition('.')[0] not in ADAPTERS:
-            yield Found(f'{source.path}:{hit.line}', hit.what)
-
-
-def unreadable(s: Subject) -> Hits:
-    for source in s.sources:
-        if source.error:
-            yield Found(source.path, source.error)

@@ -1,44 +1,11 @@
-"""Calls in the source of a transform, module, sampler or hook that make runs differ.
-
-``seeded`` says which calls a row is about: None: all of them, False: without an argument (or with
-None), True: with an argument.
-"""
+"""Calls in the source of a transform, module, sampler or hook that make runs differ."""
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-import torch
-
-from ..determinism.tables import FLAGS, PolicySettings
 from ..fingerprint.generator_states import CLOCK, ENTROPY, PROCESS_ID
 
-
-class CallPattern(NamedTuple):
-    """A call by its full dotted name (import aliases resolved), as in ``fnmatch``."""
-    name: str
-    rule: str
-    seeded: bool | None
-    what: str
-    makes: type | None = None  # class of the generator that it returns
-
-
-# what generators are made by -> their class
-_MAKERS = {
-    'numpy.random.default_rng': np.random.Generator, 'numpy.random.PCG64': np.random.PCG64,
-    'numpy.random.Philox': np.random.Philox, 'numpy.random.RandomState': np.random.RandomState,
-    'random.Random': random.Random, 'torch.Generator': torch.Generator,
-}
-
-# a recording watches some of them; these serve to measure and to name files, and matter where they
-# reach a value
-MEASURING = (*PROCESS_ID, 'os.getppid', 'threading.get_ident', 'time.perf_counter',
-             'time.perf_counter_ns', 'time.monotonic', 'time.monotonic_ns', 'time.process_time')
-
-# rule, seeded, what is said of the call, names
-_GROUPS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
+# rule; which calls: None: all, False: without an argument (or with None), True: with an argument;
+# what is said of the call; full dotted names (import aliases resolved), as in `fnmatch`
+CALLS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
     # generators that the operating system seeds
     ('foreign-generator', False, 'seeded by the system', (
         'numpy.random.default_rng', 'numpy.random.RandomState', 'numpy.random.PCG64',
@@ -58,8 +25,7 @@ _GROUPS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
         'torch.manual_seed', 'torch.random.manual_seed', 'torch.cuda.manual_seed',
         'torch.cuda.manual_seed_all')),
     ('clock', None, 'different in every run', (
-        'uuid.uuid1', 'uuid.uuid4', 'datetime.datetime.today',
-        *dict.fromkeys((*CLOCK, *MEASURING)))),
+        'uuid.uuid1', 'uuid.uuid4', 'threading.get_ident', *CLOCK, *PROCESS_ID)),
     # results in the order in which threads or processes are done
     ('completion-order', None, 'in the order of completion', (
         'concurrent.futures.as_completed', 'asyncio.as_completed', '*.imap_unordered')),
@@ -75,14 +41,5 @@ _GROUPS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
         'os.listdir', 'os.scandir', 'os.walk', 'glob.iglob', '*.glob', '*.iterdir', '*.rglob',
         'mmengine.scandir', 'mmengine.utils.scandir', '*.list_dir_or_file')),
     ('hash-order', None, 'depends on PYTHONHASHSEED for strings, else on addresses', ('hash', )),
+    ('address', None, 'an address in memory', ('id', )),
 )
-CALLS: tuple[CallPattern, ...] = tuple(CallPattern(name, rule, seeded, what, _MAKERS.get(name))
-                                       for rule, seeded, what, names in _GROUPS for name in names)
-
-_STRICT = PolicySettings(mode=True)
-
-# what sets a flag of the determinism policy, an attribute or function of torch -> accepted values
-SETTINGS: dict[str, Sequence[Any]] = {
-    'torch.use_deterministic_algorithms': (True, ),  # another name of a flag
-    **{flag.setter or flag.name: flag.wanted(_STRICT) for flag in FLAGS
-       if flag.name.startswith('torch.') and not flag.pinned}}

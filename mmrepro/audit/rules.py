@@ -92,10 +92,6 @@ RULES: tuple[AuditRule, ...] = (
         why='repeats on one GPU model, but nothing records the precision of a run or notices that'
             ' it changed',
         fix='mmrepro does both', link=f'{_CAUSES} A1', settings=TWO_LINES),
-    AuditRule('torch-operator', CHANGES, operator_rules.native_operators,
-        why='torch has no form of it on CUDA that repeats; with determinism it refuses to run',
-        fix='mmrepro has forms of nearly all of them', link='docs/explanation/operators.md',
-        settings=TWO_LINES),
     AuditRule('mmcv-operator', CHANGES, operator_rules.mmcv_operators,
         why='a compiled kernel of mmcv that adds with atomics, or one that is missing',
         fix='the two lines (see not-attached): mmrepro provides these operators; where it has no '
@@ -115,11 +111,8 @@ RULES: tuple[AuditRule, ...] = (
     AuditRule('gradient-order', CHANGES, when(
         checks.order_matters, 'WORLD_SIZE', lambda s: f'{s.world_size} ranks'),
         why='a sum of three or more ranks depends on how DDP lays out its buckets, which changes '
-            'after the first step and after a resume',
+            'after the first step, after a resume, and with find_unused_parameters in every batch',
         fix='gradients are then summed in the order of ranks', link=f'{_CAUSES} B9',
-        settings=TWO_LINES),
-    AuditRule('unused-parameters', HINT, checks.unused_parameters,
-        why='buckets then depend on which parameters a batch used', link=f'{_CAUSES} B9',
         settings=TWO_LINES),
     AuditRule('rank-statistics', MAY, checks.rank_statistics,
         why="every rank has statistics of its own part of the data and validates with them; the "
@@ -170,9 +163,6 @@ RULES: tuple[AuditRule, ...] = (
             'next is lost at a resume',
         fix='compute each pass from the epoch alone, as DefaultSampler does',
         link=f'{_LIMITS} samplers'),
-    AuditRule('albumentations-alone', MAY, checks.albumentations_alone,
-        why='only a Compose is seeded', fix="wrap it: dict(type='Albu', transforms=[...])",
-        link=f'{_CAUSES} C16'),
     # environment
     AuditRule('variable', CHANGES, checks.contradicting_variables,
         why='contradicts the determinism that the config asks for; refused at the start of a run '
@@ -208,15 +198,14 @@ RULES: tuple[AuditRule, ...] = (
             "own stream there",
         link=f'{_CAUSES} C16'),
     AuditRule('kept-generator', MAY, source_hits('kept-generator'),
-        why='its state belongs to an object that no checkpoint holds; mmrepro keys those that a '
-            'transform or a dataset keeps in an attribute from its constructor on',
+        why='no checkpoint holds its state, and no self-check repeats what draws from it',
         fix='draw from the global generators, which belong to the sample or step; or build it in '
             'each call from a seed drawn there',
         link=f'{_CAUSES} C16'),
     AuditRule('reseeding', MAY, source_hits('reseeding'),
         why='everything that draws afterwards draws the same numbers again',
         fix='remove it; or put the old state back (getstate, setstate)', link=f'{_CAUSES} C5'),
-    AuditRule('clock', HINT, checks.seeds_from_clock,
+    AuditRule('clock', HINT, source_hits('clock'),
         why='different in every run; harmless in names and logs',
         fix='keep it out of data, seeds and losses', link=f'{_CAUSES} harmless'),
     AuditRule('set-order', MAY, source_hits('set-order'),
@@ -225,6 +214,9 @@ RULES: tuple[AuditRule, ...] = (
     AuditRule('hash-order', MAY, source_hits('hash-order'),
         why='hashes of strings differ from process to process', fix='hashlib, or zlib.crc32',
         link=f'{_CAUSES} C1'),
+    AuditRule('address', MAY, source_hits('address'),
+        why='addresses differ from process to process', fix='number the objects',
+        link=f'{_CAUSES} C2'),
     AuditRule('unsorted-listing', MAY, source_hits('unsorted-listing'),
         why='the order differs between machines and copies of the folder', fix='sorted(...)',
         link=f'{_CAUSES} C7'),
@@ -237,22 +229,26 @@ RULES: tuple[AuditRule, ...] = (
         fix='take results in the order in which the work was given out (map of an executor does),'
             ' and draw random numbers outside of threads',
         link=f'{_CAUSES} C20'),
-    AuditRule('switches', CHANGES, source_hits('switches'),
-        why='changes a switch that determinism relies on, after mmrepro has set it',
-        fix='remove it; randomness.numerics has keys for threads and precision',
-        link=f'{_CAUSES} A1'),
     AuditRule('uninitialised', HINT, source_hits('uninitialised'),
         why='fine if it is filled before it is read',
         fix='zeros; to find a read: torch.utils.deterministic.fill_uninitialized_memory = True in '
             'the method before_train of a hook',
         link=f'{_CAUSES} harmless'),
-    AuditRule('worker-state', MAY, source_hits('worker-state'),
-        why='it belongs to a worker: depends on their number and on a resume',
-        fix='compute it from the sample, or once in __init__', link=f'{_CAUSES} B12'),
-    AuditRule('kept-state', MAY, checks.kept_state,
-        why='a checkpoint does not hold it, so a resumed run starts over',
-        fix='register_buffer(...), or mmrepro.checkpoint.adapters.register(Class, "attribute")',
+    AuditRule('environment', MAY, source_hits('environment'),
+        why='another shell, or the machine of a resume, may have another value',
+        fix='make it an argument in the config', link=f'{_CAUSES} C25'),
+    AuditRule('process-state', MAY, source_hits('process-state'),
+        why='a variable of a module or class: no checkpoint holds it, so a resumed run starts '
+            'over, and every worker has a copy',
+        fix='compute it from the sample or the iteration; or keep it in a buffer, or in an '
+            'attribute, with mmrepro.checkpoint.adapters.register(Class, "attribute")',
+        link=f'{_CAUSES} B16'),
+    AuditRule('kept-state', MAY, source_hits('kept-state'),
+        why='a checkpoint does not hold it, so a resumed run starts over, and no self-check '
+            'repeats a hook, an optimizer or a sampler',
+        fix='compute it from the iteration or the epoch; in a hook, '
+            'mmrepro.checkpoint.adapters.register(Class, "attribute")',
         link=f'{_CAUSES} B11'),
-    AuditRule('unreadable', MAY, checks.unreadable,
+    AuditRule('unreadable', MAY, source_hits('unreadable'),
         why='nothing in it was checked', fix='correct the file', link=_AUDIT),
 )

@@ -3,17 +3,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..generator_kinds import GENERATORS
 from ..text import shorten
-from .kept_state import kind_of, states
-from .patterns import CALLS, MEASURING, SETTINGS
-from .value_flow import arguments, assignments, reaches
+from .findings import CHANGES, MAY
+from .patterns import CALLS
+from .value_flow import arguments, assignments, nodes_of, reaches
 
 _IGNORE = re.compile(r'#\s*mmrepro:\s*ignore(?:\[([\w, -]+)\])?')
 # functions of a set whose result does not depend on its order
@@ -22,6 +21,8 @@ _ORDERLESS = {'len', 'sorted', 'set', 'frozenset', 'any', 'all', 'min', 'max', '
 _ORDERED = {'list', 'tuple', 'enumerate', 'iter', 'zip', 'map', 'next', 'reversed',
             'numpy.array', 'numpy.asarray', 'torch.tensor', 'random.choice', 'random.sample',
             'numpy.random.choice', 'numpy.random.permutation'}
+# endings of the bases and registries of classes that no self-check repeats
+_UNREPEATED = ('Hook', 'HOOKS', 'Optimizer', 'OPTIMIZERS')
 
 
 class Hit(NamedTuple):
@@ -29,8 +30,7 @@ class Hit(NamedTuple):
     rule: str
     line: int
     what: str
-    keyed: bool = False  # a generator that data loading finds and keys
-    reaches: str = ''  # where the result of a clock goes, if that is a value
+    severity: str | None = None  # replaces the rule's
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class SourceFile:
                 for item in node.names:
                     first = item.name.partition('.')[0]
                     names[item.asname or first] = item.name if item.asname else first
-            elif isinstance(node, ast.ImportFrom) and not node.level:
+            elif isinstance(node, ast.ImportFrom):
+                module = '.' * node.level + (node.module or '')
                 for item in node.names:
-                    names[item.asname or item.name] = f'{node.module}.{item.name}'
+                    names[item.asname or item.name] = f'{module}.{item.name}'
         return names
 
     def full_name(self, node: ast.AST) -> str:
@@ -87,7 +88,9 @@ class SourceFile:
     @cached_property
     def hits(self) -> tuple[Hit, ...]:
         """Hits of all patterns, in the order of lines."""
-        hits = {*self._calls(), *self._sets(), *self._settings(), *self._states()}
+        hits = {*self._calls(), *self._sets()}
+        if self.error:
+            hits.add(Hit('unreadable', 1, self.error))
         return tuple(sorted((hit for hit in hits if not self.ignored(hit.line, hit.rule)),
                             key=lambda hit: (hit.line, hit.rule, hit.what)))
 
@@ -99,50 +102,58 @@ class SourceFile:
     def parents(self) -> dict[ast.AST, ast.AST]:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
-    def _function_of(self, node: ast.AST) -> ast.AST:
-        while node in self.parents and not isinstance(node, (ast.FunctionDef, ast.Lambda)):
-            node = self.parents[node]
-        return node
-
-    def without_gradient(self, node: ast.AST) -> bool:
-        """Whether the node stands under ``with torch.no_grad()``, or in a function marked so."""
+    def ancestors(self, node: ast.AST) -> list[ast.AST]:
+        """Return the nodes that a node is in, the innermost first."""
+        above: list[ast.AST] = []
         while node in self.parents:
             node = self.parents[node]
-            marks = [item.context_expr for item in node.items] if isinstance(node, ast.With) \
-                else node.decorator_list if isinstance(node, ast.FunctionDef) else ()
-            for mark in marks:
-                name = self.full_name(mark.func if isinstance(mark, ast.Call) else mark)
-                if name in ('torch.no_grad', 'torch.inference_mode'):
-                    return True
-        return False
+            above.append(node)
+        return above
+
+    def function_of(self, node: ast.AST) -> ast.AST:
+        """Return the function that a node is in or is, or the module."""
+        return next((above for above in (node, *self.ancestors(node))
+                     if isinstance(above, (ast.FunctionDef, ast.Lambda))), self.tree)
+
+    def is_repeated(self, cls: ast.ClassDef) -> bool:
+        """Whether self-checks repeat what such an object does: no hook, optimizer or sampler."""
+        named = [*cls.bases, *(node for mark in cls.decorator_list for node in ast.walk(mark))]
+        return not any(name.endswith(_UNREPEATED) or name.startswith('torch.optim.')
+                       for name in map(self.full_name, named)) and '__iter__' not in {
+                           getattr(node, 'name', '') for node in cls.body}
 
     def _calls(self) -> Iterator[Hit]:
         for node in ast.walk(self.tree):
             if not isinstance(node, ast.Call):
                 continue
             name = self.full_name(node.func)
-            seeded = not all(_is_one_of(value, (None, )) for value in arguments(node))
-            for row in CALLS:
-                if not fnmatchcase(name, row.name) or row.seeded not in (None, seeded) \
-                        or self._harmless(row.rule, node):
+            seeded = not all(isinstance(value, ast.Constant) and value.value is None
+                             for value in arguments(node))
+            for rule, wanted, what, patterns in CALLS:
+                if wanted not in (None, seeded) or self._harmless(rule, node) or not any(
+                        fnmatchcase(name, pattern) for pattern in patterns):
                     continue
-                goes = reaches(node, self._function_of(node), self.full_name) \
-                    if row.rule == 'clock' else ''
-                if goes or name not in MEASURING:
-                    what = f'{row.what}, and it reaches {goes}' if goes else row.what
-                    yield Hit(row.rule, node.lineno, f'{self.code(node)}: {what}',
-                              row.makes is not None and issubclass(row.makes, GENERATORS)
-                              and self._kept_in_data(node), goes)
+                goes = self._goes(node) if rule in ('clock', 'address') else ''
+                if goes or rule != 'address':
+                    yield Hit(rule, node.lineno, f'{self.code(node)}: {what}'
+                              + (f', and it reaches {goes}' if goes else ''),
+                              self._severity(node, goes) if rule == 'clock' else None)
+            if any(word.arg == 'key' and self.full_name(word.value) == 'id'
+                   for word in node.keywords):
+                yield Hit('address', node.lineno, f'{self.code(node)}: in the order of addresses')
 
-    def _kept_in_data(self, node: ast.AST) -> bool:
-        """Whether a constructor of data loading keeps the value in an attribute."""
-        parent, function = self.parents.get(node), self._function_of(node)
-        owner = self.parents.get(function)
-        return isinstance(parent, ast.Assign) \
-            and all(isinstance(target, ast.Attribute) for target in parent.targets) \
-            and getattr(function, 'name', '') == '__init__' \
-            and isinstance(owner, ast.ClassDef) \
-            and getattr(kind_of(owner), 'rule', '') == 'worker-state'
+    def _goes(self, node: ast.Call) -> str:
+        """Return where the result of a call goes, if that is a value of a function."""
+        parent, function = self.parents[node], self.function_of(node)
+        if self.full_name(node.func) == 'id' and (
+                isinstance(parent, ast.BinOp) or isinstance(parent, ast.Compare) and isinstance(
+                    parent.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))):
+            return self.code(parent)
+        return '' if function is self.tree else reaches(node, function, self.full_name)
+
+    def _severity(self, clock: ast.Call, goes: str) -> str | None:
+        line = self.text.splitlines()[clock.lineno - 1].lower()
+        return CHANGES if goes or 'seed' in line else MAY if 'uuid' in line else None
 
     def _harmless(self, rule: str, node: ast.Call) -> bool:
         parent = self.parents.get(node)
@@ -152,10 +163,16 @@ class SourceFile:
             # `torch.empty(3).normal_()` and `nn.Parameter(torch.empty(3))` are filled by others
             return isinstance(parent, ast.Attribute) or (
                 isinstance(parent, ast.Call) and 'Parameter' in self.full_name(parent.func))
-        if rule == 'hash-order':  # a class that says how it hashes
-            function = self._function_of(node)
-            return getattr(function, 'name', '') == '__hash__'
-        return False
+        if rule == 'kept-generator':  # repeated samples and steps show it
+            owner = next((above for above in self.ancestors(node)
+                          if isinstance(above, ast.ClassDef)), self.tree)
+            classes = [cls for cls in ast.walk(owner) if isinstance(cls, ast.ClassDef)]
+            return bool(classes) and all(map(self.is_repeated, classes))
+        if rule == 'address':  # looked up only
+            return isinstance(parent, (ast.Set, ast.SetComp, ast.DictComp, ast.Subscript)) or (
+                isinstance(parent, ast.Dict) and node in parent.keys)
+        # a class that says how it hashes
+        return rule == 'hash-order' and getattr(self.function_of(node), 'name', '') == '__hash__'
 
     def _sorted(self, node: ast.AST) -> bool:
         """Whether the value goes through ``sorted`` or ``.sort()``, or its order is not seen."""
@@ -169,7 +186,7 @@ class SourceFile:
             above = self.parents.get(above)
         names = {target.id for target, _ in assignments(above or node)
                  if isinstance(target, ast.Name)}
-        for call in ast.walk(self._function_of(node)):
+        for call in ast.walk(self.function_of(node)):
             if not isinstance(call, ast.Call):
                 continue
             owner, _, name = self.full_name(call.func).rpartition('.')
@@ -182,7 +199,7 @@ class SourceFile:
         for scope in ast.walk(self.tree):
             if not isinstance(scope, (ast.FunctionDef, ast.Module)):
                 continue
-            nodes = list(_nodes_of(scope))
+            nodes = list(nodes_of(scope))
             names = {target.id for node in nodes for target, value in assignments(node)
                      if isinstance(target, ast.Name) and self._is_set(value, set())}
             for node in nodes:
@@ -225,41 +242,3 @@ class SourceFile:
         if isinstance(node, ast.Starred):
             return [node.value]
         return []
-
-    def _settings(self) -> Iterator[Hit]:
-        node: Any
-        for node in ast.walk(self.tree):
-            given = [(node.func, next(iter(arguments(node)), None))] \
-                if isinstance(node, ast.Call) else assignments(node)
-            for target, value in given:
-                name = self.full_name(target)
-                if name in SETTINGS and not _is_one_of(value, SETTINGS[name]):
-                    yield Hit('switches', node.lineno, self.code(node))
-
-    @cached_property
-    def _module_values(self) -> set[str]:
-        """Names that the module itself binds: variables, which all objects of a process share."""
-        return {target.id for node in self.tree.body
-                if isinstance(node, (ast.Assign, ast.AnnAssign))
-                for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-                if isinstance(target, ast.Name)}
-
-    def _states(self) -> Iterator[Hit]:
-        for cls in ast.walk(self.tree):
-            if isinstance(cls, ast.ClassDef):
-                for rule, node, what in states(cls, self._module_values, self.full_name):
-                    yield Hit(rule, node.lineno, f'{cls.name}.{what}')
-
-
-def _is_one_of(value: ast.AST | None, constants: Sequence[Any]) -> bool:
-    return isinstance(value, ast.Constant) and value.value in constants
-
-
-def _nodes_of(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, without those of functions inside it."""
-    stack = list(ast.iter_child_nodes(scope))
-    while stack:
-        node = stack.pop()
-        yield node
-        if not isinstance(node, ast.FunctionDef):
-            stack.extend(ast.iter_child_nodes(node))

@@ -20,7 +20,10 @@ from torch.overrides import TorchFunctionMode
 from ..config import LEGACY_KEYS, RandomnessConfig
 from ..errors import RandomnessError
 from ..nested import named_dicts
+from ..reachable import belongs_to_user
 from .findings import TWO_LINES
+from .running_code import hits_of
+from .sources import Hit, SourceFile
 
 # Packages whose own code was read for docs/explanation/causes.md, or is none of ours to read.
 STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
@@ -54,7 +57,6 @@ class Subject:
     cfg: Config  # complete
     device: str = 'cpu'  # or 'cuda'
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    torch_version: tuple[int, int] = (2, 13)
     lazy: bool = False  # a pure-Python config, whose custom_imports MMEngine does not run
     failed_import: str = ''  # message of the import of custom_imports that did not work
 
@@ -119,8 +121,9 @@ class Subject:
             TWO_LINES['custom_imports'],
             imports=[*self.imports, *TWO_LINES['custom_imports']['imports']]))
         subject = replace(self, cfg=cfg, lazy=lazy)
-        subject.__dict__.update({name: self.__dict__[name] for name in ('_built', 'sources')
-                               if name in self.__dict__})
+        known = ('_built', 'sources', 'hits')
+        subject.__dict__.update({name: self.__dict__[name] for name in known
+                                 if name in self.__dict__})
         return subject
 
     @property
@@ -203,18 +206,24 @@ class Subject:
         return self._built[1]
 
     @cached_property
-    def sources(self) -> tuple[Any, ...]:
+    def sources(self) -> tuple[SourceFile, ...]:
         """The user's files: ``custom_imports``, and classes that the config names."""
-        from .sources import SourceFile
         paths: set[str] = set()
         for name in self.imports:
             if not is_stock(name):
                 paths.update(_files_of(name))
         for cls in filter(None, map(self.class_of, self.parts)):
-            path = getattr(sys.modules.get(cls.__module__), '__file__', None)
-            if path and not is_stock(cls.__module__):
-                paths.add(path)
+            for base in cls.__mro__:
+                path = getattr(sys.modules.get(base.__module__), '__file__', None)
+                if path and belongs_to_user(base.__module__) and not is_stock(base.__module__):
+                    paths.add(path)
         return tuple(SourceFile.read(path) for path in sorted(paths) if path.endswith('.py'))
+
+    @cached_property
+    def hits(self) -> tuple[tuple[SourceFile, Hit], ...]:
+        """The lines of the user's files that rules are about, each with its file."""
+        patterns = tuple((source, hit) for source in self.sources for hit in source.hits)
+        return patterns + hits_of(self.sources)
 
 
 def is_stock(module: str) -> bool:

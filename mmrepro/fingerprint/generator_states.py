@@ -17,11 +17,12 @@ from ..generator_kinds import GENERATORS, read_state
 
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()
 
-# functions whose values differ in every run, by what they read
+# functions whose values differ in every run, by what they read; the audit looks for them as well
 CLOCK = ('time.time', 'time.time_ns', 'time.perf_counter', 'time.perf_counter_ns',
-         'time.monotonic', 'datetime.datetime.now', 'datetime.datetime.utcnow')
+         'time.monotonic', 'time.monotonic_ns', 'time.process_time', 'datetime.datetime.now',
+         'datetime.datetime.today', 'datetime.datetime.utcnow')
 ENTROPY = ('os.urandom', 'os.getrandom')
-PROCESS_ID = ('os.getpid', )
+PROCESS_ID = ('os.getpid', 'os.getppid')
 
 
 def _qualified(*names: str) -> list[str]:

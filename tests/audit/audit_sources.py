@@ -1,5 +1,14 @@
 """Lines of user code that the audit names, and lines that look like them."""
+import textwrap
+
 from mmrepro.audit import CHANGES, HINT, MAY
+
+
+def forward(body):
+    """A module whose forward method has these lines."""
+    return ('class A(nn.Module):\n        def forward(self, x):\n'
+            + textwrap.indent(body, ' ' * 12))
+
 
 # rule -> (what triggers it, what looks like it and does not, severity)
 FILES = {
@@ -10,8 +19,13 @@ FILES = {
         ['np.random.rand(3)', 'random.random()', 'torch.rand(3)', 'os.path.join("a")',
          'self.default_rng()'], CHANGES),
     'kept-generator': (
-        ['np.random.default_rng(3)', 'random.Random(0)', 'torch.Generator()'],
-        ['np.random.default_rng()'], MAY),
+        ['np.random.default_rng(3)', 'random.Random(0)', 'torch.Generator()',
+         'class A(Hook):\n        def __init__(self):\n            self.rng = random.Random(0)',
+         'class A(SGD):\n        rng = torch.Generator()', 'class A(Hook):\n        n = 0\n'
+         '    RNG = np.random.RandomState(0)'],
+        ['np.random.default_rng()', 'class A(BaseTransform):\n        def __init__(self):\n'
+         '            self.rng = np.random.RandomState(0)', 'class A(nn.Module):\n'
+         '        def forward(self, x):\n            return x + random.Random(0).random()'], MAY),
     'reseeding': (
         ['np.random.seed(5)', 'random.seed(i)', 'torch.manual_seed(1)'],
         ['generator.manual_seed(1)', 'seed(5)'], MAY),
@@ -39,41 +53,69 @@ FILES = {
     'own-threads': (
         ['threading.Thread(target=f)', 'queue.Queue()', 'ThreadPoolExecutor(2)'],
         ['pool.map(f, a)', 'self.Thread()', 'threading.Lock()'], MAY),
-    'switches': (
-        ['torch.backends.cudnn.benchmark = True', 'torch.use_deterministic_algorithms(False)',
-         'torch.set_num_threads(4)', 'torch.backends.cudnn.deterministic = False'],
-        ['torch.backends.cudnn.benchmark = False', 'torch.use_deterministic_algorithms(True)',
-         'torch.backends.cudnn.deterministic = True'], CHANGES),
     'uninitialised': (
         ['torch.empty(3)', 'np.empty(3)', 'x.new_empty(3)'],
         ['torch.empty(3).normal_()', 'nn.Parameter(torch.empty(3))', 'torch.zeros(3)'], HINT),
-    'worker-state': (
-        ['class A(BaseTransform):\n        def transform(self, r):\n            self.n += 1',
-         'class A(BaseTransform):\n        def transform(self, r):\n            '
-         'self.cache.append(r)',
-         '@TRANSFORMS.register_module()\n    class A:\n        def __call__(self, r):\n'
-         '            self.seen[r] = 1',
-         'class A(BaseDataset):\n        def __getitem__(self, i):\n            '
-         'self.last = self.last + i',
-         'class A(BaseTransform):\n        def transform(self, r):\n            SEEN.append(r)',
-         'class A(BaseTransform):\n        def transform(self, r):\n            SEEN[r] = 1',
-         'class A(BaseTransform):\n        def transform(self, r):\n            global COUNT\n'
-         '            COUNT += 1'],
-        ['class A(BaseTransform):\n        def __init__(self):\n            self.n = 0',
-         'class A(BaseTransform):\n        def transform(self, r):\n            n = self.n + 1',
-         'class A:\n        def transform(self, r):\n            self.n += 1',
-         'class A(BaseTransform):\n        def transform(self, r):\n            SEEN = []\n'
-         '            SEEN.append(r)',
-         'class A(BaseTransform):\n        def transform(self, SEEN):\n            SEEN[0] = 1',
-         'class A(BaseTransform):\n        def transform(self, r):\n            return COUNT + 1',
-         'def f(r):\n        SEEN.append(r)'], MAY),
+    'address': (
+        ['self.scale = id(self) % 7', 'np.random.seed(id(x))', 'sorted(a, key=id)',
+         'if id(a) < id(b): pass', 'k = id(self)\n    x.add_(k)', 'return x * id(x)'],
+        ['seen = {id(a)}', 'names[id(a)] = b', 'if id(a) in names: pass', 'x.id(a)',
+         'self.by_id = {id(p): p for p in a}', 'print(id(a))', 'if id(a) == id(b): pass'], MAY),
+    'environment': (
+        [forward(line) for line in (
+            "return x * float(os.environ['GAIN'])", "return x if os.getenv('FAST') else -x",
+            "x = x * float(os.environ.get('GAIN', 1))\nreturn x", "return 'FAST' in os.environ",
+            'settings = dict(os.environ)\nreturn x')]
+        + ["self.gain = float(os.environ.get('GAIN', 1))", "if os.getenv('FAST'): pass",
+           'class A(Hook):\n        def before_train(s, r):\n            if os.getenv("A"): r()'],
+        [forward(line) for line in (
+            "os.environ['GAIN'] = '1'", "os.environ.setdefault('GAIN', '1')",
+            "return int(os.environ['LOCAL_RANK'])", "return os.getenv('CUDA_VISIBLE_DEVICES')",
+            'return os.cpu_count()')]
+        + ["self.log_dir = os.environ['HOME']", "print(os.environ['HOME'])"], MAY),
+    # what no self-check sees: variables of modules and classes
+    'process-state': (
+        [forward(line) for line in (
+            'SEEN.append(x)', 'SEEN[x] = 1', 'global COUNT\nCOUNT += 1', 'global COUNT\nCOUNT = x',
+            'global COUNT, B\nCOUNT, B = x, x', 'self.__class__.n += 1', 'type(self).n = x',
+            'A.n = x', 'forward.calls += 1', 'state.count = x', "globals()['COUNT'] = x",
+            'x = x + next(SEEN)', "setattr(state, 'count', x)")]
+        + ['class A(SGD):\n        def step(s, closure=None):\n            global COUNT\n'
+           '            COUNT = s.loss',
+           'class A(Dataset):\n        cache = {}\n        def __getitem__(s, i):\n'
+           '            s.cache[i] = 1',
+           'class A:\n        @classmethod\n        def update(cls, x):\n            cls.n += x',
+           'class A(Hook):\n        def after_train_iter(s, r, cache=[]):\n'
+           '            cache.append(r)'],
+        [forward(line) for line in (
+            'n = self.n + 1', 'SEEN = []\nSEEN.append(x)', 'x[0] = 1', 'self.n += 1',
+            'self.cache.append(x)', 'return COUNT + 1', 'torch.backends.cudnn.enabled = x',
+            'def inner():\n    n = []\n    n.append(x)\ninner()', 'x.add(SEEN)',
+            'x = next(iter(SEEN))', "setattr(x, 'count', 1)")]
+        + ['class A(nn.Module):\n        def __init__(self):\n            SEEN.append(self)',
+           'def f(r):\n        SEEN.append(r)',
+           'class A(Hook):\n        n = []\n        def __init__(self):\n            self.n = []\n'
+           '        def after_train_iter(self, r):\n            self.n.append(r)',
+           'class A(Hook):\n        def after_train_iter(self, r):\n            global COUNT\n'
+           '            COUNT += 1\n        def after_load_checkpoint(self, r, checkpoint):\n'
+           "            global COUNT\n            COUNT = checkpoint['count']"], MAY),
+    # and what it does not repeat: hooks, optimizers, samplers
     'kept-state': (
+        ['class A(Hook):\n        def after_train_iter(s, r):\n            s.n += 1',
+         'class A(Hook):\n        def after_train_iter(self, r):\n            if r < self.best:\n'
+         '                self.best = r',
+         'class A(SGD):\n        def step(self):\n            self.calls.append(1)',
+         '@OPTIMIZERS.register_module()\n    class A(Base):\n        def step(self):\n'
+         '            self.n = self.n + 1',
+         'class A(Sampler):\n        def __iter__(self):\n            self.passes += 1'],
         ['class A(nn.Module):\n        def forward(self, x):\n            self.n += 1',
-         'class A(BaseDetector):\n        def loss(self, x):\n            self.h.append(x)',
-         'class A(Hook):\n        def after_train_iter(self, r):\n            self.n += 1'],
-        ["class A(nn.Module):\n        def __init__(self):\n            "
-         "self.register_buffer('n', x)\n        def forward(self, x):\n            self.n += 1",
-         'class DropBlock(nn.Module):\n        def forward(self, x):\n            self.iter_cnt '
-         '+= 1',
-         'class A(nn.Module):\n        def train(self, x):\n            self.n += 1'], MAY),
+         'class A(Hook):\n        def before_train(self, r):\n            self.n += 1',
+         'class A(Hook):\n        def after_test_iter(self, r):\n            self.n += 1',
+         'class A(Hook):\n        def after_train_iter(self, r):\n            self.now = r',
+         'class A(SGD):\n        def step(self):\n            self.state[0] = 1',
+         'class EarlyStoppingHook(Hook):\n        def after_val_epoch(self, r):\n'
+         '            self.wait_count += 1',
+         'class A(Hook):\n        def after_train_iter(self, r):\n            self.n += 1\n'
+         '        def after_load_checkpoint(self, r, checkpoint):\n'
+         "            self.n = checkpoint['n']"], MAY),
 }

@@ -1,19 +1,13 @@
 """What the audit reads out of the user's own files."""
 from __future__ import annotations
 
-import random
 import textwrap
 
-import numpy as np
 import pytest
-import torch
 from audit_sources import FILES
 from mmengine.config import Config
 
-from mmrepro.audit import CHANGES, Subject, checks, findings_of
-from mmrepro.checkpoint import adapters
-from mmrepro.data import generators
-from mmrepro.errors import RandomnessError
+from mmrepro.audit import CHANGES, Subject, findings_of
 
 HEAD = '''
 import datetime, glob, hashlib, os, queue, random, secrets, threading, time
@@ -24,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from numpy.random import default_rng
 from pathlib import Path
 from torch import nn
+from torch.optim import SGD
+from . import state
 
 SEEN = []
 COUNT = 0
@@ -86,54 +82,17 @@ def test_a_line_can_be_excused(tmp_path, monkeypatch):
         assert len(findings(tmp_path, monkeypatch, text.format(excuse))) == count
 
 
-@pytest.mark.parametrize('call, rule', [
-    ('np.random.default_rng()', 'foreign-generator'), ('np.random.Philox()', 'foreign-generator'),
-    ('np.random.RandomState(3)', 'kept-generator'), ('random.Random(3)', 'kept-generator'),
-    ('torch.Generator()', 'kept-generator')])
-def test_a_generator_that_data_loading_keys_is_not_named(call, rule, tmp_path, monkeypatch):
-    text = ('import random, torch\nimport numpy as np\nfrom mmcv.transforms import BaseTransform\n'
-            'class Draws(BaseTransform):\n    def __init__(self):\n        self.rng = {}\n')
-    keyed = findings(tmp_path, monkeypatch, text.format(call))
-    assert rule not in {finding.rule for finding in keyed}
-    stock = findings(tmp_path, monkeypatch, text.format(call), worker_seed='mmengine')
-    assert rule in {finding.rule for finding in stock}
-    # the loader finds it in an object of such a class
-    made = eval(call, dict(np=np, random=random, torch=torch))
-    holder = type('Draws', (), {})()
-    holder.rng = made
-    assert list(generators.find(holder, 'transform')) == ['transform.rng']
-
-
-def test_a_generator_that_no_loader_can_key_is_named_and_refused(tmp_path, monkeypatch):
-    text = ('import random\nfrom mmcv.transforms import BaseTransform\n'
-            'class Draws(BaseTransform):\n    def __init__(self):\n'
-            '        self.rng = random.SystemRandom()\n')
-    assert [f.rule for f in findings(tmp_path, monkeypatch, text)] == ['foreign-generator']
-    holder = type('Draws', (), {})()
-    holder.rng = random.SystemRandom()
-    with pytest.raises(RandomnessError, match='SystemRandom'):
-        generators.find(holder, 'transform')
-
-
-def test_every_switch_of_the_policy_is_watched(tmp_path, monkeypatch):
-    from mmrepro.determinism.tables import FLAGS
-    for flag in FLAGS:
-        if flag.name.startswith('torch.'):
-            line = f'{flag.setter}(x)' if flag.setter else f'{flag.name} = x'
-            found = findings(tmp_path, monkeypatch, f'import torch\nx = 3\n{line}\n')
-            # a precision is the user's own, and one that changes during a run stops it
-            assert [f.rule for f in found] == ['switches'] * (not flag.pinned), line
-
-
-def test_state_of_a_registered_class_is_not_named(tmp_path, monkeypatch):
-    """The advice of `kept-state`."""
-    text = ('from torch import nn\nclass Counts(nn.Module):\n    def forward(self, x):\n'
-            '        self.n += 1\n')
-    assert [f.rule for f in findings(tmp_path, monkeypatch, text)] == ['kept-state']
-    monkeypatch.setattr(adapters, 'ADAPTERS', dict(adapters.ADAPTERS))
-    monkeypatch.setattr(checks, 'ADAPTERS', adapters.ADAPTERS)
-    adapters.register(type('Counts', (), {}), 'n')
-    assert findings(tmp_path, monkeypatch, text) == []
+def test_a_function_of_another_file_counts_where_a_step_calls_it(tmp_path, monkeypatch):
+    (tmp_path / 'my_helpers.py').write_text(
+        'N = 0\ndef bump():\n    global N\n    N += 1\ndef unused():\n    global N\n    N = 0\n')
+    for call, lines in (('helper()', ['4']), ('x', [])):
+        (tmp_path / 'my_plugin.py').write_text(
+            'from .my_helpers import bump as helper\nfrom torch import nn\n'
+            f'class A(nn.Module):\n    def forward(self, x):\n        return {call}\n')
+        monkeypatch.syspath_prepend(str(tmp_path))
+        seen = Subject(Config(dict(custom_imports=dict(imports=['my_helpers', 'my_plugin']))))
+        found = [f for f in findings_of(seen) if f.rule == 'process-state']
+        assert [f.where.rpartition(':')[2] for f in found] == lines
 
 
 def test_a_file_that_is_not_python_is_named(tmp_path, monkeypatch):

@@ -28,8 +28,16 @@ def write(tmp_path):
 
 
 def test_the_exit_code_is_the_verdict(write, capsys):
-    assert cli.main(['audit', write(CLEAN), '--device', 'cpu']) == 0
-    assert 'NO CAUSE FOUND' in capsys.readouterr().out
+    for options in ([], ['--strict']):
+        assert run([write(CLEAN), '--device', 'cpu', *options]) == 0
+        out = ' '.join(capsys.readouterr().out.split())
+        assert 'NO CAUSE FOUND' in out
+        assert 'not looked at: compiled extensions, code outside of' in out
+        assert f'what only a run shows: mmrepro verify {write(CLEAN)}' in out
+    only_warns = write(CLEAN.replace('deterministic=True', "deterministic='warn'"))
+    for options, code in ([], 0), (['--strict'], 1):
+        assert run([only_warns, '--device', 'cpu', *options]) == code
+        assert 'CAUSES FOUND THAT MAY CHANGE BITS: 0 that' in capsys.readouterr().out
     assert run([write('randomness = dict(seed=1)\n'), '--device', 'cpu']) == 1
     out = capsys.readouterr().out
     assert "NOT REPRODUCIBLE under MMDetection's own tools/train.py" in out
