@@ -114,9 +114,9 @@ class OperatorRecorder(TorchDispatchMode):
                 arguments=SEPARATOR.join(scalars), labels=tuple(tensors),
                 generators=generator_states.states(), calls=self._watch.take()))
 
-    def attributes(self, values: Sequence[str]) -> None:
-        """Add values of Python attributes, which may explain a difference and are not compared."""
-        self._raw.append(Record('start', '', 'attributes', labels=tuple(values)))
+    def explanation(self, owner: str, name: str, **fields: Any) -> None:
+        """Add what may explain a difference and is not compared."""
+        self._raw.append(Record('start', owner, name, **fields))
 
     @property
     def at_note(self) -> bool:

@@ -112,6 +112,41 @@ def a_buffer_that_a_validation_changes(run):
         return original(self, x)
 
 
+BEST = 9.
+
+
+@fault(fast=True, runs='AB', resume_at=FROM, phase='optimizer',
+       cause='state lost at resume', mentions=('global faults.in_state:BEST: ', 'in branching'))
+def a_global_that_is_lost_at_resume(run):
+    @replaced(torch.optim.SGD, 'step', since=0)
+    def branching(original, self, *args, **kwargs):
+        global BEST
+        BEST -= 1
+        for parameter in self.param_groups[0]['params'] if BEST < 6 else ():
+            parameter.data.mul_(0.5)
+        return original(self, *args, **kwargs)
+
+
+@fault(runs='AB', resume_at=FROM, phase='optimizer',
+       cause='state lost at resume', mentions=('SGD.steps: 3 / ', 'in branching'))
+def an_attribute_of_an_optimizer_that_is_lost_at_resume(run):
+    @replaced(torch.optim.SGD, 'step', since=0)
+    def branching(original, self, *args, **kwargs):
+        self.steps = getattr(self, 'steps', 0) + 1
+        for parameter in self.param_groups[0]['params'] if self.steps > 3 else ():
+            parameter.data.mul_(0.5)
+        return original(self, *args, **kwargs)
+
+
+@fault(runs='AB', resume_at=FROM, phase='hook', path='QuietHook.before_train_iter',
+       kind='argument', cause='state lost at resume', mentions=('QuietHook.steps: 3 / ', ' lr='))
+def an_attribute_of_a_hook_that_is_lost_at_resume(run):
+    @replaced(tiny.QuietHook, 'before_train_iter', since=0)
+    def counting(original, self, runner, *args, **kwargs):
+        self.steps = getattr(self, 'steps', 0) + 1
+        runner.optim_wrapper.param_groups[0]['lr'] = 0.1 / self.steps
+
+
 # --- ranks ----------------------------------------------------------------------------------------
 
 @fault(ranks=2, rank=1, iteration=1, phase='forward', path='backbone.2',
