@@ -45,15 +45,12 @@ class DifferenceContext:
     def _concerns(self, owner: Record) -> bool:
         """Whether attributes and globals may reach this difference.
 
-        Those of the process and of the model always; others where their file is on the stack, or
-        where an object of their kind is what differs.
+        Those of the process and of the model always, of optimizer and sampler where they differ,
+        others where their file is on the stack.
         """
         kind = owner.path.partition(':')[0]
-        if kind in ('', 'model') or kind == ('sampler' if self.in_order else self.phase) != 'hook':
-            return True
-        file, _, cls = owner.stack[0]
-        return file in {call[0] for call in self.record.stack} or (
-            kind == self.phase and cls == self.record.path.split('.')[0])
+        return kind in ('', 'model') or kind == ('sampler' if self.in_order else self.phase) or (
+            owner.stack[0][0] in {call[0] for call in self.record.stack})
 
     def named(self, name: str) -> list[Record]:
         """Return the records of both runs that have this name."""

@@ -200,21 +200,22 @@ class _RecordingHook(Hook):
 
     def _recorded(self, hook: Hook, name: str) -> Callable:
         method, path = getattr(hook, name), f'{type(hook).__name__}.{name}'
+        stack = (method_site(type(hook), name), )
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get('mode', 'train') != 'train':
                 return method(*args, **kwargs)
             if not self._recorder.at_note:
-                self._record_state('hook', path, 'state before the hook')
+                self._record_state('hook', path, 'state before the hook', stack)
             self._recorder.sites.hook = path
             result = method(*args, **kwargs)
             self._recorder.sites.hook = ''
-            self._record_state('hook', path, 'state after the hook')
+            self._record_state('hook', path, 'state after the hook', stack)
             return result
 
         return recorded
 
-    def _record_state(self, phase: str, path: str, name: str) -> None:
+    def _record_state(self, phase: str, path: str, name: str, stack: Any = ()) -> None:
         with _disable_current_modes():
             self._recorder.note(phase, path, name, run_state.tensors(self._runner),
-                                run_state.numbers(self._runner))
+                                run_state.numbers(self._runner), stack)

@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from ..diagnosis.diagnosis import Diagnosis
+from ..diagnosis.diagnosis import STATES, Diagnosis
 from ..errors import RunError
+from ..facts.compatibility import CHANGES, MAY
 from ..fingerprint.divergence import (
     Divergence,
     first_differing_metric,
@@ -31,6 +32,7 @@ from .variation_effect import (
     Variable,
     different_by_design,
     differing_variables,
+    known_differences,
     not_known_equal,
     settings_without_effect,
 )
@@ -135,13 +137,14 @@ class Localiser:
     def search(self, iterations: int, values: bool = True) -> LocaliseResult:
         """Train both runs for this many iterations, then find their first difference."""
         folders = self._run_both('fingerprints', RecordingPlan('', iterations - 1))
-        return self.explain(read_run(folders[0]), read_run(folders[1]), values)
+        return self.explain(read_run(folders[0]), read_run(folders[1]), values, finished=False)
 
     def explain(self, run_a: RecordedRun, run_b: RecordedRun,
-                values: bool = True) -> LocaliseResult:
+                values: bool = True, finished: bool = True) -> LocaliseResult:
         """Find the first difference of two runs with fingerprints.
 
         With ``values``, run once more to measure how far the results of the operator are apart.
+        Runs that were ``finished`` before may have had other code, versions and data than now.
         """
         compared, first = first_iteration(run_a, run_b)
         notes = tuple(f'run {spec.name}: {note}' for spec, run in zip(self.specs, (run_a, run_b))
@@ -154,8 +157,9 @@ class Localiser:
             metric = first_differing_metric(run_a.ranks, run_b.ranks)
             return LocaliseResult('metrics' if metric else 'equal', compared, metric, notes=notes)
         differing, positions = first, positions_of(run_a, run_b, first.iteration)
-        result = LocaliseResult('flaky', compared, first, positions,
-                                unequal=tuple(not_known_equal((run_a, run_b))))
+        runs = run_a, run_b
+        result = LocaliseResult('flaky', compared, first, positions, unequal=tuple(
+            not_known_equal(runs) if finished else known_differences(runs, CHANGES, MAY)))
         for number in range(MAX_RECORDINGS):
             iteration = differing.iteration
             self.say(f'the runs diverge at iteration {iteration}; recording it')
@@ -209,7 +213,7 @@ class Localiser:
         """Measure the results of the named operator in one more run of the recorded iteration."""
         rank, records = diagnosis.rank, (diagnosis.record_a, diagnosis.record_b)
         if diagnosis.kind not in ('output', 'generator') or records[0] is None \
-                or not diagnosis.stack:
+                or not diagnosis.stack or diagnosis.operator in STATES:
             return None
         self.say(f'running again for the values of {diagnosis.operator}')
         folders = self._run_both('values', RecordingPlan('', iteration, iteration, ()),

@@ -20,7 +20,7 @@ THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.numerics.num_threads')
 
 def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:
     """Return a line that names the differing settings which change bits; [] without any."""
-    rows = _differing(runs, CHANGES)
+    rows = known_differences(runs, CHANGES)
     return [f'the runs differ by design: {listed(rows)}'] if rows else []
 
 
@@ -31,14 +31,14 @@ def not_known_equal(runs: Sequence[RecordedRun]) -> list[str]:
         return [f'settings, versions, variables and data: {lacking[0]} has no manifest']
     unknown = {'variables': 'environment variables that the code reads',
                'code': 'the code, which is in no git repository', 'data': 'the training data'}
-    return _differing(runs, CHANGES, MAY) + [
+    return known_differences(runs, CHANGES, MAY) + [
         f'{what}: not recorded in {run.work_dir}' for name, what in unknown.items()
         for run in runs for value in [run.manifests[0].get(name)]
         if value is None or not value and name != 'variables']
 
 
-def _differing(runs: Sequence[RecordedRun], *severities: str) -> list[str]:
-    """Return texts on what differs between the manifests of two runs, variables apart."""
+def known_differences(runs: Sequence[RecordedRun], *severities: str) -> list[str]:
+    """Return texts on what differs, with these severities, between the manifests of two runs."""
     if not all(run.manifests for run in runs):
         return []
     a, b = map(_manifest, runs)
