@@ -85,15 +85,14 @@ def _described(runner: Any, owners: list[tuple[str, Any, dict[str, Any]]]
     # owners that other owners refer to
     seen = {id(obj) for obj in (*unwrap(runner.model).modules(), runner, runner.model, runner.cfg,
                                 *runner.hooks)}
-    return {name: {'<class>': stock_class(owner).__name__, '<file>': source_file(owner),
-                   **dict(_values(content, '', seen))} for name, owner, content in owners}
-
-
-def source_file(thing: Any) -> str:
-    """Return the file of a module, or of an object's class; '' without a file."""
-    module = thing if isinstance(thing, ModuleType) else sys.modules.get(
-        stock_class(thing).__module__)
-    return getattr(module, '__file__', None) or ''
+    described = {}
+    for name, owner, content in owners:
+        cls = stock_class(owner)
+        module = owner if isinstance(owner, ModuleType) else sys.modules.get(cls.__module__)
+        file = getattr(module, '__file__', None) or ''
+        described[name] = {
+            '<class>': cls.__name__, '<file>': file, **dict(_values(content, '', seen))}
+    return described
 
 
 def _with_class(module: nn.Module) -> dict[str, Any]:

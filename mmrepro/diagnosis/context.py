@@ -4,18 +4,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..fingerprint import records
 from ..fingerprint.divergence import differing_names
 from ..fingerprint.generator_states import FROM, NAMES
-from ..fingerprint.records import (
-    ATTRIBUTE,
-    ATTRIBUTES,
-    DATASET,
-    GLOBAL,
-    SAMPLER,
-    SEPARATOR,
-    Record,
-    useful_calls,
-)
+from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Record, useful_calls
 from .alignment import StreamDifference
 
 NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that are not shown
@@ -38,7 +30,7 @@ class DifferenceContext:
         self.record: Record = next(record for record in (self.a, self.b) if record is not None)
         self.phase = self.record.phase
         self._attributes = [_named(text for record in stream
-                                   if record.name == ATTRIBUTES and self._concerns(record)
+                                   if record.name == records.ATTRIBUTES and self._concerns(record)
                                    for text in record.labels) for stream in self.streams]
         self._own = [_named(record.own if record else ()) for record in (self.a, self.b)]
 
@@ -68,14 +60,14 @@ class DifferenceContext:
         A data list differs in the first transform that sees it, an order in the dataset.
         """
         if self.in_order:
-            return next((record.stack[0] for record in self.named(SAMPLER)), ())
+            return next((record.stack[0] for record in self.named(records.SAMPLER)), ())
         begin = self.record.path.rpartition('/')[0] + '/begin'
         return next((record.stack[0] for stream in self.streams for record in stream
                      if self.in_data_list and record.path == begin), ())
 
     def while_building(self, source: str) -> list[str]:
         """Return calls of ``source`` by code of the user when the dataset was built."""
-        return [call for record in self.named(DATASET) for call in record.calls
+        return [call for record in self.named(records.DATASET) for call in record.calls
                 if call.startswith(source)]
 
     @property

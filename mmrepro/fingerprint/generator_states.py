@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import itertools
 import os
 import random
 import sys
@@ -153,18 +154,27 @@ class Watch:
 
 
 def _is_seeded(frame: Any) -> bool:
-    """Whether the line makes a ``RandomState`` with a seed: it asks for entropy all the same."""
+    """Whether a frame makes a ``RandomState`` with a seed: it asks for entropy all the same."""
+
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.Attribute):
-            return vars(value(node.value)).get(node.attr, node)
+            return getattr(value(node.value), '__dict__', {}).get(node.attr, node)
         if isinstance(node, ast.Name):
             return {**frame.f_globals, **frame.f_locals}.get(node.id, node)
         return node.value if isinstance(node, ast.Constant) else node
 
     return any(value(call.func) is np.random.RandomState and value(given[0]) is not None
                for call in _calls_in(frame.f_code.co_filename)
-               if call.lineno <= frame.f_lineno <= (call.end_lineno or 0)
+               if _is_at(call, frame)
                for given in [[*call.args, *(keyword.value for keyword in call.keywords)]] if given)
+
+
+def _is_at(call: ast.Call, frame: Any) -> bool:
+    """Whether the instruction in progress is this call; before Python 3.11, whether its line is."""
+    if sys.version_info < (3, 11):
+        return call.lineno <= frame.f_lineno <= (call.end_lineno or 0)
+    return (call.lineno, call.end_lineno, call.col_offset, call.end_col_offset) == next(
+        itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,20 +15,14 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..checkpoint.lost_state import code_state, snapshot, stock_class
+from ..checkpoint.lost_state import stock_class
 from ..data import placement_of
+from ..diagnosis.attributes import record_attributes
 from ..diagnosis.diagnosis import Diagnosis, diagnose
 from ..distributed.unwrap import unwrap
-from ..fingerprint import generator_states, run_state
+from ..fingerprint import generator_states, records, run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
-from ..fingerprint.records import (
-    ATTRIBUTES,
-    DATASET,
-    SAMPLER,
-    Record,
-    read_records,
-    write_records,
-)
+from ..fingerprint.records import Record, read_records, write_records
 from ..hooks.fingerprint import FingerprintHook
 from ..nested import named_tensors
 from ..runs.stopping import StopTraining
@@ -160,18 +154,11 @@ class _RecordingHook(Hook):
 
     def _write_explanations(self) -> None:
         """Add what is not compared: the process, attributes, globals, what building data asked."""
-        runner, explain = self._runner, self._recorder.explanation
-        explain('', ATTRIBUTES, labels=tuple(run_state.attributes(runner)))
-        for owner, content in {**snapshot(runner), **code_state(runner)}.items():
-            kind, _, name = owner.partition(':')
-            prefix = {'model': f'{name}.', 'global': f'global {name}:'}.get(
-                kind, f'{content["<class>"]}.')
-            explain(owner, ATTRIBUTES, stack=((content['<file>'], 0, content['<class>']), ),
-                    labels=tuple(f'{prefix}{key}={value}' for key, value in content.items()
-                                 if not key.startswith('<')))
-        explain('', DATASET, calls=self._asked)
-        batches = runner.train_dataloader.batch_sampler
-        explain('', SAMPLER, stack=(method_site(stock_class(
+        explain = self._recorder.explanation
+        record_attributes(self._recorder, self._runner)
+        explain('', records.DATASET, calls=self._asked)
+        batches = self._runner.train_dataloader.batch_sampler
+        explain('', records.SAMPLER, stack=(method_site(stock_class(
             getattr(batches, 'sampler', batches)), '__iter__'), ))
 
     def _path(self, file: str) -> str:
