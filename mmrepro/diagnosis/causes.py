@@ -55,11 +55,12 @@ def _moved(c: DifferenceContext) -> list[str]:
 CAUSES: tuple[Cause, ...] = (
     # --- the data pipeline -------------------------------------------------------------------
     Cause('state lost at resume',
-          lambda c: c.in_order and c.differs('resumed') and c.attributes(),
-          'The sampler keeps a value that the resumed run has lost, and returned a different index '
-          'at this position.',
-          'Compute the order from the epoch that set_epoch() is given, and from the seed.',
-          lambda c: [*c.attributes(), *c.arguments()]),
+          lambda c: (c.in_order or c.phase == 'hook') and c.differs('resumed') and c.attributes()
+          and not (c.calls('entropy') or c.calls('clock')),
+          'The sampler or hook keeps a value that the resumed run has lost.',
+          'Compute it from the seed and the epoch (set_epoch) or the iteration (runner.iter); an '
+          'attribute of a hook can be kept: mmrepro.checkpoint.adapters.register(Class, "name").',
+          lambda c: [*c.attributes(), *_state(c)]),
     Cause('order of samples', lambda c: c.in_order,
           'The sampler returned a different index at this position.',
           'Use a sampler that mmrepro keys by seed and epoch (worker_seed="sample"), and the same '
@@ -154,12 +155,6 @@ CAUSES: tuple[Cause, ...] = (
     Cause('entropy in a hook', lambda c: c.record.name == AFTER_HOOK and c.calls('entropy'),
           'The hook drew from the entropy of the operating system, and the state it left differs.',
           FIX_ENTROPY, lambda c: [*c.calls('entropy'), *_state(c)]),
-    Cause('state lost at resume',
-          lambda c: c.phase == 'hook' and c.differs('resumed') and c.attributes(),
-          'The hook keeps a value that the resumed run has lost, and the state it left differs.',
-          'Compute the value from runner.iter, or register the attribute with '
-          'mmrepro.checkpoint.adapters.register(Class, "attribute").',
-          lambda c: [*c.attributes(), *_state(c)]),
     Cause('another setting', lambda c: c.record.is_state and c.kind == 'argument',
           'A number next to the weights differs: learning rate, momentum, scheduler or loss scale.',
           'Compare the settings of the two runs, and check the hook that is named.',

@@ -24,7 +24,9 @@ def a_hook_that_draws_random_numbers(run):
 
 
 @fault(iteration=FROM - 1, phase='hook', path='QuietHook.after_train_iter', kind='output',
-       cause='hook changes the state', mentions='parameter head.fc.bias')
+       cause='hook changes the state', mentions=(
+           'parameter head.fc.bias', 'tiny.py:', 'first differ at iteration 2, in '
+           'QuietHook.after_train_iter; it shows in iteration 3'))
 def a_hook_that_changes_weights(run):
     @replaced(tiny.QuietHook, 'after_train_iter', since=FROM - 1)
     def change(original, self, runner, *args, **kwargs):
