@@ -193,9 +193,10 @@ class Localiser:
                         run_a: RecordedRun) -> Diagnosis:
         """Train run B with the variables of run A: they are the cause if it has A's bits then."""
         texts = tuple(variable.text() for variable in variables)
-        spec = self.specs[1]
-        spec = spec._replace(env={**spec.env, **{
-            row.name: row.a for row in variables if not SECRET.search(row.name)}})
+        env = {row.name: row.a for row in variables if not SECRET.search(row.name)}
+        if not env:  # values that look secret are not known
+            return diagnosis._replace(evidence=(*texts, *diagnosis.evidence))
+        spec = self.specs[1]._replace(env={**self.specs[1].env, **env})
         folder = os.path.join(self.work_dir, spec.name, 'variables')
         os.makedirs(folder)
         self.say(f'{"; ".join(texts)}: training run B with the value{"s"[:len(texts) - 1]} of A')
