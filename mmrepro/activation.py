@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any, Callable
 
-from . import imports, ops
+from . import imports, ops, variables
 
 # methods of the mixin that a Runner subclass must not replace without calling them
 OWN_METHODS = ('set_randomness', 'build_dataloader')
@@ -89,8 +89,11 @@ def _switch(active: bool) -> None:
 
 
 def activate() -> None:
-    """Make ``Runner`` reproducible however it is built, and provide ``mmcv._ext``; idempotent."""
+    """Make ``Runner`` reproducible however it is built, provide ``mmcv._ext``, and note which
+    environment variables are read; idempotent.
+    """
     _switch(True)
+    variables.watch()
     ops.install()
     for name in TARGETS:
         imports.after_import(name, _change)
@@ -99,6 +102,7 @@ def activate() -> None:
 def deactivate() -> None:
     """Undo :func:`activate`, the patches, and the determinism flags: a config runs as before."""
     _switch(False)
+    variables.watch(False)
     for name in TARGETS:
         imports.forget(name, _change)
     for module, original in _originals.items():

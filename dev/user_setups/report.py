@@ -17,10 +17,10 @@ MEANINGS = {
 HEAD = """\
 # Code that users write
 
-{total} set-ups, each with another mechanism, written as users write them and trained with default settings. Each is
-trained {runs}; digests of each batch, the losses, the weights after each step and the metrics of each validation are
-compared with the first run. A set-up that a self-check has ended is trained again without self-checks: if the bits were
-equal then, it would be a false alarm.
+{total} set-ups, each with another mechanism, written as users write them and trained with default
+settings. Each is trained {runs}; digests of each batch, the losses, the weights after each step
+and the metrics of each validation are compared with the first run. A set-up that a self-check has
+ended is trained again without self-checks: if the bits were equal then, it would be a false alarm.
 
 `python -m dev.user_setups` trains them all and writes this page.
 

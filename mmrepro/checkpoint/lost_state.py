@@ -1,7 +1,9 @@
 """State in attributes that no adapter keeps: a run is compared with its own resume."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,11 +11,12 @@ import torch
 from torch import nn
 
 from ..digests import state_digest
-from ..distributed.unwrap import unwrap
+from ..distributed.unwrap import optim_wrappers, unwrap
 from ..facts.hook_settings import WATCHERS, is_a
 from ..generator_kinds import GENERATORS, read_state
-from ..reachable import CONTAINERS, attributes, is_stateful, items
+from ..reachable import CONTAINERS, attributes, belongs_to_user, is_stateful, items
 from ..text import shorten
+from ..variables import outside_of_libraries
 from .adapters import named_hooks
 
 MAX_DEPTH = 5  # of objects within objects
@@ -44,18 +47,63 @@ def snapshot(runner: Any) -> dict[str, dict[str, str]]:
         dict: ``{owner: {'<class>': name, attribute path: value as text or digest}}``.
     """
     model = unwrap(runner.model)
-    owners = [(f'model:{path}', module, _without_machinery(vars(module)))
+    owners = [(f'model:{path}', module, _without_machinery(_with_class(module)))
               for path, module in model.named_modules()]
     owners += [(name, hook, attributes(hook)) for name, hook in named_hooks(runner.hooks)
                if not is_a(WITHOUT_STATE, type(hook).__name__)]
+    return _described(runner, owners)
+
+
+def code_state(runner: Any) -> dict[str, dict[str, str]]:
+    """Return, as :func:`snapshot`, state of optimizers, samplers, and modules of the user."""
+    batches = runner.train_dataloader.batch_sampler
+    things = [('optimizer', wrapper.optimizer)
+              for wrapper in optim_wrappers(runner.optim_wrapper).values()]
+    things += [('sampler', batches), ('sampler', getattr(batches, 'sampler', None))]
+    owners = [(f'{kind}:{stock_class(thing).__name__}', thing, {
+        name: value for name, value in _without_machinery(attributes(thing)).items()
+        if name not in ('param_groups', 'state', 'defaults', 'sampler')}) for kind, thing in things]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, '__file__', None)
+        if file and outside_of_libraries(name, file):
+            content = dict(vars(module))
+            for cls in [value for value in content.values() if isinstance(value, type)]:
+                if cls.__module__ == name:
+                    content.update((f'{cls.__name__}.{key}', value)
+                                   for key, value in vars(cls).items())
+            owners.append((f'global:{name}', module, _without_machinery(content)))
+    return _described(runner, owners)
+
+
+def stock_class(thing: Any) -> type:
+    """Return the class that an object had before a loader was adopted."""
+    return getattr(thing, '_mmrepro_stock', type(thing))
+
+
+def _described(runner: Any, owners: list[tuple[str, Any, dict[str, Any]]]
+               ) -> dict[str, dict[str, str]]:
     # owners that other owners refer to
-    seen = {id(obj) for obj in (*model.modules(), runner, runner.model, runner.cfg, *runner.hooks)}
-    return {name: {'<class>': type(owner).__name__, **dict(_values(content, '', seen))}
-            for name, owner, content in owners}
+    seen = {id(obj) for obj in (*unwrap(runner.model).modules(), runner, runner.model, runner.cfg,
+                                *runner.hooks)}
+    described = {}
+    for name, owner, content in owners:
+        cls = stock_class(owner)
+        module = owner if isinstance(owner, ModuleType) else sys.modules.get(cls.__module__)
+        file = getattr(module, '__file__', None) or ''
+        described[name] = {
+            '<class>': cls.__name__, '<file>': file, **dict(_values(content, '', seen))}
+    return described
+
+
+def _with_class(module: nn.Module) -> dict[str, Any]:
+    """Return attributes, with those that only the classes have yet."""
+    classes = [vars(cls) for cls in type(module).__mro__[::-1] if belongs_to_user(cls.__module__)]
+    return {name: value for content in (*classes, vars(module)) for name, value in content.items()}
 
 
 def _without_machinery(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name not in _MACHINERY
+            and not name.startswith(('__', '_mmrepro_'))
             and not name.endswith(('_hooks', '_hooks_with_kwargs', '_hooks_always_called'))}
 
 

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from ..config import with_virtual_ranks
 from ..digests import state_digest
 from ..exit_codes import DIFFERENT, DONE
-from ..fingerprint.divergence import differing_iterations
+from ..fingerprint.divergence import divergences
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FOLDER
 from ..hooks.fingerprint import FingerprintHook
@@ -126,7 +126,7 @@ def weights_of(ranks: Ranks, iteration: int) -> str:
 def compare(runs: Sequence[Ranks], names: Sequence[str]) -> Report:
     """Return a table of all iterations, and whether all bits agree."""
     counts = [min((len(log.steps) for log in run.values()), default=0) for run in runs]
-    differing = {i for run in runs[1:] for i in differing_iterations(runs[0], run)}
+    differing = {found.iteration for run in runs[1:] for found in divergences(runs[0], run)}
     rows = [(str(i + 1), *(loss_of(run[0].steps[i]) for run in runs),
              *(weights_of(run, i)[:16] for run in runs), 'NO' if i in differing else 'yes')
             for i in range(min(counts))]

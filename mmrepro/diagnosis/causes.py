@@ -54,10 +54,18 @@ def _moved(c: DifferenceContext) -> list[str]:
 
 CAUSES: tuple[Cause, ...] = (
     # --- the data pipeline -------------------------------------------------------------------
-    Cause('order of samples', lambda c: c.phase == 'data' and c.record.path.endswith('/begin'),
+    Cause('state lost at resume',
+          lambda c: (c.in_order or c.phase == 'hook') and c.differs('resumed') and c.attributes()
+          and not (c.calls('entropy') or c.calls('clock')),
+          'The sampler or hook keeps a value that the resumed run has lost.',
+          'Compute it from the seed and the epoch (set_epoch) or the iteration (runner.iter); an '
+          'attribute of a hook can be kept: mmrepro.checkpoint.adapters.register(Class, "name").',
+          lambda c: [*c.attributes(), *_state(c)]),
+    Cause('order of samples', lambda c: c.in_order,
           'The sampler returned a different index at this position.',
           'Use a sampler that mmrepro keys by seed and epoch (worker_seed="sample"), and the same '
-          'dataset length, batch size and world size in both runs.', lambda c: c.arguments()),
+          'dataset length, batch size and world size in both runs.',
+          lambda c: [*c.arguments(), *c.attributes()]),
     Cause('entropy in a transform', lambda c: c.in_transform and c.calls('entropy'),
           'The transform asks the operating system for random numbers.',
           'Draw from the global generator of Python, NumPy or torch, which mmrepro seeds for each '
@@ -108,11 +116,18 @@ CAUSES: tuple[Cause, ...] = (
           'The entry at this index depends on PYTHONHASHSEED: the dataset is ordered by a set, or '
           'by hash() of a string.', FIX_HASH_ORDER,
           lambda c: [*_hash_seeds(c), *_differing_labels(c)]),
+    Cause('entropy in the data list',
+          lambda c: c.in_data_list and c.while_building('entropy'),
+          'The dataset drew from the entropy of the operating system when it built its list.',
+          FIX_ENTROPY, lambda c: [*c.while_building('entropy'), *_differing_labels(c)]),
+    Cause('clock in the data list', lambda c: c.in_data_list and c.while_building('clock'),
+          'The dataset read the clock when it built its list.', FIX_CLOCK,
+          lambda c: [*c.while_building('clock'), *_differing_labels(c)]),
     Cause('another entry in the data list', lambda c: c.in_data_list,
           'The dataset has a different entry at this index: its content or its order differs.',
           'Compare the annotation files (mmrepro compare shows their digests); sort directory '
           'listings and sets when building the data list.',
-          lambda c: [*_differing_labels(c), *c.calls('')]),
+          lambda c: [*_differing_labels(c), *c.while_building('')]),
     Cause('data changed between transforms', lambda c: c.phase == 'data' and c.kind == 'input',
           'The input of the transform differs, and no recorded transform changed it.',
           'Look for state shared between samples: caches, and lists that are changed in place.',
@@ -171,8 +186,8 @@ CAUSES: tuple[Cause, ...] = (
           "worker_seed='mmengine').",
           _moved),
     Cause('state lost at resume',
-          lambda c: c.from_outside and c.differs('resumed') and not (
-              c.calls('entropy') or c.calls('clock')),
+          lambda c: (c.from_outside or c.different_steps and c.attributes()) and c.differs(
+              'resumed') and not (c.calls('entropy') or c.calls('clock')),
           'A value differs in the run that was resumed: the checkpoint did not contain it.',
           FIX_LOST_STATE, OUTSIDE),
     Cause('state that a validation leaves',
@@ -185,7 +200,7 @@ CAUSES: tuple[Cause, ...] = (
           'Keep them in a list, or in a dict, which keep the order of insertion.'),
     Cause('entropy',
           lambda c: c.from_outside and (
-              c.calls('entropy') or c.calls('a generator is seeded')),
+              c.calls('entropy')),
           'The value was drawn from the entropy of the operating system.', FIX_ENTROPY, OUTSIDE),
     Cause('clock', lambda c: c.from_outside and c.calls('clock'),
           'The value came in right after the clock was read.', FIX_CLOCK, OUTSIDE),

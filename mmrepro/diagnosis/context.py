@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..fingerprint import records
 from ..fingerprint.divergence import differing_names
 from ..fingerprint.generator_states import FROM, NAMES
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Record, useful_calls
@@ -28,9 +29,46 @@ class DifferenceContext:
         self.b: Any = None if found.b is None else stream_b[found.b]
         self.record: Record = next(record for record in (self.a, self.b) if record is not None)
         self.phase = self.record.phase
-        self._attributes = [_named(text for record in stream if record.name == 'attributes'
+        self._attributes = [_named(text for record in stream
+                                   if record.name == records.ATTRIBUTES and self._concerns(record)
                                    for text in record.labels) for stream in self.streams]
         self._own = [_named(record.own if record else ()) for record in (self.a, self.b)]
+
+    def _concerns(self, owner: Record) -> bool:
+        """Whether attributes and globals may reach this difference.
+
+        Those of the process and of the model always, of optimizer and sampler where they differ,
+        others where their file is on the stack.
+        """
+        kind = owner.path.partition(':')[0]
+        return kind in ('', 'model') or kind == ('sampler' if self.in_order else self.phase) or (
+            owner.stack[0][0] in {call[0] for call in self.record.stack})
+
+    def named(self, name: str) -> list[Record]:
+        """Return the records of both runs that have this name."""
+        return [record for stream in self.streams for record in stream if record.name == name]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the sampler returned another index."""
+        return self.phase == 'data' and self.record.path.endswith('/begin')
+
+    @property
+    def origin(self) -> tuple[Any, ...]:
+        """The code that makes what differs: file, line and function; () for the record's own.
+
+        A data list differs in the first transform that sees it, an order in the dataset.
+        """
+        if self.in_order:
+            return next((record.stack[0] for record in self.named(records.SAMPLER)), ())
+        begin = self.record.path.rpartition('/')[0] + '/begin'
+        return next((record.stack[0] for stream in self.streams for record in stream
+                     if self.in_data_list and record.path == begin), ())
+
+    def while_building(self, source: str) -> list[str]:
+        """Return calls of ``source`` by code of the user when the dataset was built."""
+        return [call for record in self.named(records.DATASET) for call in record.calls
+                if call.startswith(source)]
 
     @property
     def from_outside(self) -> bool:

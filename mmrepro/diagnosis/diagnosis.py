@@ -69,7 +69,7 @@ class Diagnosis(NamedTuple):
         else:
             where = ', '.join(filter(None, (self.phase, self.sample or self.path, self.operator)))
         rank = f' (rank {self.rank})' if self.rank else ''
-        calls = [f'{_shorten_path(file)}:{line} in {name}' if line else name
+        calls = [f'{short_path(file)}:{line} in {name}' if line else name
                  for file, line, name in useful_calls(self.stack)[:CALLS_SHOWN]]
         rows = {
             'where': [f'iteration {self.iteration}, {where}{rank}'],
@@ -90,7 +90,7 @@ class Diagnosis(NamedTuple):
         return '\n'.join(f'  {name:<9} {value}' for name, value in self.rows())
 
 
-def _shorten_path(file: str) -> str:
+def short_path(file: str) -> str:
     """Shorten a path to the part from the package on, or relative to the current directory."""
     for marker in ('/site-packages/', '/dist-packages/'):
         if marker in file:
@@ -108,13 +108,16 @@ def diagnose(iteration: int, rank: int, a: Sequence[Record],
     context = DifferenceContext(difference, a, b)
     cause, evidence = find_cause(context)
     record = context.record
+    operator, stack = record.name, record.stack
+    if context.origin:
+        operator, stack = context.origin[2].split('.')[0], (context.origin, )
     extra = tuple(f'{run}: {r.phase} {r.path or "(model)"} {r.name} {r.shapes}'
                   for run, stream, numbers in (('A', a, difference.extra_a),
                                                ('B', b, difference.extra_b))
                   for r in (stream[n] for n in numbers[:10]))
     return Diagnosis(
         iteration - _before_the_iteration(difference, a, b), rank, difference.kind, record.phase,
-        record.path, record.name, record.shapes, _differing(context), record.stack, cause.name,
+        record.path, operator, record.shapes, _differing(context), stack, cause.name,
         cause.why, cause.fix, tuple(evidence), _sample(context), context.mover(), extra,
         _number(difference.a, a), _number(difference.b, b))
 

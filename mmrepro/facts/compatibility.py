@@ -223,6 +223,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ('environment.TZ', HARMLESS, 'no training reads the time'),
     ('environment.LC_* environment.LANG', HARMLESS, 'no training reads the language'),
     ('environment.*', MAY, 'libraries may choose other kernels'),
+    ('variables.*', MAY, 'code outside of libraries reads it'),
     ('packages.torch*', MAY, 'another implementation'),
     ('packages.nvidia-*', MAY, 'other kernels'),
     ('packages.*', HARMLESS, 'packages that compute are compared by what is imported'),
@@ -231,8 +232,8 @@ _ROWS: tuple[tuple[str, ...], ...] = (
 )
 RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in patterns.split())
 
-# facts that exist only once a module is imported, or the data are loaded
-_LATE = ('version.', 'train_', 'torch._dynamo')
+# facts that exist only once a module is imported, the data are loaded, or a variable is read
+_LATE = ('version.', 'train_', 'torch._dynamo', 'variables.')
 _UNKNOWN = ('unavailable', 'mmcv is not in use')
 
 

@@ -153,27 +153,21 @@ def _inside(path: str, container: str) -> bool:
     return container == '(model)' != path or path.startswith(f'{container}.')
 
 
-def differing_iterations(a: Ranks, b: Ranks) -> Iterator[int]:
+def divergences(a: Ranks, b: Ranks) -> Iterator[Divergence]:
     """Yield, in order, the iterations in which a rank of both runs differs."""
-    iterations = (a[rank].steps.keys() & b[rank].steps.keys() for rank in a.keys() & b.keys())
-    for iteration in sorted(set().union(*iterations)):
-        if any(divergence_at(a, b, iteration).ranks.values()):
-            yield iteration
-
-
-def divergence_at(a: Ranks, b: Ranks, iteration: int) -> Divergence:
-    """Return the differences of one iteration, on every rank that has it in both runs."""
     steps = {rank: (a[rank].steps, b[rank].steps) for rank in sorted(a.keys() & b.keys())}
-    return Divergence(iteration, {
-        rank: tuple(field for field in compare_steps(first[iteration], second[iteration])
-                    if not field.same)
-        for rank, (first, second) in steps.items() if iteration in first and iteration in second})
+    for iteration in sorted(set().union(*(first.keys() & second.keys()
+                                          for first, second in steps.values()))):
+        ranks = {rank: tuple(field for field in compare_steps(first[iteration], second[iteration])
+                             if not field.same) for rank, (first, second) in steps.items()
+                 if iteration in first and iteration in second}
+        if any(ranks.values()):
+            yield Divergence(iteration, ranks)
 
 
 def first_divergence(a: Ranks, b: Ranks) -> Divergence | None:
     """Return the first iteration that differs on any rank; None when all agree."""
-    iteration = next(differing_iterations(a, b), None)
-    return None if iteration is None else divergence_at(a, b, iteration)
+    return next(divergences(a, b), None)
 
 
 def first_differing_metric(a: Ranks, b: Ranks) -> Divergence | None:

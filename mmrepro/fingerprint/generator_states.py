@@ -1,10 +1,14 @@
 """States of random generators, and calls for outside values: clock, entropy, listings."""
 from __future__ import annotations
 
+import ast
+import functools
 import gc
+import itertools
 import os
 import random
 import sys
+import tokenize
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +18,7 @@ import torch
 
 from ..digests import state_digest
 from ..generator_kinds import GENERATORS, read_state
+from ..reachable import belongs_to_user
 
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()
 
@@ -38,7 +43,7 @@ def _qualified(*names: str) -> list[str]:
 WATCHED = {
     **dict.fromkeys(_qualified(*ENTROPY), 'entropy of the operating system'),
     'Random.seed': 'a generator is seeded',
-    'Generator.seed': 'a generator is seeded from the operating system',
+    'Generator.seed': 'entropy of the operating system',
     **dict.fromkeys(_qualified(*CLOCK), 'clock'),
     **dict.fromkeys(('listdir', 'scandir'), 'directory listing'),
     **dict.fromkeys(_qualified(*PROCESS_ID), 'process id'),
@@ -55,6 +60,7 @@ IGNORED_CALLERS = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmen
 WRAPPERS = ('/random.py', '/secrets.py', '/glob.py', '/os.py', '/uuid.py')
 # wrappers that start threads, and read the clock for themselves
 THREAD_WRAPPERS = ('/threading.py', '/concurrent/futures/thread.py', '/multiprocessing/pool.py')
+NUMPY_BITS = 128  # that the constructors of NumPy's generators ask `secrets.randbits` for
 CALLS_KEPT = 50  # between two records
 FROM = ' from '  # in a call: between the line that asked and the line that called its function
 
@@ -100,9 +106,13 @@ class Watch:
     """Notes calls of :data:`WATCHED` functions in this thread, with the calling line.
 
     Uses the profiling hook of the interpreter, unless another tool has set one.
+
+    Args:
+        only_user: leave out calls that libraries make for themselves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, only_user: bool = False) -> None:
+        self._only_user = only_user
         self._calls: list[str] = []
         self._active = False
 
@@ -127,14 +137,55 @@ class Watch:
         name = getattr(function, '__qualname__', None)
         if name not in WATCHED:
             return
-        wrappers = THREAD_WRAPPERS if WATCHED[name] == 'thread' else WRAPPERS
+        what, asking = WATCHED[name], frame
+        wrappers = THREAD_WRAPPERS if what == 'thread' else WRAPPERS
         while frame is not None and frame.f_code.co_filename.endswith(wrappers):
             frame = frame.f_back
         if frame is None or any(part in frame.f_code.co_filename for part in IGNORED_CALLERS):
             return
+        if name == 'Random.seed' and asking.f_locals.get('a') is None:
+            what = WATCHED['urandom']
+        elif name == 'urandom' and asking.f_locals.get('k') == NUMPY_BITS and _is_seeded(frame):
+            return
+        if self._only_user and not belongs_to_user(frame.f_globals.get('__name__', '')):
+            return
         if not _is_collecting(frame):
             caller = f'{FROM}{call_site(frame.f_back)}' if frame.f_back is not None else ''
-            self._calls.append(f'{WATCHED[name]}: {name} at {call_site(frame)}{caller}')
+            self._calls.append(f'{what}: {name} at {call_site(frame)}{caller}')
+
+
+def _is_seeded(frame: Any) -> bool:
+    """Whether a frame makes a ``RandomState`` with a seed: it asks for entropy all the same."""
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Attribute):
+            return getattr(value(node.value), '__dict__', {}).get(node.attr, node)
+        if isinstance(node, ast.Name):
+            return {**frame.f_globals, **frame.f_locals}.get(node.id, node)
+        return node.value if isinstance(node, ast.Constant) else node
+
+    return any(value(call.func) is np.random.RandomState and value(given[0]) is not None
+               for call in _calls_in(frame.f_code.co_filename)
+               if _is_at(call, frame)
+               for given in [[*call.args, *(keyword.value for keyword in call.keywords)]] if given)
+
+
+def _is_at(call: ast.Call, frame: Any) -> bool:
+    """Whether the instruction in progress is this call; before Python 3.11, whether its line is."""
+    if sys.version_info < (3, 11):
+        return call.lineno <= frame.f_lineno <= (call.end_lineno or 0)
+    return (call.lineno, call.end_lineno, call.col_offset, call.end_col_offset) == next(
+        itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+
+
+@functools.lru_cache(maxsize=64)
+def _calls_in(file: str) -> list[ast.Call]:
+    try:
+        with tokenize.open(file) as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, UnicodeDecodeError):  # generated code has no source
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
 def call_site(frame: Any) -> str:

@@ -19,6 +19,7 @@ from ..errors import FingerprintError
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import FactDifference, differences
 from ..facts.training_data import training_data
+from ..variables import reads
 from . import provenance
 from .reader import read_json
 from .schema import FOLDER, SELF_CHECKS
@@ -45,6 +46,11 @@ class Manifest(NamedTuple):
         return {**self.content['facts'], **settings_of(read_settings(self.config_text))}
 
     @property
+    def variables(self) -> dict[str, dict[str, Any]]:
+        """Variables that code outside of libraries has read: name -> value and reader."""
+        return self.content.get('variables') or {}
+
+    @property
     def processes(self) -> int:
         """Number of processes that trained: one for each rank, unless ranks were virtual."""
         return int(self.content['processes'])
@@ -54,6 +60,7 @@ class Manifest(NamedTuple):
         """Facts and all other fields by name; files and repositories count by their last name."""
         content = {name: value for name, value in self.content.items() if name not in NOT_COMPARED}
         content['data'] = dict(content.get('data') or {})
+        content['variables'] = {name: read['value'] for name, read in self.variables.items()}
         for part, name in ((content, 'code'), (content, 'weights'),
                            (content['data'], 'annotations')):
             part[name] = {os.path.basename(path): value
@@ -89,6 +96,7 @@ def make_manifest(runner: Any) -> dict[str, Any]:
                                         else runner.cfg.get('load_from'))),
         machine=provenance.machine(),
         environment=provenance.environment(),
+        variables=provenance.variables(reads()),
         packages=provenance.packages(),
         code=provenance.code(os.getcwd(), runner.cfg.filename, __file__))
 

@@ -106,17 +106,17 @@ class OperatorRecorder(TorchDispatchMode):
                 for record in self._raw]
 
     def note(self, phase: str, path: str, name: str, tensors: Mapping[str, torch.Tensor],
-             scalars: Sequence[str] = ()) -> None:
+             scalars: Sequence[str] = (), stack: tuple[Any, ...] = ()) -> None:
         """Add the record of a state at a boundary, with its tensors as the outputs."""
         with self._lock, _disable_current_modes():
             self._raw.append(Record(
                 phase, path, name, outputs=tuple(map(self._digest, tensors.values())),
                 arguments=SEPARATOR.join(scalars), labels=tuple(tensors),
-                generators=generator_states.states(), calls=self._watch.take()))
+                generators=generator_states.states(), stack=stack, calls=self._watch.take()))
 
-    def attributes(self, values: Sequence[str]) -> None:
-        """Add values of Python attributes, which may explain a difference and are not compared."""
-        self._raw.append(Record('start', '', 'attributes', labels=tuple(values)))
+    def explanation(self, owner: str, name: str, **fields: Any) -> None:
+        """Add what may explain a difference and is not compared."""
+        self._raw.append(Record('start', owner, name, **fields))
 
     @property
     def at_note(self) -> bool:

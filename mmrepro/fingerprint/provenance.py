@@ -9,12 +9,13 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..facts.training_data import file_record
+from ..variables import Read
 
 # Variables that reach kernels, libraries, launchers; all others, secrets among them, stay out.
 RECORDED_VARIABLES = (
@@ -24,8 +25,9 @@ RECORDED_VARIABLES = (
     'PYTORCH_*', 'TRITON_*', 'FLASH_ATTENTION_*', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS',
     'OPENCV_*', 'NPY_*', 'OPENBLAS_*', 'TZ', 'LC_*', 'LANG', 'MMREPRO_*')
 # Recorded variables that belong to the machine and the launcher: a repeated run has its own.
-NOT_REPEATED = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES',
-                'NVIDIA_VISIBLE_DEVICES', 'MMREPRO_RESTARTED')
+NOT_REPEATED = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK', 'LOCAL_RANK', 'MASTER_ADDR',
+                'MASTER_PORT', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES', 'NVIDIA_VISIBLE_DEVICES',
+                'MMREPRO_RESTARTED')
 # Names that look as if their values were secret are never recorded.
 SECRET = re.compile(r'KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE', re.IGNORECASE)
 HIDDEN = '(not recorded)'
@@ -35,14 +37,38 @@ MAX_DIFF = 1 << 20  # bytes of uncommitted changes that are kept; the digest is 
 
 def environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that may matter; never one whose name looks like a secret's."""
-    return {name: env[name] for name in sorted(env) if not SECRET.search(name) and any(
-        fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED_VARIABLES)}
+    return {name: env[name] for name in sorted(env) if _is_recorded(name)}
 
 
-def repeated_environment(recorded: Mapping[str, str]) -> dict[str, str | None]:
+def _is_recorded(name: str) -> bool:
+    return not SECRET.search(name) and any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED_VARIABLES)
+
+
+def variables(reads: Iterable[Read]) -> dict[str, dict[str, str | None]]:
+    """Return the variables that :func:`environment` leaves out: value, and who read it last.
+
+    Code may set a variable that it has read before: the last reader counts.
+    Of a name that looks like a secret's, 16 bits of a digest stand for the value: enough to see
+    that two runs differ, too little to find the value.
+    """
+    return {read.name: dict(value=_hidden(read.name, read.value), read=f'{read.file}:{read.line}')
+            for read in reads if read.name not in NOT_REPEATED and not _is_recorded(read.name)}
+
+
+def _hidden(name: str, value: str | None) -> str | None:
+    if value is None or not SECRET.search(name):
+        return value
+    return f'{HIDDEN[:-1]}, SHA-256 {hashlib.sha256(value.encode()).hexdigest()[:4]}...)'
+
+
+def repeated_environment(manifest: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the variables to start a repetition with; None removes a variable of this process."""
-    return {name: recorded.get(name) for name in {*recorded, *environment()}
-            if name not in NOT_REPEATED}
+    recorded: dict[str, Any] = {
+        **dict.fromkeys(environment()), **(manifest.get('environment') or {}),
+        **{name: read['value'] for name, read in (manifest.get('variables') or {}).items()
+           if not SECRET.search(name)}}
+    return {name: value for name, value in recorded.items() if name not in NOT_REPEATED}
 
 
 def command(argv: Sequence[str]) -> list[str]:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 STATE = 'state '  # prefix of the names of states
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
 SEPARATOR = '; '  # between the values of Record.arguments
+# names of records that explain differences and are not compared
+ATTRIBUTES, DATASET, SAMPLER = 'attributes', 'dataset', 'sampler'
 UNINITIALIZED = 'memory that nothing has written'  # label of an input
 
 # prefixes of names in Record.own that are not generators

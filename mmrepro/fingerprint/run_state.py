@@ -8,7 +8,6 @@ import torch
 
 from ..determinism.tables import BIT_VARIABLES
 from ..distributed.unwrap import optim_wrappers, unwrap
-from . import generator_states
 
 PLAIN = (bool, int, float, str)
 LONGEST = 15  # items of a list that is a plain value
@@ -52,26 +51,12 @@ def numbers(runner: Any) -> list[str]:
 
 
 def attributes(runner: Any) -> list[str]:
-    """Return values that may explain a difference and are not compared, as ``name=value``.
-
-    Facts of the process, and the numbers, strings and generators in attributes of modules.
-    """
-    values = [f'threads={torch.get_num_threads()}',
-              f'deterministic={torch.are_deterministic_algorithms_enabled()}',
-              f'resumed={runner._resume}',
-              f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
-              *(f'environment {name}={os.environ.get(name)}' for name in BIT_VARIABLES)]
-    for path, module in unwrap(runner.model).named_modules():
-        members: dict[str, Any] = {}
-        for base in reversed(type(module).__mro__):  # an attribute that no instance has set yet
-            if not base.__module__.startswith('torch.'):
-                members.update(vars(base))
-        members.update(vars(module))
-        values += _named(f'{path}.', {name: value for name, value in members.items()
-                                      if not name.startswith('_')})
-        values += [f'{path}.{name}=generator {state}'
-                   for name, state in generator_states.kept_states(members).items()]
-    return values
+    """Return facts of the process that may explain a difference, as ``name=value``."""
+    return [f'threads={torch.get_num_threads()}',
+            f'deterministic={torch.are_deterministic_algorithms_enabled()}',
+            f'resumed={runner._resume}',
+            f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
+            *(f'environment {name}={os.environ.get(name)}' for name in BIT_VARIABLES)]
 
 
 def _optimizers(runner: Any) -> dict[str, torch.optim.Optimizer]:

@@ -11,10 +11,11 @@ from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from .. import variables
 from ..data import placement_of
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..errors import ConfigError
-from ..fingerprint import schema
+from ..fingerprint import provenance, schema
 from ..fingerprint.digest import SCHEME, value_digest
 from ..fingerprint.manifest import complete_manifest, write_manifest
 from ..fingerprint.module_recorder import ModuleRecorder
@@ -58,6 +59,7 @@ class FingerprintHook(Hook):
         self.interval, self.level = interval, level
         self._writer: Writer | None = None
         self._manifest: str | None = None  # path of what rank 0 has written
+        self._reads = 0  # of variables, in that file
         self._step: Snapshot | None = None
         self._recorder: Any = None
         self._handles: list[Any] = []
@@ -77,6 +79,7 @@ class FingerprintHook(Hook):
         if self.level in RECORDERS:
             self._recorder = RECORDERS[self.level](model)
         folder = os.path.join(runner.work_dir, schema.FOLDER)
+        variables.share()  # before the workers start
         manifest = write_manifest(runner, folder) if get_rank() == 0 else None
         self._manifest = manifest and os.path.join(folder, manifest)
         self._writer = Writer(os.path.join(folder, schema.fingerprint_name(get_rank())))
@@ -84,7 +87,15 @@ class FingerprintHook(Hook):
                     rank=get_rank(), world_size=get_world_size(), scheme=SCHEME,
                     iteration=runner.iter, manifest=manifest)
 
+    def record_variables(self) -> None:
+        """Complete the manifest by environment variables that were read since it was written."""
+        reads = variables.reads()
+        if self._manifest is not None and len(reads) != self._reads:
+            self._reads = len(reads)
+            complete_manifest(self._manifest, dict(variables=provenance.variables(reads)))
+
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        self.record_variables()
         # every batch is taken off, so that positions stay in step with an interval
         placement = placement_of(runner.train_dataloader)
         drawn = placement.drawn.popleft() if placement is not None and placement.drawn else None
@@ -162,6 +173,7 @@ class FingerprintHook(Hook):
                 name: float(value).hex() for name, value in metrics.items() if _is_number(value)})
 
     def after_train(self, runner: Any) -> None:
+        self.record_variables()
         counts = self_checks(runner)
         checks = {schema.SELF_CHECKS: counts} if counts else {}
         self._write(schema.END, iteration=runner.iter, **checks)

@@ -9,6 +9,7 @@ from ..hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
 from ..runs.launcher import plan
 from ..runs.progress import run_with_progress
+from ..step_check.validation import ValidationCheck
 from .recording import RecordingPlan, attach
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
@@ -35,6 +36,7 @@ def record(runner: Any, **plan: Any) -> None:
     """Attach a plan, whose fields come from JSON, to a runner that is about to train."""
     if not any(isinstance(hook, FingerprintHook) for hook in runner.hooks):
         runner.register_hook(FingerprintHook(), priority=FingerprintHook.priority)
+    runner.lifecycle.validation = ValidationCheck(False)  # as SETTINGS
     keep = {int(rank): number for rank, number in (plan.pop('keep') or {}).items()}
     attach(runner, RecordingPlan(**plan, keep=keep))
 

@@ -91,7 +91,7 @@ def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
     """Return a localiser that reports its progress on the standard error."""
     def launch(spec: RunSpec, folder: str, plan: RecordingPlan) -> None:
         with progress_line(sys.stderr) as tell:
-            start(spec, folder, plan, tell if sys.stderr.isatty() else lambda text: None)
+            start(spec, folder, plan, tell)
 
     say = partial(print, file=sys.stderr, flush=True)
     say(CHANGED)
@@ -106,8 +106,7 @@ def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> R
     path = os.path.join(work_dir, f'config_{name}.py')
     with open(path, 'w', encoding='utf-8') as file:
         file.write(manifest['config']['text'])
-    env = repeated_environment(manifest.get('environment') or {})
-    return RunSpec(name, path, env, manifest['processes'],
+    return RunSpec(name, path, repeated_environment(manifest), manifest['processes'],
                    checkpoint=_nearest_checkpoint(run.work_dir, iteration))
 
 

@@ -15,16 +15,19 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..checkpoint.lost_state import stock_class
 from ..data import placement_of
+from ..diagnosis.attributes import record_attributes
 from ..diagnosis.diagnosis import Diagnosis, diagnose
 from ..distributed.unwrap import unwrap
-from ..fingerprint import run_state
+from ..fingerprint import generator_states, records, run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
+from ..hooks.fingerprint import FingerprintHook
 from ..nested import named_tensors
 from ..runs.stopping import StopTraining
 from ..scoped import replaced
-from .sample_recorder import SampleRecorder, read_samples
+from .sample_recorder import SampleRecorder, method_site, read_samples
 
 # methods of hooks between two training steps; the iterations of a validation change no weights
 HOOK_METHODS = (
@@ -88,6 +91,7 @@ class _RecordingHook(Hook):
         self._runner, self._plan = runner, plan
         self._recorder: Any = None  # OperatorRecorder while hooks are recorded
         self._wrapped = ExitStack()  # methods of hooks
+        self._asked: tuple[str, ...] = ()  # for clock, entropy, ... when the data were built
 
     def instrument_loaders(self) -> None:
         """Record the transforms of the training data; called before worker processes exist."""
@@ -96,7 +100,13 @@ class _RecordingHook(Hook):
         build_loop, build_loader = runner.build_train_loop, runner.build_dataloader
 
         def recorded_loader(*args: Any, **kwargs: Any) -> Any:
-            loader = build_loader(*args, **kwargs)
+            watch = generator_states.Watch(only_user=True)
+            watch.start()
+            try:
+                loader = build_loader(*args, **kwargs)
+            finally:
+                watch.stop()
+            self._asked = watch.take()
             samples.instrument(loader.dataset)
             return loader
 
@@ -117,6 +127,9 @@ class _RecordingHook(Hook):
             with self._recording(args[-1]) if record == iteration else nullcontext():
                 run_iter(*args)
             if iteration >= self._plan.stop:
+                for hook in runner.hooks:
+                    if isinstance(hook, FingerprintHook):
+                        hook.record_variables()
                 raise StopTraining
 
         loop.run_iter = recorded_run_iter
@@ -129,7 +142,7 @@ class _RecordingHook(Hook):
         recorder = self._recorder
         self._write_batch()
         self._record_state('start', '', 'state before the iteration')
-        recorder.attributes(run_state.attributes(self._runner))
+        self._write_explanations()
         recorder.note('data', 'batch', 'batch', dict(named_tensors(batch)))
         with recorder:
             yield
@@ -138,6 +151,15 @@ class _RecordingHook(Hook):
         write_records(self._path(OPERATORS_FILE), recorder.records())
         if recorder.kept:
             torch.save(recorder.kept, self._path('kept.rank{}.pt'))
+
+    def _write_explanations(self) -> None:
+        """Add what is not compared: the process, attributes, globals, what building data asked."""
+        explain = self._recorder.explanation
+        record_attributes(self._recorder, self._runner)
+        explain('', records.DATASET, calls=self._asked)
+        batches = self._runner.train_dataloader.batch_sampler
+        explain('', records.SAMPLER, stack=(method_site(stock_class(
+            getattr(batches, 'sampler', batches)), '__iter__'), ))
 
     def _path(self, file: str) -> str:
         return os.path.join(self._plan.folder, file.format(get_rank()))
@@ -165,21 +187,22 @@ class _RecordingHook(Hook):
 
     def _recorded(self, hook: Hook, name: str) -> Callable:
         method, path = getattr(hook, name), f'{type(hook).__name__}.{name}'
+        stack = (method_site(type(hook), name), )
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get('mode', 'train') != 'train':
                 return method(*args, **kwargs)
             if not self._recorder.at_note:
-                self._record_state('hook', path, 'state before the hook')
+                self._record_state('hook', path, 'state before the hook', stack)
             self._recorder.sites.hook = path
             result = method(*args, **kwargs)
             self._recorder.sites.hook = ''
-            self._record_state('hook', path, 'state after the hook')
+            self._record_state('hook', path, 'state after the hook', stack)
             return result
 
         return recorded
 
-    def _record_state(self, phase: str, path: str, name: str) -> None:
+    def _record_state(self, phase: str, path: str, name: str, stack: Any = ()) -> None:
         with _disable_current_modes():
             self._recorder.note(phase, path, name, run_state.tensors(self._runner),
-                                run_state.numbers(self._runner))
+                                run_state.numbers(self._runner), stack)

@@ -105,7 +105,10 @@ def _getitem(self: Any, index: Any) -> Any:
         return original(self, index)
     outer, _loading.name = _loading.name, name
     before = generator_states.states()
-    samples.write(Record('data', f'{name}/begin', type(self).__name__, arguments=f'index={index}'))
+    innermost = type(dataset_tree.branch(self, index)[-1])
+    samples.write(Record(
+        'data', f'{name}/begin', type(self).__name__, arguments=f'index={index}', stack=(
+            method_site(getattr(innermost, '_mmrepro_recorded', innermost), 'load_data_list'), )))
     try:
         if outer is None:
             _loading.transforms = 0
@@ -169,7 +172,7 @@ def _recording(transform: Any, method: str = 'transform') -> Iterator[dict[str, 
         'data', f'{_loading.name}/{number}', name, **fields, generators=before,
         drew=before != generator_states.states(), calls=watch.take(),
         own=tuple(f'{key}={state}' for key, state in kept.items()),
-        stack=(_call_site(type(transform)._mmrepro_recorded, method), )))
+        stack=(method_site(type(transform)._mmrepro_recorded, method, '__call__'), )))
 
 
 def _by_key(results: Any) -> tuple[str, tuple[str, ...]]:
@@ -197,8 +200,10 @@ def _kept_values(transform: Any) -> dict[str, str]:
                if isinstance(value, (bool, int, float, str)) and not name.startswith('__')}}
 
 
-def _call_site(cls: type, method: str) -> tuple[str, int, str]:
-    function = next((vars(base)[name] for base in cls.__mro__ for name in (method, '__call__')
-                     if name in vars(base)), None)
+def method_site(cls: type, *names: str) -> tuple[str, int, str]:
+    """Return file, line and name of the first of these methods that the nearest class has."""
+    methods = ((getattr(vars(base)[name], 'func', vars(base)[name]), f'{cls.__name__}.{name}')
+               for base in cls.__mro__ for name in names if name in vars(base))
+    function, shown = next(methods, (None, cls.__name__))
     code = getattr(function, '__code__', None)
-    return (code.co_filename, code.co_firstlineno, cls.__name__) if code else ('', 0, cls.__name__)
+    return (code.co_filename, code.co_firstlineno, shown) if code else ('', 0, shown)

@@ -11,14 +11,16 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from ..diagnosis.diagnosis import Diagnosis
+from ..diagnosis.diagnosis import STATES, Diagnosis
 from ..errors import RunError
+from ..facts.compatibility import CHANGES, MAY
 from ..fingerprint.divergence import (
     Divergence,
     first_differing_metric,
     first_divergence,
     not_compared,
 )
+from ..fingerprint.provenance import SECRET
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.schema import value_of
 from ..report.report import plain
@@ -26,17 +28,28 @@ from ..text import duration
 from .compared_runs import RunSpec, start
 from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept
-from .variation_effect import different_by_design, settings_without_effect
+from .variation_effect import (
+    Variable,
+    different_by_design,
+    differing_variables,
+    known_differences,
+    not_known_equal,
+    settings_without_effect,
+)
 
 MAX_RECORDINGS = 2  # repetitions of both runs that are recorded
 
 Launch = Callable[[RunSpec, str, RecordingPlan], None]
 NOT_REPRODUCED = (
     'NOT REPRODUCED: the runs were repeated twice and recorded up to iteration {iteration}; their '
-    'recordings agree.\nThe cause is intermittent: a race, the load of the machine, memory '
-    'contents, or hardware. Run it again, longer (--iters) or several times;\n'
-    'mmrepro verify repeats runs.')
-
+    'recordings agree.\n')
+INTERMITTENT = (
+    'Settings, versions, data and the variables that the code reads are equal, as far as they are '
+    'recorded: the cause is\nintermittent (a race, the load of the machine, memory contents), '
+    'hardware, or a file that the code reads by itself.\nRun it again, longer (--iters) or several '
+    'times; mmrepro verify repeats runs.')
+# causes within an operator: they are named alone only where the rest is known to be equal
+OF_THE_MACHINE = ('operator', 'order of additions on the device')
 
 METRICS = (
     'The weights that were validated are the same. Look at what only validation uses: the test '
@@ -57,6 +70,7 @@ class LocaliseResult(NamedTuple):
     diagnosis: Any = None  # Diagnosis: the first difference
     values: ValueDifference | None = None  # how far the results of the operator are apart
     notes: tuple[str, ...] = ()  # what a reader should know
+    unequal: tuple[str, ...] = ()  # in what the runs differ, or may differ, beside their bits
 
     def sentence(self) -> str:
         """Return the verdict in words."""
@@ -67,10 +81,18 @@ class LocaliseResult(NamedTuple):
                     f'{self.divergence.text()}\n{METRICS}')
         order = {field.field: field.order for fields in self.divergence.ranks.values()
                  for field in fields}
-        line = (f'DIFFERENT BITS: the runs first differ at iteration {self.divergence.iteration}, '
-                f'in {", ".join(sorted(order, key=lambda name: order[name]))}')
+        iteration = self.divergence.iteration
+        fields = ', '.join(sorted(order, key=lambda name: order[name]))
+        line = f'DIFFERENT BITS: the runs first differ at iteration {iteration}, in {fields}'
         if self.verdict == 'flaky':
-            return f'{line}\n{NOT_REPRODUCED.format(iteration=self.divergence.iteration)}'
+            why = INTERMITTENT if not self.unequal else '\n  '.join([
+                'Both repetitions ran in the environment of now, and the runs are not known to be '
+                'equal. Look at this first:', *self.unequal])
+            return f'{line}\n{NOT_REPRODUCED.format(iteration=iteration)}{why}'
+        if self.diagnosis is not None and self.diagnosis.iteration != iteration:
+            return (f'DIFFERENT BITS: the runs first differ at iteration '
+                    f'{self.diagnosis.iteration}, in {self.diagnosis.path}; it shows in '
+                    f'iteration {iteration}, in {fields}')
         return line
 
     def rows(self) -> list[tuple[str, str]]:
@@ -96,7 +118,7 @@ class LocaliseResult(NamedTuple):
                 iteration=first.iteration, positions=self.positions,
                 fields={rank: [field.field for field in fields]
                         for rank, fields in first.ranks.items()}),
-            finding=self.diagnosis, values=self.values))
+            finding=self.diagnosis, values=self.values, unequal=self.unequal))
 
 
 class Localiser:
@@ -115,13 +137,14 @@ class Localiser:
     def search(self, iterations: int, values: bool = True) -> LocaliseResult:
         """Train both runs for this many iterations, then find their first difference."""
         folders = self._run_both('fingerprints', RecordingPlan('', iterations - 1))
-        return self.explain(read_run(folders[0]), read_run(folders[1]), values)
+        return self.explain(read_run(folders[0]), read_run(folders[1]), values, finished=False)
 
     def explain(self, run_a: RecordedRun, run_b: RecordedRun,
-                values: bool = True) -> LocaliseResult:
+                values: bool = True, finished: bool = True) -> LocaliseResult:
         """Find the first difference of two runs with fingerprints.
 
         With ``values``, run once more to measure how far the results of the operator are apart.
+        Runs that were ``finished`` before may have had other code, versions and data than now.
         """
         compared, first = first_iteration(run_a, run_b)
         notes = tuple(f'run {spec.name}: {note}' for spec, run in zip(self.specs, (run_a, run_b))
@@ -134,7 +157,9 @@ class Localiser:
             metric = first_differing_metric(run_a.ranks, run_b.ranks)
             return LocaliseResult('metrics' if metric else 'equal', compared, metric, notes=notes)
         differing, positions = first, positions_of(run_a, run_b, first.iteration)
-        result = LocaliseResult('flaky', compared, first, positions)
+        runs = run_a, run_b
+        result = LocaliseResult('flaky', compared, first, positions, unequal=tuple(
+            not_known_equal(runs) if finished else known_differences(runs, CHANGES, MAY)))
         for number in range(MAX_RECORDINGS):
             iteration = differing.iteration
             self.say(f'the runs diverge at iteration {iteration}; recording it')
@@ -151,15 +176,45 @@ class Localiser:
             diagnosis = diagnose_ranks(iteration, folders[0], folders[1], sorted(differing.ranks))
             if diagnosis is not None:
                 kept = self._values(diagnosis, iteration) if values and number == 0 else None
-                result = LocaliseResult('found', compared, differing, positions, diagnosis, kept)
+                variables = differing_variables((repeated_a, repeated_b))
+                if variables:
+                    diagnosis = self._with_variables(diagnosis, variables, iteration, repeated_a)
+                elif diagnosis.cause in OF_THE_MACHINE and result.unequal:
+                    diagnosis = diagnosis._replace(
+                        sentence=f'{diagnosis.sentence} The runs are not known to be equal in '
+                        'what is listed; look at it first.',
+                        evidence=(*result.unequal, *diagnosis.evidence))
+                result = result._replace(verdict='found', divergence=differing,
+                                         positions=positions, diagnosis=diagnosis, values=kept)
                 break
         return result._replace(notes=notes)
+
+    def _with_variables(self, diagnosis: Diagnosis, variables: Sequence[Variable], iteration: int,
+                        run_a: RecordedRun) -> Diagnosis:
+        """Train run B with the variables of run A: they are the cause if it has A's bits then."""
+        texts = tuple(variable.text() for variable in variables)
+        env = {row.name: row.a for row in variables if not SECRET.search(row.name)}
+        if not env:  # values that look secret are not known
+            return diagnosis._replace(evidence=(*texts, *diagnosis.evidence))
+        spec = self.specs[1]._replace(env={**self.specs[1].env, **env})
+        folder = os.path.join(self.work_dir, spec.name, 'variables')
+        os.makedirs(folder)
+        self.say(f'{"; ".join(texts)}: training run B with the value{"s"[:len(texts) - 1]} of A')
+        self.launch(spec, folder, RecordingPlan(folder, iteration))
+        if first_iteration(run_a, read_run(folder))[1] is not None:
+            return diagnosis._replace(evidence=(*diagnosis.evidence, *(
+                f'{text}; with the value of A, run B differs all the same' for text in texts)))
+        return diagnosis._replace(
+            cause='environment variable', evidence=texts,
+            sentence='Code reads what differs in the environment. With the value of run A, run B '
+            'has the bits of run A.',
+            fix='Set it to the same value, or put it into the config, which is recorded.')
 
     def _values(self, diagnosis: Diagnosis, iteration: int) -> ValueDifference | None:
         """Measure the results of the named operator in one more run of the recorded iteration."""
         rank, records = diagnosis.rank, (diagnosis.record_a, diagnosis.record_b)
         if diagnosis.kind not in ('output', 'generator') or records[0] is None \
-                or not diagnosis.stack:
+                or not diagnosis.stack or diagnosis.operator in STATES:
             return None
         self.say(f'running again for the values of {diagnosis.operator}')
         folders = self._run_both('values', RecordingPlan('', iteration, iteration, ()),

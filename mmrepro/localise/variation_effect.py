@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..facts.compatibility import CHANGES, WEIGHTS
+from ..diagnosis.diagnosis import short_path
+from ..facts.compatibility import CHANGES, MAY, WEIGHTS
 from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RecordedRun
 from ..text import listed, shorten
@@ -19,12 +20,58 @@ THREAD_SETTINGS = (*THREAD_VARIABLES, 'randomness.numerics.num_threads')
 
 def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:
     """Return a line that names the differing settings which change bits; [] without any."""
+    rows = known_differences(runs, CHANGES)
+    return [f'the runs differ by design: {listed(rows)}'] if rows else []
+
+
+def not_known_equal(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return what the runs differ in, or may differ in because it was not recorded."""
+    lacking = [run.work_dir for run in runs if not run.manifests]
+    if lacking:
+        return [f'settings, versions, variables and data: {lacking[0]} has no manifest']
+    unknown = {'variables': 'environment variables that the code reads',
+               'code': 'the code, which is in no git repository', 'data': 'the training data'}
+    return known_differences(runs, CHANGES, MAY) + [
+        f'{what}: not recorded in {run.work_dir}' for name, what in unknown.items()
+        for run in runs for value in [run.manifests[0].get(name)]
+        if value is None or not value and name != 'variables']
+
+
+def known_differences(runs: Sequence[RecordedRun], *severities: str) -> list[str]:
+    """Return texts on what differs, with these severities, between the manifests of two runs."""
     if not all(run.manifests for run in runs):
         return []
-    a, b = (Manifest(run.work_dir, run.manifests[0]) for run in runs)
-    rows = [f'{row.name}: {shorten(row.then, 40)} / {shorten(row.now, 40)} ({row.consequence})'
-            for row in compare_manifests(a, b) if row.severity == CHANGES and row.about != WEIGHTS]
-    return [f'the runs differ by design: {listed(rows)}'] if rows else []
+    a, b = map(_manifest, runs)
+    return [f'{row.name}: {shorten(row.then, 40)} / {shorten(row.now, 40)} ({row.consequence})'
+            for row in compare_manifests(a, b) if row.severity in severities
+            and row.about != WEIGHTS and not row.name.startswith('variables.')] + [
+        variable.text() for variable in differing_variables(runs) if MAY in severities]
+
+
+def _manifest(run: RecordedRun) -> Manifest:
+    return Manifest(run.work_dir, run.manifests[0])
+
+
+class Variable(NamedTuple):
+    """An environment variable that code outside of libraries reads, and that differs."""
+    name: str
+    a: str | None  # None: it was not set
+    b: str | None
+    read: str  # file and line
+
+    def text(self) -> str:
+        a, b = ('not set' if value is None else value for value in (self.a, self.b))
+        file, _, line = self.read.rpartition(':')
+        return f'{self.name} is {a} in A, {b} in B; read at {short_path(file)}:{line}'
+
+
+def differing_variables(runs: Sequence[RecordedRun]) -> list[Variable]:
+    """Return the variables that both runs have read, with different values."""
+    if not all(run.manifests for run in runs):
+        return []
+    a, b = (_manifest(run).variables for run in runs)
+    return [Variable(name, a[name]['value'], b[name]['value'], b[name]['read'])
+            for name in a if name in b and a[name]['value'] != b[name]['value']]
 
 
 def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun]) -> list[str]:

@@ -10,8 +10,7 @@ from ..fingerprint.divergence import (
     ComparedField,
     Divergence,
     compare_steps,
-    differing_iterations,
-    divergence_at,
+    divergences,
     first_differing_metric,
     not_compared,
 )
@@ -151,11 +150,12 @@ def _notes(a: RunView, b: RunView, exact: bool, only: tuple[list[int], list[int]
 
 def _compare_fingerprints(comparison: Comparison) -> None:
     a, b = comparison.a, comparison.b
-    iterations = list(differing_iterations(a.ranks, b.ranks))
-    comparison.differing = len(iterations)
-    if iterations:
-        first = divergence_at(a.ranks, b.ranks, iterations[0])
-        comparison.first, comparison.fields = first, compare_steps(
+    for found in divergences(a.ranks, b.ranks):
+        comparison.differing += 1
+        comparison.first = comparison.first or found
+    if comparison.first is not None:
+        first = comparison.first
+        comparison.fields = compare_steps(
             *(run.ranks[first.rank].steps[first.iteration] for run in (a, b)))
     comparison.metric = first_differing_metric(a.ranks, b.ranks)
     comparison.diverged = _diverged(a.log, b.log, comparison.common)

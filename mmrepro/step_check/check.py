@@ -21,9 +21,9 @@ from typing import Any, Callable
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..another_process import other_ids
+from ..diagnosis.attributes import record_attributes
 from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
-from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record
 from .observer import Observer, PassDigests
@@ -168,7 +168,7 @@ class StepCheck:
 
     def _recorded(self, context: Callable = nullcontext) -> tuple[PassDigests, list[Record]]:
         recorder = OperatorRecorder(unwrap(self._runner.model))
-        recorder.attributes(run_state.attributes(self._runner))
+        record_attributes(recorder, self._runner)
         return self._pass(recorder, context=context), recorder.records()
 
 

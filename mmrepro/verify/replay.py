@@ -83,7 +83,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     last = max(max(steps) for steps in wanted.values() if steps) + 1
     end = min(last, iterations or last)
     config = prepare(manifest, work_dir, changes)
-    env = repeated_environment(manifest.content['environment'])
+    env = repeated_environment(manifest.content)
     cwd = manifest.content['cwd']
     whole = end == last and all(log.ended for log in original.ranks.values())
     run = plan('replay', work_dir,

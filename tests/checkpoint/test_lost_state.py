@@ -1,5 +1,7 @@
 """State that no adapter keeps is named, by comparing a run with its own resume."""
 
+import types
+
 import pytest
 import torch
 from demo_runs import small
@@ -10,7 +12,7 @@ from mmengine.registry import HOOKS, MODELS
 from small_runs import config
 
 from mmrepro.checkpoint import adapters
-from mmrepro.checkpoint.lost_state import Lost, lost_state
+from mmrepro.checkpoint.lost_state import Lost, lost_state, snapshot
 from mmrepro.reports import lost_state_report
 from mmrepro.runs.child import train_here
 from mmrepro.verify.state_probe import probe
@@ -71,6 +73,21 @@ def settings(tmp_path, **model):
     cfg.custom_hooks = [dict(type='Countdown')]
     cfg.default_hooks.checkpoint = None
     return cfg
+
+
+class Warm(torch.nn.Linear):
+    calls = 0
+    noise = torch.Generator()
+
+
+def test_attributes_that_only_the_class_has_are_seen():
+    model = torch.nn.Sequential(Warm(1, 1))
+    runner = types.SimpleNamespace(model=model, cfg=None, hooks=[])
+    before = snapshot(runner)['model:0']
+    assert before['calls'] == '0' and before['noise'].startswith('generator ')
+    model[0].calls += 1
+    assert set(before.items()) ^ set(snapshot(runner)['model:0'].items()) == {
+        ('calls', '0'), ('calls', '1')}
 
 
 def test_modules_their_parts_and_hooks_are_named(tmp_path):

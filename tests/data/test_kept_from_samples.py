@@ -10,9 +10,9 @@ from loaders import InOrder, Noisy, loader
 from mmcv.transforms import BaseTransform
 from torch.utils.data import DataLoader
 
+from mmrepro.another_process import MAX_ITEMS, copied
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
-from mmrepro.another_process import MAX_ITEMS, copied
 from mmrepro.errors import SampleDiffersError
 from mmrepro.fingerprint.sample_replay import explain
 

@@ -10,7 +10,9 @@ from faults.planted import FAULTS
 from faults.tiny import tiny, validating
 from harness import Child
 
+from mmrepro.localise import entry
 from mmrepro.localise.compared_runs import RunSpec, trainings_of
+from mmrepro.localise.recording import RecordingPlan
 from mmrepro.localise.search import Localiser
 from mmrepro.runs.child import train_here
 
@@ -21,7 +23,9 @@ SLOW = [name for name in FAULTS if name not in FAST]
 
 
 def run_planted(job, env, plant, run):
-    os.environ.update(env)
+    for name in [name for name, value in env.items() if value is None]:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in env.items() if value is not None})
     torch.set_num_threads(1)
     if plant is not None:
         plant(run)
@@ -137,6 +141,37 @@ def check(name, result, folder):
     results.add(folder, name, FAULTS[name], result.diagnosis)
     with open(os.path.join(folder, 'planted_faults.json')) as file:
         assert json.load(file)[name]['cause'] == result.diagnosis.cause
+
+
+@pytest.mark.parametrize('recorded', [True, False])
+def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, configs, monkeypatch,
+                                                         capsys):
+    fault = FAULTS['a_variable_of_the_environment']
+    launch, folders = Forks(fault, {}), [tmp_path / run for run in 'AB']
+    for folder, value in zip(folders, ('1.0', '1.00001')):
+        folder.mkdir()
+        launch(RunSpec(folder.name, configs(fault), dict(TINY_GAIN=value)), str(folder),
+               RecordingPlan(str(folder), 0))
+        path = folder / 'mmrepro' / 'manifest.json'
+        manifest = json.loads(path.read_text())
+        if not recorded:  # by an earlier version
+            del manifest['variables']
+        path.write_text(json.dumps(manifest))
+
+    def start(spec, folder, plan, say):
+        say('1/2; about 3 s left')
+        launch(spec, folder, plan)
+
+    monkeypatch.setattr(entry, 'start', start)
+    (tmp_path / 'localise').mkdir()
+    result = entry.localise_runs(*map(str, folders), str(tmp_path / 'localise'), values=False)
+    assert 'about 3 s left' in capsys.readouterr().err
+    if recorded:
+        assert result.diagnosis.cause == 'environment variable', result.text()
+        assert 'TINY_GAIN is 1.0 in A, 1.00001 in B; read at ' in result.text()
+    else:
+        assert result.verdict == 'flaky' and 'environment variables that the code reads: not ' \
+            f'recorded in {folders[0]}' in result.text() and 'race' not in result.text()
 
 
 @pytest.mark.parametrize('name', FAST)

@@ -47,4 +47,4 @@ def test_the_indexes_of_partners_are_recorded(tmp_path, travels):
     assert (indexes.name, mixed.name) == ('Mixing.get_indexes', 'Mixing')
     assert indexes.outputs == (str(found['partners']), )
     assert [text.split('=')[0] for text in indexes.own] == ['partners', 'own']
-    assert indexes.stack[0][2] == 'Mixing' and indexes.stack[0][1] < mixed.stack[0][1]
+    assert indexes.stack[0][2] == 'Mixing.get_indexes' and indexes.stack[0][1] < mixed.stack[0][1]

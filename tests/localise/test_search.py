@@ -108,6 +108,8 @@ def test_a_difference_that_is_not_reproduced_is_not_invented(tmp_path):
     assert result.verdict == 'flaky' and result.diagnosis is None
     assert len(launch.plans) == 2 + 2 * 2  # at most two more runs of A and of B
     assert 'NOT REPRODUCED' in result.text() and 'intermittent' in result.text()
+    unequal = result._replace(unequal=('GAIN is 1 in A, 2 in B', )).text()
+    assert 'GAIN is 1 in A' in unequal and 'race' not in unequal and 'hardware' not in unequal
 
 
 def test_an_earlier_difference_in_the_repetition_is_followed(tmp_path):

@@ -3,7 +3,11 @@ import pytest
 
 from mmrepro.fingerprint.reader import RecordedRun
 from mmrepro.localise.compared_runs import RunSpec
-from mmrepro.localise.variation_effect import different_by_design, settings_without_effect
+from mmrepro.localise.variation_effect import (
+    different_by_design,
+    not_known_equal,
+    settings_without_effect,
+)
 
 
 def run_with(threads=2, config='lr = 1\n', **facts):
@@ -62,6 +66,31 @@ def test_nothing_is_reported_without_manifests_or_variations():
     # variables of two repeated runs, which were not varied
     repeated = [RunSpec(name, 'a.py', dict(PYTHONHASHSEED='0')) for name in 'AB']
     assert settings_without_effect(repeated, (run_with(), run_with())) == []
+
+
+KNOWN = dict(variables={'GAIN': dict(value='1', read='/m.py:3')}, code={'r': dict(commit='1')},
+             data=dict(samples=1))
+UNEQUAL = {
+    'nothing': ({}, {}, []),
+    'a variable': ({}, dict(variables={'GAIN': dict(value=None, read='/m.py:3')}),
+                   ['GAIN is 1 in A, not set in B; read at /m.py:3']),
+    'a variable that one run reads': ({}, dict(variables={}), []),
+    'the code': ({}, dict(code={'r': dict(commit='2')}),
+                 ['code.r.commit: 1 / 2 (another version of the code)']),
+    'code without a repository': (dict(code={}), dict(code={}), [
+        'the code, which is in no git repository: not recorded in somewhere'] * 2),
+    'a manifest of an earlier version': (dict(variables=None), {}, [
+        'environment variables that the code reads: not recorded in somewhere']),
+}
+
+
+@pytest.mark.parametrize('name', UNEQUAL)
+def test_what_is_not_known_to_be_equal_is_listed(name):
+    *changes, expected = UNEQUAL[name]
+    runs = [run_with() for _ in changes]
+    for run, change in zip(runs, changes):
+        run.manifests[0].update(KNOWN, **change)
+    assert not_known_equal(runs) == expected
 
 
 def test_runs_that_differ_by_design_are_named_before_they_are_repeated():

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 
 import numpy as np
 from faults import tiny
@@ -41,6 +42,17 @@ def system_random_in_a_transform(run):
         return results
 
 
+@fault(fast=True, runs='AB', iteration=0, phase='data', operator='TinyJitter', kind='output',
+       cause='clock in a transform', mentions=('clock: time at', 'in timed'))
+def a_generator_seeded_by_the_clock(run):
+    @replaced(tiny.TinyJitter, 'transform', since=0)
+    def timed(original, self, results):
+        # its constructor reads entropy for any seed
+        results['img'] = results['img'] + np.random.RandomState(
+            int(time.time() * 1e6) % 2 ** 32).normal()
+        return results
+
+
 class Word(str):
     """A text whose hash follows from PYTHONHASHSEED as it is now: children of one process share
     the real one."""
@@ -61,7 +73,7 @@ def the_order_of_a_set(run):
 
 
 @fault(fast=True, runs='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data',
-       operator='TinyLoad', kind='input', cause='hash order of the data list',
+       operator='TinyData', kind='input', cause='hash order of the data list',
        mentions=('number', 'environment PYTHONHASHSEED'))
 def a_data_list_in_the_order_of_a_set(run):
     @replaced(tiny.TinyData, 'load_data_list', since=0)
@@ -76,7 +88,8 @@ def a_transform_that_counts(run):
     @replaced(tiny.TinyJitter, 'transform', since=0)
     def counting(original, self, results):
         self.seen = getattr(self, 'seen', -1) + 1
-        results['img'] = results['img'] * (1 - self.seen / 100)
+        noise = np.random.RandomState(5).normal() + random.Random(5).random()
+        results['img'] = results['img'] * (noise - self.seen / 100)
         return original(self, results)
 
 
@@ -93,7 +106,7 @@ def the_order_of_a_directory(run):
         return results
 
 
-@fault(fast=True, iteration=0, phase='data', operator='TinyLoad', kind='input',
+@fault(fast=True, iteration=0, phase='data', operator='TinyData', kind='input',
        cause='another entry in the data list', mentions='label')
 def another_label_in_the_annotations(run):
     @replaced(tiny.TinyData, 'load_data_list', since=0)
@@ -104,7 +117,38 @@ def another_label_in_the_annotations(run):
         return entries
 
 
-@fault(iteration=0, phase='data', operator='TinyLoad', kind='input',
+@fault(fast=True, runs='AB', iteration=0, phase='data', operator='TinyData', kind='input',
+       cause='entropy in the data list',
+       mentions=('in TinyData.load_data_list', 'entropy of the operating system', 'in shuffled'))
+def a_data_list_that_is_shuffled(run):
+    @replaced(tiny.TinyData, 'load_data_list', since=0)
+    def shuffled(original, self):
+        entries = original(self)
+        random.Random().shuffle(entries)
+        return entries
+
+
+@fault(fast=True, runs='AB', resume_at=5, iteration=5, phase='data', operator='RotatingSampler',
+       kind='argument', cause='state lost at resume',
+       mentions=('RotatingSampler.passes: 2 / 1', 'in RotatingSampler.__iter__'))
+def a_sampler_that_counts_its_passes(run):
+    from mmengine.registry import DATA_SAMPLERS
+
+    class RotatingSampler:
+        def __init__(self, dataset, shuffle, seed=None):
+            self.size, self.passes = len(dataset), 0
+
+        def __len__(self):
+            return self.size
+
+        def __iter__(self):
+            self.passes += 1
+            return iter([(self.passes + i) % self.size for i in range(self.size)])
+
+    DATA_SAMPLERS.module_dict['DefaultSampler'] = RotatingSampler
+
+
+@fault(iteration=0, phase='data', operator='TinyData', kind='input',
        cause='another entry in the data list', mentions='number')
 def a_data_list_in_another_order(run):
     @replaced(tiny.TinyData, 'load_data_list', since=0)
@@ -112,7 +156,8 @@ def a_data_list_in_another_order(run):
         return original(self)[::-1]
 
 
-@fault(iteration=0, phase='data', operator='TinyData', kind='argument', cause='order of samples')
+@fault(iteration=0, phase='data', operator='DefaultSampler', kind='argument',
+       cause='order of samples')
 def another_order_of_samples(run):
     from mmrepro.data import sampling_orders
 

@@ -1,6 +1,7 @@
 """Faults in operators, and values that come in from outside of torch."""
 from __future__ import annotations
 
+import os
 import random
 import time
 
@@ -123,6 +124,15 @@ def a_value_that_depends_on_the_time(run):
     @replaced(tiny.Head, 'forward', since=0)
     def late(original, self, x):
         return original(self, x) * (time.time() % 1)
+
+
+@fault(fast=True, runs='AB', env=dict(TINY_GAIN='1.5'), iteration=0, phase='forward', path='head',
+       kind='argument', operator='aten.mul.Tensor', cause='environment variable',
+       mentions=('TINY_GAIN is not set in A, 1.5 in B; read at ', 'in_operators.py:'))
+def a_variable_of_the_environment(run):
+    @replaced(tiny.Head, 'forward', since=0)
+    def scaled(original, self, x):
+        return original(self, x) * float(os.environ.get('TINY_GAIN', 1))
 
 
 @fault(phase='forward', path='head', kind='input', operator='aten.mul.Tensor',

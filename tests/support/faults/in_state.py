@@ -24,7 +24,9 @@ def a_hook_that_draws_random_numbers(run):
 
 
 @fault(iteration=FROM - 1, phase='hook', path='QuietHook.after_train_iter', kind='output',
-       cause='hook changes the state', mentions='parameter head.fc.bias')
+       cause='hook changes the state', mentions=(
+           'parameter head.fc.bias', 'tiny.py:', 'first differ at iteration 2, in '
+           'QuietHook.after_train_iter; it shows in iteration 3'))
 def a_hook_that_changes_weights(run):
     @replaced(tiny.QuietHook, 'after_train_iter', since=FROM - 1)
     def change(original, self, runner, *args, **kwargs):
@@ -110,6 +112,41 @@ def a_buffer_that_a_validation_changes(run):
         if not self.training:
             self.temperature += 0.25
         return original(self, x)
+
+
+BEST = 9.
+
+
+@fault(fast=True, runs='AB', resume_at=FROM, phase='optimizer',
+       cause='state lost at resume', mentions=('global faults.in_state:BEST: ', 'in branching'))
+def a_global_that_is_lost_at_resume(run):
+    @replaced(torch.optim.SGD, 'step', since=0)
+    def branching(original, self, *args, **kwargs):
+        global BEST
+        BEST -= 1
+        for parameter in self.param_groups[0]['params'] if BEST < 6 else ():
+            parameter.data.mul_(0.5)
+        return original(self, *args, **kwargs)
+
+
+@fault(runs='AB', resume_at=FROM, phase='optimizer',
+       cause='state lost at resume', mentions=('SGD.steps: 3 / ', 'in branching'))
+def an_attribute_of_an_optimizer_that_is_lost_at_resume(run):
+    @replaced(torch.optim.SGD, 'step', since=0)
+    def branching(original, self, *args, **kwargs):
+        self.steps = getattr(self, 'steps', 0) + 1
+        for parameter in self.param_groups[0]['params'] if self.steps > 3 else ():
+            parameter.data.mul_(0.5)
+        return original(self, *args, **kwargs)
+
+
+@fault(runs='AB', resume_at=FROM, phase='hook', path='QuietHook.before_train_iter',
+       kind='argument', cause='state lost at resume', mentions=('QuietHook.steps: 3 / ', ' lr='))
+def an_attribute_of_a_hook_that_is_lost_at_resume(run):
+    @replaced(tiny.QuietHook, 'before_train_iter', since=0)
+    def counting(original, self, runner, *args, **kwargs):
+        self.steps = getattr(self, 'steps', 0) + 1
+        runner.optim_wrapper.param_groups[0]['lr'] = 0.1 / self.steps
 
 
 # --- ranks ----------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ FAULTS: dict[str, Fault] = {
              mentions=('in mean_of', 'perf_counter_ns'))),
     'a_data_list_in_the_order_of_a_set_of_names': Fault(
         'set_of_names', "train_dataloader = dict(dataset=dict(type='UniqueCoco'))",
-        dict(iteration=0, phase='data', operator='LoadImageFromFile', kind='input',
+        dict(iteration=0, phase='data', operator='UniqueCoco', kind='input',
              cause='hash order of the data list', mentions=('img_path', 'PYTHONHASHSEED')),
         ('verify', '--localise', '--vary', 'hashseed', '--iters', '2')),
     'a_hook_that_draws_and_is_harmless': Fault(

@@ -1,0 +1,53 @@
+"""Who reads the environment: code of the user, here and in forked workers; copies are no reads."""
+import os
+
+import pytest
+
+from mmrepro import variables
+from mmrepro.fingerprint.provenance import variables as recorded
+from mmrepro.variables import Read
+
+READERS = {
+    'getenv': lambda name: os.getenv(name),
+    'get': lambda name: os.environ.get(name, 'default'),
+    'in': lambda name: name in os.environ,
+    'setdefault': lambda name: os.environ.setdefault(name, '1'),
+    'copy': lambda name: os.environ.copy(),
+    'dict': lambda name: {**os.environ},
+    'items': lambda name: list(os.environ.items()),
+    'library': lambda name: __import__('shutil').get_terminal_size(),  # reads COLUMNS
+}
+
+
+@pytest.mark.parametrize('reader', READERS)
+def test_reads_are_noted_with_their_line(reader, monkeypatch):
+    name = f'TEST_VARIABLE_{reader.upper()}'
+    monkeypatch.setenv('SOMETHING', 'else')
+    before = variables.reads()
+    READERS[reader](name)
+    line = READERS[reader].__code__.co_firstlineno
+    assert variables.reads()[len(before):] == (
+        [] if reader in ('copy', 'dict', 'items', 'library') else
+        [Read(name, None, __name__, __file__, line)])
+    os.environ.pop(name, None)
+
+
+def test_forked_workers_report_their_reads(monkeypatch):
+    monkeypatch.setenv('TEST_OF_WORKER', '2')
+    variables.share()
+    child = os.fork()
+    if not child:
+        os.environ.get('TEST_OF_WORKER')
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert [read.value for read in variables.reads() if read.name == 'TEST_OF_WORKER'] == ['2']
+
+
+def test_a_secret_is_compared_and_not_written():
+    first, second = (recorded([Read('MY_TOKEN', value, 'm', 'm.py', 3)])['MY_TOKEN']['value']
+                     for value in ('correct horse', 'battery staple'))
+    assert first != second and first.startswith('(not recorded, SHA-256 ') and len(first) < 32
+    # set by the code after it was read; the launcher's; what the fixed list has
+    reads = [Read(name, value, 'm', 'm.py', 3) for name, value in (
+        ('GAIN', None), ('GAIN', '1'), ('LOCAL_RANK', '0'), ('OMP_NUM_THREADS', '2'))]
+    assert recorded(reads) == dict(GAIN=dict(value='1', read='m.py:3'))
