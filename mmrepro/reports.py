@@ -20,7 +20,7 @@ from .audit.auditing import audit
 from .config import with_virtual_ranks
 from .demo import use_data, write_dataset
 from .errors import ConfigError, MMReproError
-from .exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from .exit_codes import DIFFERENT, DONE, NOT_VERIFIED, NOTHING_TO_COMPARE
 from .localise import entry
 from .localise.search import LocaliseResult
 from .report.compare import compare
@@ -31,6 +31,7 @@ from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import find_config, read_config
 from .runs.launcher import TrainingFailed, one_thread_each
 from .verify import variations as verification
+from .verify.control import Control
 from .verify.kills.campaign import Campaign, CampaignSettings, summary
 from .verify.kills.kinds import KINDS, allowed
 from .verify.state_probe import StateVerdict, probe
@@ -71,7 +72,8 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         say: called with lines about the progress.
 
     Returns:
-        A report whose exit code is 0 (same bits), 1 (different) or 3 (nothing was compared).
+        A report whose exit code is 0 (same bits), 1 (different), 3 (nothing was compared) or 4
+        (same bits, and a run that was spoiled on purpose has them as well).
 
     Raises:
         ConfigError: the config or an option cannot be used.
@@ -98,17 +100,24 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
     try:
         results = verification.verify(cfg, work_dir, names, iterations, jobs or _jobs(), level, say)
+        control = verification.control_of(cfg, work_dir, results, say)
     except TrainingFailed as error:
-        if error.finding is None:
-            raise
-        return Report(
-            config, 'DIFFERENT BITS within one run, before it was compared with others:\n'
-            f'{error.finding}\nAll of its output is in {error.log}', DIFFERENT, notes=notes,
-            data=dict(data, same=False, variations=[], finding=error.finding, log=error.log))
+        return _finding(error, config, notes, dict(data, variations=[]))
     notes.append(f'{iterations} iterations, fingerprints of level {level}, '
                  f'{time.monotonic() - started:.0f} s')
     cause = _cause(results, work_dir, iterations) if explain else None
-    return certificate(config, results, notes, work_dir, data, cause)
+    return certificate(config, results, notes, work_dir, data, cause, control)
+
+
+def _finding(error: TrainingFailed, title: str, notes: Sequence[str],
+             data: Mapping[str, Any]) -> Report:
+    """Report what a self-check found in a run; raises errors of any other kind."""
+    if error.finding is None:
+        raise error
+    return Report(
+        title, 'DIFFERENT BITS within one run, before it was compared with others:\n'
+        f'{error.finding}\nAll of its output is in {error.log}', DIFFERENT, notes=list(notes),
+        data=dict(data, same=False, finding=error.finding, log=error.log))
 
 
 def _jobs() -> int:
@@ -122,7 +131,7 @@ def _jobs() -> int:
 
 def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
                 work_dir: str, data: Mapping[str, Any] = {},
-                cause: LocaliseResult | None = None) -> Report:
+                cause: LocaliseResult | None = None, control: Control | None = None) -> Report:
     """Report verified variations."""
     rows = [(result.name, result.title,
              f'not run: {result.skipped}' if result.skipped else
@@ -131,7 +140,7 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     styles = ['soft' if result.skipped else 'bad' if result.difference else 'good'
               for result in results]
     different = [result for result in results if result.difference is not None]
-    same = not different and any(result.equal for result in results)
+    same = control is not None and control.iteration is not None
     advice = []
     if different:
         verdict = (f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both runs '
@@ -142,15 +151,19 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     elif same:
         partly = any(result.remark for result in results)
         verdict = SAME + ('; with other instruction sets, batches do' if partly else '')
+        notes = [*notes, control.text]
+    elif control is not None:
+        verdict = control.text
     else:
         verdict = 'NOTHING WAS COMPARED'
     tables = [Table((), rows, styles=styles)]
     if cause is not None:
         tables.append(_first_difference(cause))
     return Report(
-        config, verdict, DONE if same else DIFFERENT if different else NOTHING_TO_COMPARE,
+        config, verdict, DONE if same else DIFFERENT if different else
+        NOT_VERIFIED if control is not None else NOTHING_TO_COMPARE,
         tables, list(notes), advice, data={
-            **data, 'same': same, 'localise': cause.as_dict() if cause else None,
+            **data, 'same': same, 'control': control, 'localise': cause.as_dict() if cause else None,
             'variations': [dict(
                 name=result.name, title=result.title, equal=result.equal,
                 skipped=result.skipped or None, remark=result.remark or None,

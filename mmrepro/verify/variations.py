@@ -19,6 +19,7 @@ from ..runs.launcher import PlannedRun, one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..text import listed
 from . import surroundings
+from .control import Control, control
 
 REFERENCE = 'reference'  # folder of the run with which variations are compared
 
@@ -50,9 +51,13 @@ def _other_workers(cfg: Config, iterations: int) -> None:
 
 
 def _keep_checkpoint(cfg: Config, iterations: int) -> None:
+    # all are kept: the control resumes from the first
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False,
-                                        interval=max(1, iterations // 2),
-                                        max_keep_ckpts=1)
+                                        interval=_half(iterations))
+
+
+def _half(iterations: int) -> int:
+    return max(1, iterations // 2)
 
 
 def _cannot_resume(cfg: Config, iterations: int) -> str:
@@ -186,7 +191,7 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
     variation.change(cfg, iterations)
     cfg.work_dir = folder
     path = os.path.join(folder, 'config.py')
-    half = max(1, iterations // 2)
+    half = _half(iterations)
     training = Training(path, iterations=iterations, prepare=variation.prepare)
     if variation.validate:
         for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
@@ -200,8 +205,35 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
                      training._replace(resume=True)]
     cwd = surroundings.linked_folder(os.path.join(folder, 'elsewhere'), os.getcwd()) \
         if variation.elsewhere else None
-    env = {'PYTHONHASHSEED': '0', **one_thread_each(), **variation.env()}
-    return plan(name, folder, trainings, env, variation.processes, cwd)
+    return plan(name, folder, trainings, {**_environment(), **variation.env()}, variation.processes, cwd)
+
+
+def _environment() -> dict[str, str]:
+    return {'PYTHONHASHSEED': '0', **one_thread_each()}
+
+
+def control_of(cfg: Config, work_dir: str, results: Sequence[VariationResult],
+               say: Callable[[str], None] = lambda text: None) -> Control | None:
+    """Return the control of :func:`verify`'s results; None unless all bits are equal.
+
+    A single comparison is controlled, because all are made alike: that of ``resume``, where only
+    the end has to be trained again, or else the first.
+    """
+    compared = [result for result in results if not result.skipped]
+    if not compared or not all(result.equal for result in compared):
+        return None
+    result = next((result for result in compared if VARIATIONS[result.name].kill), compared[0])
+    variation = variations_of(cfg)[result.name]
+    folder, reference = (os.path.abspath(os.path.join(work_dir, name))
+                         for name in (result.name, result.reference))
+    start = _half(result.iterations) if variation.kill else 0
+    training = Training(os.path.join(reference, 'config.py'))
+    if variation.kill:
+        training = training._replace(resume=True, checkpoint=os.path.join(
+            folder, f'iter_{start}.pth'))
+    return control(training, os.path.abspath(os.path.join(work_dir, 'control')), reference, start,
+                   result.iterations, lambda ranks: _only(variation.only, ranks), _environment(),
+                   variation.processes if variation.twice else 1, say)
 
 
 def result_of(name: str, reference: str, folder: str, iterations: int, skipped: str = '',
@@ -233,7 +265,7 @@ def _remark(difference: Divergence | None) -> str:
 
 
 def _only(part: str, ranks: dict[int, RankLog]) -> dict[int, RankLog]:
-    """Reduce fingerprints to one part."""
-    return {rank: log._replace(steps={
+    """Reduce fingerprints to one part; '' for all of them."""
+    return ranks if not part else {rank: log._replace(steps={
         i: {part: step[part]} for i, step in log.steps.items() if part in step})
         for rank, log in ranks.items()}
