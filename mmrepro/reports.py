@@ -32,7 +32,7 @@ from .runs.config_files import find_config, read_config
 from .runs.launcher import TrainingFailed, one_thread_each
 from .verify import variations as verification
 from .verify.control import Control
-from .verify.kills.campaign import Campaign, CampaignSettings, summary
+from .verify.kills.campaign import Campaign, CampaignSettings
 from .verify.kills.kinds import KINDS, allowed
 from .verify.state_probe import StateVerdict, probe
 from .verify.variations import USUAL, VARIATIONS, VariationResult
@@ -100,24 +100,18 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
     try:
         results = verification.verify(cfg, work_dir, names, iterations, jobs or _jobs(), level, say)
-        control = verification.control_of(cfg, work_dir, results, say)
+        control = verification.control_of(results, work_dir, say)
     except TrainingFailed as error:
-        return _finding(error, config, notes, dict(data, variations=[]))
+        if error.finding is None:
+            raise
+        return Report(
+            config, 'DIFFERENT BITS within one run, before it was compared with others:\n'
+            f'{error.finding}\nAll of its output is in {error.log}', DIFFERENT, notes=notes,
+            data=dict(data, same=False, variations=[], finding=error.finding, log=error.log))
     notes.append(f'{iterations} iterations, fingerprints of level {level}, '
                  f'{time.monotonic() - started:.0f} s')
     cause = _cause(results, work_dir, iterations) if explain else None
     return certificate(config, results, notes, work_dir, data, cause, control)
-
-
-def _finding(error: TrainingFailed, title: str, notes: Sequence[str],
-             data: Mapping[str, Any]) -> Report:
-    """Report what a self-check found in a run; raises errors of any other kind."""
-    if error.finding is None:
-        raise error
-    return Report(
-        title, 'DIFFERENT BITS within one run, before it was compared with others:\n'
-        f'{error.finding}\nAll of its output is in {error.log}', DIFFERENT, notes=list(notes),
-        data=dict(data, same=False, finding=error.finding, log=error.log))
 
 
 def _jobs() -> int:
@@ -140,30 +134,28 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     styles = ['soft' if result.skipped else 'bad' if result.difference else 'good'
               for result in results]
     different = [result for result in results if result.difference is not None]
-    same = control is not None and control.iteration is not None
-    advice = []
+    code, advice = DIFFERENT, []
     if different:
         verdict = (f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both runs '
                    f'are in {work_dir}; to see them side by side:')
         advice = ['mmrepro compare '
                   f'{os.path.join(work_dir, different[0].reference)} '
                   f'{os.path.join(work_dir, different[0].name)}']
-    elif same:
-        partly = any(result.remark for result in results)
-        verdict = SAME + ('; with other instruction sets, batches do' if partly else '')
-        notes = [*notes, control.text]
-    elif control is not None:
-        verdict = control.text
+    elif control is None:
+        code, verdict = NOTHING_TO_COMPARE, 'NOTHING WAS COMPARED'
+    elif control.iteration is None:
+        code, verdict = NOT_VERIFIED, control.text
     else:
-        verdict = 'NOTHING WAS COMPARED'
+        partly = any(result.remark for result in results)
+        code, verdict = DONE, SAME + ('; with other instruction sets, batches do' * partly)
+        notes = [*notes, control.text]
     tables = [Table((), rows, styles=styles)]
     if cause is not None:
         tables.append(_first_difference(cause))
     return Report(
-        config, verdict, DONE if same else DIFFERENT if different else
-        NOT_VERIFIED if control is not None else NOTHING_TO_COMPARE,
-        tables, list(notes), advice, data={
-            **data, 'same': same, 'control': control, 'localise': cause.as_dict() if cause else None,
+        config, verdict, code, tables, list(notes), advice, data={
+            **data, 'same': code == DONE, 'localise': cause.as_dict() if cause else None,
+            'control': control,
             'variations': [dict(
                 name=result.name, title=result.title, equal=result.equal,
                 skipped=result.skipped or None, remark=result.remark or None,
@@ -225,7 +217,7 @@ def kills(cfg: Config, *, count: int = 10, seed: int = 0, ranks: int = 1,
 
     Raises:
         ConfigError: a kind is not possible, or the folder is not empty.
-        TrainingError: the undisturbed run failed.
+        TrainingFailed: the undisturbed run failed.
     """
     workers = cfg.train_dataloader.get('num_workers', 0)
     most = max(processes or [ranks])
@@ -237,12 +229,10 @@ def kills(cfg: Config, *, count: int = 10, seed: int = 0, ranks: int = 1,
     if os.path.isdir(work_dir) and os.listdir(work_dir):
         raise ConfigError(f'--work-dir {work_dir}: is not empty, and a run that finds '
                           'checkpoints resumes')
-    started = time.time()
     campaign = Campaign(cfg, CampaignSettings(
-        os.path.abspath(work_dir), count, seed, ranks, workers, kinds or possible, span, processes),
-        say)
+        os.path.abspath(work_dir), count, seed, ranks, kinds or possible, span, processes), say)
     campaign.run()
-    return campaign_report(summary(campaign, started))
+    return campaign_report(campaign.outcome())
 
 
 def interruptible(cfg: Config, interval: int) -> None:
@@ -250,7 +240,8 @@ def interruptible(cfg: Config, interval: int) -> None:
     hooks = cfg.setdefault('default_hooks', {})
     hook = dict(hooks.get('checkpoint') or dict(type='CheckpointHook'))
     hook.update(by_epoch=False, interval=interval)
-    hook.setdefault('max_keep_ckpts', 2)
+    if hook.setdefault('max_keep_ckpts', 2) == 1:
+        hook['max_keep_ckpts'] = 2  # the control resumes before the end
     hooks['checkpoint'] = hook
     fix_seed(cfg)
 
@@ -278,8 +269,11 @@ def campaign_report(outcome: Mapping[str, Any]) -> Report:
                f'{outcome["iterations_of_a_run"]} iterations, {ranks}; {half} left a half-written '
                f'checkpoint behind; {outcome["compared"]} records compared: '
                f'{"all bits equal" if outcome["equal"] else "DIFFERENT"}')
+    seen = outcome['control'] is not None and outcome['control']['iteration'] is not None
+    lines = [verdict, *outcome['problems'],
+             *([outcome['control']['text']] if outcome['control'] else [])]
     return Report(
-        '', '\n'.join([verdict, *outcome['problems']]), DONE if outcome['equal'] else DIFFERENT,
+        '', '\n'.join(lines), DIFFERENT if not outcome['equal'] else DONE if seen else NOT_VERIFIED,
         [Table(('interruption', 'times', 'exit codes', 'iterations done again (most)',
                 'seconds to the end (most)'), rows)], data=dict(outcome))
 

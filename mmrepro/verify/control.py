@@ -1,128 +1,87 @@
-"""A control: a run that is spoiled on purpose, which a comparison of runs has to see.
-
-A comparison that finds no difference shows nothing unless it could have found one.
-"""
+"""A control: a training that is spoiled on purpose, which a comparison has to see as different."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
-from ..data import placement_of
 from ..fingerprint.divergence import Ranks, first_divergence
 from ..fingerprint.reader import read_ranks
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.launcher import plan
 from ..runs.progress import run_with_progress
-from ..text import listed
 
-ITERATIONS = 2  # of a control: a lost schedule changes the second
-# what a self-check or the check of a resume would refuse has to come to the comparison
+ITERATIONS = 2  # that a control trains: a lost schedule changes the second
+# what a self-check, or the check of a resume, would refuse has to come to the comparison
 SETTINGS = {'randomness.self_checks': False, 'randomness.resume_strict': False}
+NOT_SEEN = 'NOT VERIFIED: all bits are equal, but '
 
 
-class Omission(NamedTuple):
-    """Something that a training loses in a control."""
-    plant: Callable[[Any], Any] = lambda runner: None  # lets a runner that was built lose it
-    settings: dict[str, Any] = {}  # changes of the config, by dotted key
+def _forget(runner: Any, key: str) -> None:
+    stock = runner.load_checkpoint
+    runner.load_checkpoint = lambda *args, **kwargs: {
+        name: value for name, value in stock(*args, **kwargs).items() if name != key}
 
 
-def _forget(key: str) -> Callable[[Any], None]:
-    """Return a function that lets a runner resume without an entry of the checkpoint."""
-    def plant(runner: Any) -> None:
-        stock = runner.load_checkpoint
-
-        def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
-            checkpoint = stock(*args, **kwargs)
-            checkpoint.pop(key, None)
-            return checkpoint
-
-        runner.load_checkpoint = load_checkpoint
-
-    return plant
-
-
-def _unseeded(runner: Any) -> None:
-    runner.lifecycle.seed = lambda *stream: None
-
-
-def _one_batch_ahead(runner: Any) -> None:
+def _misplaced(runner: Any) -> None:
     resume = runner.lifecycle.resume
-    stock = resume.seek_data
-
-    def seek_data(runner: Any) -> None:
-        stock(runner)
-        placement = placement_of(runner.train_dataloader)
-        if placement is not None:
-            placement.skip += 1
-        resume.seek_data = stock
-
-    resume.seek_data = seek_data
+    cursor = resume.point.cursor
+    resume.point = replace(resume.point, cursor=cursor._replace(batches=cursor.batches + 1))
 
 
-# by what is lost; a later omission is planted where the comparison does not see those before it
-OF_A_RUN = {
-    'a run with another seed': Omission(settings={'randomness.seed': 2**31 - 1}),
-    'a run without its first batch': Omission(_one_batch_ahead),
+# The first is seen in almost every training; the next is planted where it is not.
+RUNS = {  # -> changed settings
+    'a run with another seed': {'randomness.seed': 2**31 - 1},
+    'a run with batches of three': {'train_dataloader.batch_size': 3},
 }
-OF_A_RESUME = {
-    'a resume without the state of the optimizer': Omission(_forget('optimizer')),
-    'a resume without its random numbers': Omission(_unseeded),
-    'a resume without the state of the schedules': Omission(_forget('param_schedulers')),
-    'a resume without its first batch': Omission(_one_batch_ahead),
+RESUMES: dict[str, Callable[[Any], None]] = {  # -> spoils a runner that is about to resume
+    'a resume without the state of the optimizer': lambda runner: _forget(runner, 'optimizer'),
+    'a resume without its random numbers': lambda runner: setattr(
+        runner.lifecycle, 'seed', lambda *stream: None),
+    'a resume without the schedules': lambda runner: _forget(runner, 'param_schedulers'),
+    'a resume that leaves a batch out': _misplaced,
 }
 
 
 def attach(runner: Any, name: str) -> None:
-    """Spoil a runner that is about to train."""
-    {**OF_A_RUN, **OF_A_RESUME}[name].plant(runner)
+    """Spoil a runner that is about to train, if it resumes."""
+    RESUMES.get(name, lambda runner: None)(runner)
 
 
 class Control(NamedTuple):
-    """What a comparison said of runs that were spoiled."""
-    spoiled: Sequence[str]  # in order; all but the last were not seen
-    iteration: int | None  # in which the last was seen as different; None if it was not
-    why: str = ''  # why nothing could be spoiled
-
-    @property
-    def text(self) -> str:
-        """The outcome in words."""
-        if self.iteration is not None:
-            return f'control: {self.spoiled[-1]} was seen as different at iteration ' \
-                f'{self.iteration}'
-        return 'NOT VERIFIED: all bits are equal, but the control was not seen as different: ' + (
-            self.why or f'{listed(self.spoiled, len(self.spoiled))} has the same bits as well, so '
-            'that a run which loses this would have passed')
+    """What a comparison said of spoiled trainings."""
+    text: str  # a line for the report
+    iteration: int | None = None  # the first that was seen as different; None: all are the same
 
 
-def control(training: Training, folder: str, reference: str, start: int, iterations: int,
-            part: Callable[[Ranks], Ranks] = lambda ranks: ranks,
-            env: dict[str, str | None] = {}, processes: int = 1,
-            say: Callable[[str], None] = lambda text: None) -> Control:
-    """Train again with one omission after the other, until the comparison sees one.
+def control(training: Training, reference: str, part: str = '',
+            say: Callable[[str], None] = lambda text: None, **how: Any) -> Control:
+    """Spoil a training in one way after the other, until it differs from the reference.
 
     Args:
-        training: without omission; one that resumes names its checkpoint.
-        folder: work directory of the control.
+        training: has a work directory; one that resumes names its checkpoint.
         reference: work directory of the run with which it is compared.
-        start: number of iterations before the first of ``training``.
-        iterations: of ``reference``.
-        part: reduces fingerprints to what is compared.
-        env: changed variables.
-        processes: number of processes.
-        say: is called with a line on the progress.
+        part: see :func:`only`.
+        how: ``env`` and ``processes`` of :func:`~mmrepro.runs.launcher.plan`.
     """
-    spoiled: list[str] = []
-    end = min(start + ITERATIONS, iterations)
-    for name, omission in (OF_A_RESUME if training.resume else OF_A_RUN).items():
-        spoiled.append(name)
-        run = plan('control', folder, [training._replace(
-            work_dir=folder, iterations=end, settings={**SETTINGS, **omission.settings},
-            attach=f'{__name__}:attach', given=dict(name=name))], env, processes)
-        run_with_progress([run], end - start, say)
-        difference = first_divergence(*(
-            part(read_ranks(os.path.join(path, FOLDER))) for path in (reference, folder)))
+    spoiled = RESUMES if training.resume else RUNS
+    for name in spoiled:
+        changed = training._replace(settings={**SETTINGS, **RUNS.get(name, {})},
+                                    attach=f'{__name__}:attach', given=dict(name=name))
+        run_with_progress([plan('control', str(training.work_dir), [changed], **how)], ITERATIONS,
+                          say)
+        difference = first_divergence(*(only(part, read_ranks(os.path.join(path, FOLDER)))
+                                        for path in (reference, str(training.work_dir))))
         if difference is not None:
-            return Control(spoiled, difference.iteration)
-    return Control(spoiled, None)
+            return Control(f'control: {name} was seen as different at iteration '
+                           f'{difference.iteration}', difference.iteration)
+    return Control(f'{NOT_SEEN}so are those of {", ".join(spoiled)}: the training depends on none '
+                   'of what these change, and its loss would not be seen')
+
+
+def only(part: str, ranks: Ranks) -> Ranks:
+    """Reduce fingerprints to one part; '' for all parts."""
+    return ranks if not part else {rank: log._replace(steps={
+        i: {part: step[part]} for i, step in log.steps.items() if part in step})
+        for rank, log in ranks.items()}

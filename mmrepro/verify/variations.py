@@ -11,7 +11,7 @@ from mmengine.config import Config
 
 from ..config import randomness_of
 from ..fingerprint.divergence import ComparedField, Divergence, first_divergence
-from ..fingerprint.reader import RankLog, read_ranks
+from ..fingerprint.reader import read_ranks
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
@@ -19,7 +19,7 @@ from ..runs.launcher import PlannedRun, one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..text import listed
 from . import surroundings
-from .control import Control, control
+from .control import ITERATIONS, Control, control, only
 
 REFERENCE = 'reference'  # folder of the run with which variations are compared
 
@@ -53,11 +53,7 @@ def _other_workers(cfg: Config, iterations: int) -> None:
 def _keep_checkpoint(cfg: Config, iterations: int) -> None:
     # all are kept: the control resumes from the first
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False,
-                                        interval=_half(iterations))
-
-
-def _half(iterations: int) -> int:
-    return max(1, iterations // 2)
+                                        interval=max(1, iterations // 2))
 
 
 def _cannot_resume(cfg: Config, iterations: int) -> str:
@@ -191,7 +187,7 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
     variation.change(cfg, iterations)
     cfg.work_dir = folder
     path = os.path.join(folder, 'config.py')
-    half = _half(iterations)
+    half = max(1, iterations // 2)
     training = Training(path, iterations=iterations, prepare=variation.prepare)
     if variation.validate:
         for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
@@ -205,35 +201,30 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
                      training._replace(resume=True)]
     cwd = surroundings.linked_folder(os.path.join(folder, 'elsewhere'), os.getcwd()) \
         if variation.elsewhere else None
-    return plan(name, folder, trainings, {**_environment(), **variation.env()}, variation.processes, cwd)
+    env = {'PYTHONHASHSEED': '0', **one_thread_each(), **variation.env()}
+    return plan(name, folder, trainings, env, variation.processes, cwd)
 
 
-def _environment() -> dict[str, str]:
-    return {'PYTHONHASHSEED': '0', **one_thread_each()}
-
-
-def control_of(cfg: Config, work_dir: str, results: Sequence[VariationResult],
+def control_of(results: Sequence[VariationResult], work_dir: str,
                say: Callable[[str], None] = lambda text: None) -> Control | None:
-    """Return the control of :func:`verify`'s results; None unless all bits are equal.
+    """Control one comparison of :func:`verify`, if no variation differs; None otherwise.
 
-    A single comparison is controlled, because all are made alike: that of ``resume``, where only
-    the end has to be trained again, or else the first.
+    All are made alike: that of ``resume`` is the cheapest to repeat.
     """
     compared = [result for result in results if not result.skipped]
     if not compared or not all(result.equal for result in compared):
         return None
     result = next((result for result in compared if VARIATIONS[result.name].kill), compared[0])
-    variation = variations_of(cfg)[result.name]
-    folder, reference = (os.path.abspath(os.path.join(work_dir, name))
-                         for name in (result.name, result.reference))
-    start = _half(result.iterations) if variation.kill else 0
-    training = Training(os.path.join(reference, 'config.py'))
-    if variation.kill:
-        training = training._replace(resume=True, checkpoint=os.path.join(
-            folder, f'iter_{start}.pth'))
-    return control(training, os.path.abspath(os.path.join(work_dir, 'control')), reference, start,
-                   result.iterations, lambda ranks: _only(variation.only, ranks), _environment(),
-                   variation.processes if variation.twice else 1, say)
+    variation = VARIATIONS[result.name]
+    start = max(1, result.iterations // 2) if variation.kill else 0
+    reference, folder, checkpoint = (os.path.abspath(os.path.join(work_dir, name)) for name in (
+        result.reference, 'control', f'{result.name}/iter_{start}.pth'))
+    training = Training(
+        os.path.join(reference, 'config.py'), folder, resume=variation.kill,
+        checkpoint=checkpoint, iterations=min(start + ITERATIONS, result.iterations))
+    return control(training, reference, part=variation.only, say=say,
+                   env={'PYTHONHASHSEED': '0', **one_thread_each()},
+                   processes=variation.processes if result.reference != REFERENCE else 1)
 
 
 def result_of(name: str, reference: str, folder: str, iterations: int, skipped: str = '',
@@ -248,7 +239,7 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
     difference, remark = first_divergence(*runs), ''
     if variation.only:
         remark = _remark(difference)
-        difference = first_divergence(*(_only(variation.only, ranks) for ranks in runs))
+        difference = first_divergence(*(only(variation.only, ranks) for ranks in runs))
     if difference is None and lacking:
         difference = Divergence(lacking[0], {0: (
             ComparedField('number of iterations', len(steps[0]), len(steps[1])), )})
@@ -262,10 +253,3 @@ def _remark(difference: Divergence | None) -> str:
         return 'weights agree as well'
     fields = listed([field.field for field in difference.ranks[difference.rank]])
     return f'{fields} differ from iteration {difference.iteration} on, as on another CPU'
-
-
-def _only(part: str, ranks: dict[int, RankLog]) -> dict[int, RankLog]:
-    """Reduce fingerprints to one part; '' for all of them."""
-    return ranks if not part else {rank: log._replace(steps={
-        i: {part: step[part]} for i, step in log.steps.items() if part in step})
-        for rank, log in ranks.items()}
