@@ -73,7 +73,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
 
     Returns:
         A report whose exit code is 0 (same bits), 1 (different), 3 (nothing was compared) or 4
-        (same bits, and a run that was spoiled on purpose has them as well).
+        (not verified: the control was not seen).
 
     Raises:
         ConfigError: the config or an option cannot be used.

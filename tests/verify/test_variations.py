@@ -100,6 +100,9 @@ def test_what_is_varied(config, stand_in, tmp_path):
     assert -9 in kill.codes and -9 not in resume.codes
     assert training_of(kill).kill_after == 3 and not training_of(kill).resume
     assert training_of(resume).kill_after is None and training_of(resume).resume
+    spoiled = trainings.pop('control')  # the first two iterations after the resume
+    assert spoiled.resume and spoiled.iterations == 4
+    assert spoiled.checkpoint == str(tmp_path / 'w' / 'resume' / 'iter_2.pth')
     assert configs['resume'].default_hooks.checkpoint.interval == 2
     for name, cfg in configs.items():
         assert cfg.custom_hooks[-1].type == 'FingerprintHook'
