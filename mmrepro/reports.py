@@ -20,7 +20,7 @@ from .audit.auditing import audit
 from .config import with_virtual_ranks
 from .demo import use_data, write_dataset
 from .errors import ConfigError, MMReproError
-from .exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from .exit_codes import DIFFERENT, DONE, NOT_VERIFIED, NOTHING_TO_COMPARE
 from .localise import entry
 from .localise.search import LocaliseResult
 from .report.compare import compare
@@ -31,7 +31,8 @@ from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import find_config, read_config
 from .runs.launcher import TrainingFailed, one_thread_each
 from .verify import variations as verification
-from .verify.kills.campaign import Campaign, CampaignSettings, summary
+from .verify.control import Control
+from .verify.kills.campaign import Campaign, CampaignSettings
 from .verify.kills.kinds import KINDS, allowed
 from .verify.state_probe import StateVerdict, probe
 from .verify.variations import USUAL, VARIATIONS, VariationResult
@@ -71,7 +72,8 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         say: called with lines about the progress.
 
     Returns:
-        A report whose exit code is 0 (same bits), 1 (different) or 3 (nothing was compared).
+        A report whose exit code is 0 (same bits), 1 (different), 3 (nothing was compared) or 4
+        (not verified: the control was not seen).
 
     Raises:
         ConfigError: the config or an option cannot be used.
@@ -98,6 +100,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
     try:
         results = verification.verify(cfg, work_dir, names, iterations, jobs or _jobs(), level, say)
+        control = verification.control_of(results, work_dir, say)
     except TrainingFailed as error:
         if error.finding is None:
             raise
@@ -108,7 +111,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     notes.append(f'{iterations} iterations, fingerprints of level {level}, '
                  f'{time.monotonic() - started:.0f} s')
     cause = _cause(results, work_dir, iterations) if explain else None
-    return certificate(config, results, notes, work_dir, data, cause)
+    return certificate(config, results, notes, work_dir, data, cause, control)
 
 
 def _jobs() -> int:
@@ -122,7 +125,7 @@ def _jobs() -> int:
 
 def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
                 work_dir: str, data: Mapping[str, Any] = {},
-                cause: LocaliseResult | None = None) -> Report:
+                cause: LocaliseResult | None = None, control: Control | None = None) -> Report:
     """Report verified variations."""
     rows = [(result.name, result.title,
              f'not run: {result.skipped}' if result.skipped else
@@ -131,26 +134,28 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     styles = ['soft' if result.skipped else 'bad' if result.difference else 'good'
               for result in results]
     different = [result for result in results if result.difference is not None]
-    same = not different and any(result.equal for result in results)
-    advice = []
+    code, advice = DIFFERENT, []
     if different:
         verdict = (f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both runs '
                    f'are in {work_dir}; to see them side by side:')
         advice = ['mmrepro compare '
                   f'{os.path.join(work_dir, different[0].reference)} '
                   f'{os.path.join(work_dir, different[0].name)}']
-    elif same:
-        partly = any(result.remark for result in results)
-        verdict = SAME + ('; with other instruction sets, batches do' if partly else '')
+    elif control is None:
+        code, verdict = NOTHING_TO_COMPARE, 'NOTHING WAS COMPARED'
+    elif control.iteration is None:
+        code, verdict = NOT_VERIFIED, control.text
     else:
-        verdict = 'NOTHING WAS COMPARED'
+        partly = any(result.remark for result in results)
+        code, verdict = DONE, SAME + ('; with other instruction sets, batches do' * partly)
+        notes = [*notes, control.text]
     tables = [Table((), rows, styles=styles)]
     if cause is not None:
         tables.append(_first_difference(cause))
     return Report(
-        config, verdict, DONE if same else DIFFERENT if different else NOTHING_TO_COMPARE,
-        tables, list(notes), advice, data={
-            **data, 'same': same, 'localise': cause.as_dict() if cause else None,
+        config, verdict, code, tables, list(notes), advice, data={
+            **data, 'same': code == DONE, 'localise': cause.as_dict() if cause else None,
+            'control': control,
             'variations': [dict(
                 name=result.name, title=result.title, equal=result.equal,
                 skipped=result.skipped or None, remark=result.remark or None,
@@ -212,7 +217,7 @@ def kills(cfg: Config, *, count: int = 10, seed: int = 0, ranks: int = 1,
 
     Raises:
         ConfigError: a kind is not possible, or the folder is not empty.
-        TrainingError: the undisturbed run failed.
+        TrainingFailed: the undisturbed run failed.
     """
     workers = cfg.train_dataloader.get('num_workers', 0)
     most = max(processes or [ranks])
@@ -224,12 +229,10 @@ def kills(cfg: Config, *, count: int = 10, seed: int = 0, ranks: int = 1,
     if os.path.isdir(work_dir) and os.listdir(work_dir):
         raise ConfigError(f'--work-dir {work_dir}: is not empty, and a run that finds '
                           'checkpoints resumes')
-    started = time.time()
     campaign = Campaign(cfg, CampaignSettings(
-        os.path.abspath(work_dir), count, seed, ranks, workers, kinds or possible, span, processes),
-        say)
+        os.path.abspath(work_dir), count, seed, ranks, kinds or possible, span, processes), say)
     campaign.run()
-    return campaign_report(summary(campaign, started))
+    return campaign_report(campaign.outcome())
 
 
 def interruptible(cfg: Config, interval: int) -> None:
@@ -237,7 +240,8 @@ def interruptible(cfg: Config, interval: int) -> None:
     hooks = cfg.setdefault('default_hooks', {})
     hook = dict(hooks.get('checkpoint') or dict(type='CheckpointHook'))
     hook.update(by_epoch=False, interval=interval)
-    hook.setdefault('max_keep_ckpts', 2)
+    if hook.setdefault('max_keep_ckpts', 2) == 1:
+        hook['max_keep_ckpts'] = 2  # the control resumes before the end
     hooks['checkpoint'] = hook
     fix_seed(cfg)
 
@@ -265,8 +269,11 @@ def campaign_report(outcome: Mapping[str, Any]) -> Report:
                f'{outcome["iterations_of_a_run"]} iterations, {ranks}; {half} left a half-written '
                f'checkpoint behind; {outcome["compared"]} records compared: '
                f'{"all bits equal" if outcome["equal"] else "DIFFERENT"}')
+    seen = outcome['control'] is not None and outcome['control']['iteration'] is not None
+    lines = [verdict, *outcome['problems'],
+             *([outcome['control']['text']] if outcome['control'] else [])]
     return Report(
-        '', '\n'.join([verdict, *outcome['problems']]), DONE if outcome['equal'] else DIFFERENT,
+        '', '\n'.join(lines), DIFFERENT if not outcome['equal'] else DONE if seen else NOT_VERIFIED,
         [Table(('interruption', 'times', 'exit codes', 'iterations done again (most)',
                 'seconds to the end (most)'), rows)], data=dict(outcome))
 

@@ -40,6 +40,7 @@ SLOW = (
     'localise/test_planted_faults.py',
     'distributed/test_virtual_ranks_families.py',
     'verify/test_kills.py',
+    'verify/test_control.py',
     'hooks/test_self_check_findings.py',
     'localise/test_localise_virtual_ranks.py',
     'distributed/test_virtual_ranks_training.py',

@@ -8,7 +8,7 @@ from typing import Any, Callable
 from .files import LAST_GOOD, check_file
 
 
-def _pointed(folder: str) -> str:
+def pointed(folder: str) -> str:
     """Return what ``last_checkpoint`` of a work directory names; '' for nothing."""
     pointer = os.path.join(folder, 'last_checkpoint')
     if not os.path.exists(pointer):
@@ -34,7 +34,7 @@ def _is_copied(pointer: str, named: str) -> bool:
 
 def is_remote(settings: Mapping[str, Any]) -> bool:
     """Whether MMEngine has to fetch the checkpoint that a run with these settings resumes from."""
-    return '://' in (settings.get('load_from') or _pointed(settings['work_dir']))
+    return '://' in (settings.get('load_from') or pointed(settings['work_dir']))
 
 
 def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
@@ -46,7 +46,7 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
     the original: the file beside ``last_checkpoint`` counts, and no other folder. ``refuse``
     returns the problem of a file, or None.
     """
-    pointer, named = os.path.join(folder, 'last_checkpoint'), _pointed(folder)
+    pointer, named = os.path.join(folder, 'last_checkpoint'), pointed(folder)
     beside = _beside(pointer, named)
     candidates, passed, folders = [], [], [folder]
     if named and _is_copied(pointer, named):

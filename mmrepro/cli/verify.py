@@ -39,7 +39,7 @@ def _parser() -> Parser:
         '  mmrepro verify CONFIG --vary kills --kills 30 --cfg-options train_cfg.max_epochs=3\n'
         '  mmrepro verify configs/demo/yolox_s_demo.py --vary resume --explain\n\n'
         'exit code: 0 all equal, 1 a difference, or a training failed, 2 wrong usage, '
-        '3 nothing was compared',
+        '3 nothing was compared, 4 not verified: the control was not seen',
         shared(iters=5, virtual_ranks=None, full=False, level='step', demo_data=None,
                cfg_options=None, json=None, work_dir=None))
     parser.add_argument('config', metavar='CONFIG', help='path of a config, or package::path')
@@ -74,7 +74,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare runs; exit code 0: all equal, 1: a difference, 3: nothing was compared."""
+    """Compare runs; exit code 0: all equal, 1: different, 3: nothing compared, 4: not verified."""
     parser = _parser()
     args = parser.parse_args(argv)
     names = None if args.vary is None else [
@@ -127,10 +127,10 @@ def _kills(args: argparse.Namespace, parser: Parser) -> int:
         processes = parser.processes(args.processes or '1', virtual)
         ranks = virtual or max(processes)
         cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
-    print(f'changed: a checkpoint every {interval} iterations; the seed, where there is none',
-          file=sys.stderr)
     folder = parser.make_folder(args.work_dir or os.path.join(WORK_DIR, KILLS))
     restart_for(cfg)
+    print(f'changed: a checkpoint every {interval} iterations; the seed, where there is none',
+          file=sys.stderr)
     report = kills(
         cfg, count=args.kills or 10, seed=args.kill_seed or 0, ranks=ranks, processes=processes,
         span=args.span or 8, kinds=[name.strip() for name in (args.kinds or '').split(',') if name],

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from ..config import randomness_of
-from ..errors import SampleDiffersError, StepDiffersError
+from ..errors import SampleDiffersError, StepDiffersError, ValidationChangesError
 from ..exit_codes import DIFFERENT, DONE
 from .config_files import read_config
 from .startup import build_runner, on_ranks, restart_for
@@ -77,15 +77,21 @@ def _function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), function)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    training = Training(**json.loads((sys.argv[1:] if argv is None else argv)[0]))
-    restart_for(read_config(training.config, imports=False))
+def outcome(training: Training) -> int:
+    """Train in this process; returns the exit code, and prints what a self-check has found."""
     try:
         train_here(training)
-    except (SampleDiffersError, StepDiffersError) as error:  # the message says everything
+    except (SampleDiffersError, StepDiffersError, ValidationChangesError) as error:
+        # the message says everything
         print(f'\n{FINDING}{json.dumps(str(error))}', flush=True)
         return DIFFERENT
     return DONE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    training = Training(**json.loads((sys.argv[1:] if argv is None else argv)[0]))
+    restart_for(read_config(training.config, imports=False))
+    return outcome(training)
 
 
 if __name__ == '__main__':

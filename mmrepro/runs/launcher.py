@@ -36,12 +36,21 @@ class TrainingFailed(TrainingError):
 
     def __init__(self, code: int, log: str) -> None:
         with open(log, encoding='utf-8', errors='replace') as file:
-            tail = file.readlines()[-LOG_TAIL:]
+            lines = file.readlines()
         self.finding: str | None = next((
-            json.loads(line[len(FINDING):]) for line in tail if line.startswith(FINDING)), None)
-        super().__init__(f'{self.finding or "".join(tail)}\nthe training ended with exit code '
-                         f'{code} ({meaning(code)}); all of its output is in {log}')
+            json.loads(line[len(FINDING):]) for line in lines if line.startswith(FINDING)), None)
+        super().__init__(
+            f'{self.finding or "".join(lines[-LOG_TAIL:])}\nthe training ended with exit code '
+            f'{code} ({meaning(code)}); all of its output is in {log}')
         self.code, self.log = code, log
+
+
+def failure(codes: Sequence[int | None], logs: Sequence[str],
+            allowed: Sequence[int] = (0, )) -> TrainingFailed | None:
+    """Return the error of a process that failed, of one with a finding if there is any; or None."""
+    failed = [TrainingFailed(code, log) for code, log in zip(codes, logs)
+              if code is not None and code not in allowed]
+    return min(failed, key=lambda error: error.finding is None, default=None)
 
 
 class Launch(NamedTuple):
@@ -96,10 +105,10 @@ class LaunchedTraining:
     def poll(self) -> bool:
         """Whether all processes have ended."""
         codes = self.codes()
-        for code, log in zip(codes, self._logs):
-            if code is not None and code not in self.launch.codes:
-                self.kill()
-                raise TrainingFailed(code, log)
+        error = failure(codes, self._logs, self.launch.codes)
+        if error is not None:
+            self.kill()
+            raise error
         return None not in codes
 
     def kill(self) -> None:

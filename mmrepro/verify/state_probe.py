@@ -5,8 +5,7 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 from mmengine.hooks import Hook
@@ -18,7 +17,7 @@ from ..fingerprint.reader import read_ranks
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import add_fingerprints
-from ..runs.launcher import PlannedRun, plan, run_all
+from ..runs.launcher import plan, run_all
 
 CHECKPOINT = 'probe.pth'
 
@@ -64,16 +63,7 @@ class StateVerdict(NamedTuple):
         return not self.lost and not self.first
 
 
-def train_all(trainings: Sequence[Training],
-              done: Callable[[PlannedRun], None] = lambda run: None) -> None:
-    """Train in fresh processes, one after the other; ``done`` is called with each that ended."""
-    folders = [str(training.work_dir) for training in trainings]
-    run_all([plan(folder, folder, [training]) for folder, training in zip(folders, trainings)],
-            done=done)
-
-
-def probe(cfg: Config, at: int, iterations: int, work_dir: str,
-          train: Callable[[Sequence[Training]], None] = train_all) -> StateVerdict:
+def probe(cfg: Config, at: int, iterations: int, work_dir: str) -> StateVerdict:
     """Train ``cfg`` twice for ``iterations``, resume it at ``at``, and compare."""
     recorded = copy.deepcopy(cfg)
     add_fingerprints(recorded, 'step')
@@ -90,7 +80,8 @@ def probe(cfg: Config, at: int, iterations: int, work_dir: str,
 
     trainings = [training('run'), training('again'), training(
         'resumed', resume=True, checkpoint=os.path.join(work_dir, 'run', CHECKPOINT))]
-    train(trainings)
+    run_all([plan(folder, folder, [training]) for training in trainings
+             for folder in [str(training.work_dir)]])
     *runs, resumed = map(_seen, trainings)
     before, after = (lost_state([run[key] for run in runs], resumed[key])
                      for key in ('before', 'after'))

@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -42,10 +43,11 @@ def linked_folder(path: str, original: str) -> str:
     return path
 
 
-class _Reversed:
-    """``os.scandir`` in the opposite order."""
+class _Reversed(contextlib.ExitStack):
+    """``os.scandir`` in the opposite order, a context that can be closed."""
 
     def __init__(self, entries: Any) -> None:
+        super().__init__()
         with entries:
             self._entries = iter(list(entries)[::-1])
 
@@ -54,14 +56,6 @@ class _Reversed:
 
     def __next__(self) -> Any:
         return next(self._entries)
-
-    def __enter__(self) -> _Reversed:
-        return self
-
-    def close(self, *error: Any) -> None:
-        self._entries = iter(())
-
-    __exit__ = close
 
 
 def reverse_listings() -> None:

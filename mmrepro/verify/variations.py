@@ -11,7 +11,7 @@ from mmengine.config import Config
 
 from ..config import randomness_of
 from ..fingerprint.divergence import ComparedField, Divergence, first_divergence
-from ..fingerprint.reader import RankLog, read_ranks
+from ..fingerprint.reader import read_ranks
 from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
@@ -19,6 +19,7 @@ from ..runs.launcher import PlannedRun, one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..text import listed
 from . import surroundings
+from .control import ITERATIONS, Control, control, only
 
 REFERENCE = 'reference'  # folder of the run with which variations are compared
 
@@ -50,9 +51,9 @@ def _other_workers(cfg: Config, iterations: int) -> None:
 
 
 def _keep_checkpoint(cfg: Config, iterations: int) -> None:
+    # all are kept: the control resumes from the first
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False,
-                                        interval=max(1, iterations // 2),
-                                        max_keep_ckpts=1)
+                                        interval=max(1, iterations // 2))
 
 
 def _cannot_resume(cfg: Config, iterations: int) -> str:
@@ -204,6 +205,28 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
     return plan(name, folder, trainings, env, variation.processes, cwd)
 
 
+def control_of(results: Sequence[VariationResult], work_dir: str,
+               say: Callable[[str], None] = lambda text: None) -> Control | None:
+    """Control one comparison of :func:`verify`, if no variation differs; None otherwise.
+
+    All are made alike: that of ``resume`` is the cheapest to repeat.
+    """
+    compared = [result for result in results if not result.skipped]
+    if not compared or not all(result.equal for result in compared):
+        return None
+    result = next((result for result in compared if VARIATIONS[result.name].kill), compared[0])
+    variation = VARIATIONS[result.name]
+    start = max(1, result.iterations // 2) if variation.kill else 0
+    reference, folder, checkpoint = (os.path.abspath(os.path.join(work_dir, name)) for name in (
+        result.reference, 'control', f'{result.name}/iter_{start}.pth'))
+    training = Training(
+        os.path.join(reference, 'config.py'), folder, resume=variation.kill,
+        checkpoint=checkpoint, iterations=min(start + ITERATIONS, result.iterations))
+    return control(training, reference, part=variation.only, say=say,
+                   env={'PYTHONHASHSEED': '0', **one_thread_each()},
+                   processes=variation.processes if result.reference != REFERENCE else 1)
+
+
 def result_of(name: str, reference: str, folder: str, iterations: int, skipped: str = '',
               variation: Variation | None = None) -> VariationResult:
     """Compare the fingerprints in the folders of a variation and of its reference."""
@@ -216,7 +239,7 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
     difference, remark = first_divergence(*runs), ''
     if variation.only:
         remark = _remark(difference)
-        difference = first_divergence(*(_only(variation.only, ranks) for ranks in runs))
+        difference = first_divergence(*(only(variation.only, ranks) for ranks in runs))
     if difference is None and lacking:
         difference = Divergence(lacking[0], {0: (
             ComparedField('number of iterations', len(steps[0]), len(steps[1])), )})
@@ -230,10 +253,3 @@ def _remark(difference: Divergence | None) -> str:
         return 'weights agree as well'
     fields = listed([field.field for field in difference.ranks[difference.rank]])
     return f'{fields} differ from iteration {difference.iteration} on, as on another CPU'
-
-
-def _only(part: str, ranks: dict[int, RankLog]) -> dict[int, RankLog]:
-    """Reduce fingerprints to one part."""
-    return {rank: log._replace(steps={
-        i: {part: step[part]} for i, step in log.steps.items() if part in step})
-        for rank, log in ranks.items()}

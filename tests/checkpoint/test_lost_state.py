@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 from demo_runs import small
-from harness import Child
+from forked_trainings import ForkedTraining
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, MODELS
@@ -14,7 +14,7 @@ from small_runs import config
 from mmrepro.checkpoint import adapters
 from mmrepro.checkpoint.lost_state import Lost, lost_state, snapshot
 from mmrepro.reports import lost_state_report
-from mmrepro.runs.child import train_here
+from mmrepro.runs import launcher
 from mmrepro.verify.state_probe import probe
 
 
@@ -62,9 +62,9 @@ class Countdown(Hook):
         self.left -= 1
 
 
-def train(trainings):
-    for training in trainings:
-        Child(train_here, training).result()
+@pytest.fixture(autouse=True)
+def forked(monkeypatch):
+    monkeypatch.setattr(launcher, 'LaunchedTraining', ForkedTraining)
 
 
 def settings(tmp_path, **model):
@@ -91,7 +91,7 @@ def test_attributes_that_only_the_class_has_are_seen():
 
 
 def test_modules_their_parts_and_hooks_are_named(tmp_path):
-    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path), train)
+    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path))
     assert not verdict.good and verdict.first == 'losses.loss of iteration 3'
     found = {(row.cls, row.attribute): (row.then, row.now) for row in verdict.lost}
     assert found.pop(('Forgetful', 'memory.recent'))
@@ -113,12 +113,12 @@ def kept():
 
 
 def test_what_the_advice_says_is_enough(tmp_path, kept):
-    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path), train)
+    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path))
     assert verdict.good, verdict
 
 
 def test_state_that_moves_no_bit_is_named_too(tmp_path):
-    verdict = probe(settings(tmp_path, matters=False), 3, 6, str(tmp_path), train)
+    verdict = probe(settings(tmp_path, matters=False), 3, 6, str(tmp_path))
     assert not verdict.first and not verdict.good
     assert 'has the bits of the uninterrupted one' in str(lost_state_report(verdict))
     assert {row.cls for row in verdict.lost} == {'Forgetful', 'Countdown'}
@@ -130,7 +130,7 @@ def test_a_detector_loses_nothing(model, data_root, tmp_path):
     import mmdet.models  # noqa: F401
     cfg = small(model, data_root)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    verdict = probe(cfg, 2, 3, str(tmp_path), train)
+    verdict = probe(cfg, 2, 3, str(tmp_path))
     assert verdict.good, verdict
 
 
@@ -145,4 +145,4 @@ def test_what_differs_between_two_runs_is_not_lost():
 def test_a_run_that_fails_is_told(tmp_path):
     cfg = settings(tmp_path)
     with pytest.raises(RuntimeError, match='ended before iteration 60'):
-        probe(cfg, 3, 60, str(tmp_path), train)
+        probe(cfg, 3, 60, str(tmp_path))

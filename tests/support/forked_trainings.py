@@ -8,7 +8,7 @@ from typing import Any
 
 from launches import training_of
 
-from mmrepro.runs.child import train_here
+from mmrepro.runs.child import outcome
 from mmrepro.runs.launcher import LaunchedTraining, free_port, rank_variables
 
 
@@ -20,7 +20,7 @@ def _train(launch: Any, variables: dict[str, str], log: str) -> None:
     # not those that pytest captures
     sys.stdout, sys.stderr = (open(number, 'w', closefd=False) for number in (1, 2))
     os.environ.update(variables)
-    train_here(training_of(launch))
+    sys.exit(outcome(training_of(launch)))
 
 
 class _Process:

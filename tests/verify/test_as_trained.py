@@ -1,15 +1,17 @@
 """The verbs train with the settings, and the kind of memory, that a training of the config has."""
 from __future__ import annotations
 
-import json
 import logging
+import os
 import sys
 
 import pytest
 from faults.tiny import tiny
 from forked_trainings import ForkedTraining
+from mmcv.transforms import BaseTransform
+from mmengine.config import Config
+from mmengine.registry import TRANSFORMS
 
-from mmrepro import reports
 from mmrepro.cli import demo, golden, localise, replay, verify
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.runs import launcher
@@ -73,7 +75,9 @@ def check(logs, *runs):
 def test_verify_and_replay(config, logs, capsys):
     assert verify.main([config, '--iters', '2', '--vary', 'process', '--jobs', '1']) == 0
     check(logs, 'work_dirs/verify/reference', 'work_dirs/verify/process')
-    assert 'no checkpoints and no validation, but for what is varied' in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert 'no checkpoints and no validation, but for what is varied' in out
+    assert 'control: a run with another seed was seen as different at iteration 0' in out
     assert replay.main(['work_dirs/verify/process', '--work-dir', 'again']) == 0
     check(logs, 'again')
     assert 'except that no checkpoints are written' in capsys.readouterr().err
@@ -95,12 +99,13 @@ def test_localise_says_what_it_changes(config, logs, capsys):
 
 
 def test_kills(config, logs, capfd, monkeypatch):
-    monkeypatch.setattr(verify, 'restart_for', lambda config: None)
+    monkeypatch.setattr(verify, 'restart_for', lambda config: print('here', file=sys.stderr))
     assert verify.main([config, '--vary', 'kills', '--kills', '1', '--kinds', 'SIGKILL',
                         '--interval', '2', '--span', '2']) == 0
     said = text_of('work_dirs/verify/kills/reference/rank0.log')
     assert SHARED in said and 'steps were repeated: same bits\n' in said, said
-    assert 'changed: a checkpoint every 2 iterations' in capfd.readouterr().err
+    # not before the process may start again, which would say it twice
+    assert 'here\nchanged: a checkpoint every 2 iterations' in capfd.readouterr().err
 
 
 def test_demo(config, logs):
@@ -109,20 +114,24 @@ def test_demo(config, logs):
     assert 'steps were repeated: same bits\n' in text_of(logs[-1])
 
 
-def test_a_finding_of_a_self_check_is_a_verdict(config, monkeypatch, tmp_path, capsys):
-    """One block and no traceback, whatever the process printed around it."""
-    log = tmp_path / 'output.txt'
-    log.write_text('Traceback (most recent call last):\n@mmrepro-finding '
-                   + json.dumps('TinyData: sample 4\n  they differ') + '\nnanobind: leaked\n')
+@TRANSFORMS.register_module(force=True)
+class Entropy(BaseTransform):
+    def transform(self, results):
+        results['img'] = results['img'] + os.urandom(1)[0]
+        return results
 
-    def fail(*args):
-        raise launcher.TrainingFailed(1, str(log))
 
-    monkeypatch.setattr(reports.verification, 'verify', fail)
-    assert verify.main([config, '--vary', 'process']) == 1
+@pytest.mark.parametrize('vary, where', [('process', 'reference/output.txt'),
+                                         ('kills', 'kills/reference/rank0.log')])
+def test_a_finding_of_a_self_check_is_a_verdict(config, logs, monkeypatch, capsys, vary, where):
+    """One block and no traceback."""
+    monkeypatch.setattr(verify, 'restart_for', lambda config: None)
+    cfg = Config.fromfile(config)
+    cfg.train_dataloader.dataset.pipeline.insert(1, dict(type='Entropy'))
+    cfg.dump(config)
+    assert verify.main([config, '--vary', vary, '--json', 'found.json']) == 1
     out, err = capsys.readouterr()
-    assert 'DIFFERENT BITS within one run' in out and 'TinyData: sample 4\n' in out
-    assert 'Traceback' not in out + err
-    assert verify.main([config, '--vary', 'process', '--json']) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found['finding'] == 'TinyData: sample 4\n  they differ' and not found['same']
+    assert 'DIFFERENT' in out and 'Entropy' in out and 'Traceback' not in out + err
+    assert out.count('was loaded twice from the same random numbers') == 1
+    assert f'work_dirs/verify/{where}' in out
+    assert 'was loaded twice' in text_of('found.json')

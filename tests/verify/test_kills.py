@@ -12,9 +12,10 @@ from preempted_runs import settings
 from mmrepro.hooks import PreemptHook
 from mmrepro.reports import campaign_report, interruptible
 from mmrepro.runner import ReproRunner
+from mmrepro.runs import launcher
 from mmrepro.runs.launcher import LaunchedTraining
 from mmrepro.verify.kills import attempt
-from mmrepro.verify.kills.campaign import Campaign, CampaignSettings, summary
+from mmrepro.verify.kills.campaign import Campaign, CampaignSettings
 from mmrepro.verify.kills.kinds import KINDS, allowed
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.filterwarnings('ignore')
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch):
-    monkeypatch.setattr(attempt, 'LaunchedTraining', ForkedTraining)
+    for module in (attempt, launcher):
+        monkeypatch.setattr(module, 'LaunchedTraining', ForkedTraining)
 
 
 def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, processes=(), **changes):
@@ -32,8 +34,9 @@ def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, processes=(), **changes
     if processes:
         cfg.randomness.virtual_ranks = ranks
     interruptible(cfg, 3)
-    return Campaign(cfg, CampaignSettings(str(tmp_path / 'chaos'), kills, seed, ranks, 2, kinds,
-                                          20, processes))
+    return Campaign(cfg, CampaignSettings(
+        str(tmp_path / 'chaos'), kills, seed, ranks,
+        kinds or allowed(max(processes or [ranks]), 2), 20, processes))
 
 
 def test_three_kinds_of_interruption(tmp_path):
@@ -41,12 +44,15 @@ def test_three_kinds_of_interruption(tmp_path):
     runs = campaign(tmp_path, 3, kinds=kinds)
     assert runs.run(), runs.problems
     assert sorted(kill.kind for kill in runs.kills) == sorted(kinds)
-    outcome = json.loads(json.dumps(summary(runs, 0.)))
-    assert outcome['equal'] and 'all bits equal' in str(campaign_report(outcome))
+    outcome = json.loads(json.dumps(runs.outcome()))
+    said = str(campaign_report(outcome))
+    assert outcome['equal'] and 'all bits equal' in said
+    assert 'control: a resume without the state of the optimizer was seen as different' in said
 
 
 def test_fresh_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(attempt, 'LaunchedTraining', LaunchedTraining)
+    for module in (attempt, launcher):
+        monkeypatch.setattr(module, 'LaunchedTraining', LaunchedTraining)
     monkeypatch.setenv('PYTHONPATH', str(ROOT / 'tests' / 'support'))
     runs = campaign(tmp_path, 1, kinds=('SIGKILL', ), **{
         'custom_imports': dict(imports=['preempted_runs'], allow_failed_imports=False)})
@@ -69,7 +75,7 @@ def test_virtual_ranks_go_on_with_other_numbers_of_processes(tmp_path):
     assert runs.run(), runs.problems
     assert [kill.processes for kill in runs.kills] == [2, 3]
     assert set(runs._expected) == {0, 1, 2}
-    said = str(campaign_report(json.loads(json.dumps(summary(runs, 0.)))))
+    said = str(campaign_report(json.loads(json.dumps(runs.outcome()))))
     assert '3 virtual ranks on 1, 2, 3 processes' in said and 'all bits equal' in said
 
 

@@ -38,7 +38,7 @@ class Recorded(EndedTraining):
             write_steps(folder, steps, rank, ranks, first)
 
     def value(self, key, iteration):
-        return 'other' if self.wrong.get(key) == iteration else 'same'
+        return 'other' if key.startswith('control') or self.wrong.get(key) == iteration else 'same'
 
 
 @pytest.fixture
@@ -100,6 +100,9 @@ def test_what_is_varied(config, stand_in, tmp_path):
     assert -9 in kill.codes and -9 not in resume.codes
     assert training_of(kill).kill_after == 3 and not training_of(kill).resume
     assert training_of(resume).kill_after is None and training_of(resume).resume
+    spoiled = trainings.pop('control')  # the first two iterations after the resume
+    assert spoiled.resume and spoiled.iterations == 4
+    assert spoiled.checkpoint == str(tmp_path / 'w' / 'resume' / 'iter_2.pth')
     assert configs['resume'].default_hooks.checkpoint.interval == 2
     for name, cfg in configs.items():
         assert cfg.custom_hooks[-1].type == 'FingerprintHook'
@@ -127,7 +130,7 @@ def test_one_of_the_runs_has_several_workers(config, stand_in, tmp_path, given, 
     run(config, tmp_path, '--vary', 'workers', '--cfg-options',
         f'train_dataloader.num_workers={given}')
     reference, other = (Config.fromfile(training_of(one).config).train_dataloader
-                        for one in stand_in.launches)
+                        for one in stand_in.launches[:2])
     assert (reference.num_workers, other.num_workers) == (given, varied) and max(given, varied) > 1
 
 
@@ -173,7 +176,7 @@ def test_virtual_ranks_are_compared_on_other_numbers_of_processes(
     assert run(config, tmp_path, '--virtual-ranks', '4') == 0
     started = {os.path.basename(folder_of(one)): one for one in stand_in.launches}
     assert {name: one.ranks for name, one in started.items()} == {
-        'reference': 1, **dict.fromkeys(module.USUAL, 1), 'ranks': processes}
+        'reference': 1, **dict.fromkeys((*module.USUAL, 'control'), 1), 'ranks': processes}
     assert {Config.fromfile(training_of(one).config).randomness.virtual_ranks
             for one in stand_in.launches} == {4}
     assert f'4 virtual ranks on {processes} processes' in capsys.readouterr().out

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 import time
 from random import Random
@@ -28,101 +29,76 @@ class Interruption(NamedTuple):
     fraction: float
 
 
-class Attempt:
-    """Trains until the end, or until it is interrupted.
-
-    Args:
-        launch: starts the processes.
-        folder: work directory of the training.
-    """
-
-    def __init__(self, launch: Launch, folder: str) -> None:
-        self._folder, self._reader = folder, MomentReader(folder)
-        self._reader.new()  # those of an earlier start
-        self.moments: list[Moment] = []  # of all ranks
-        self._last = time.monotonic()
-        self._struck_at: float | None = None
-        self.seconds_to_end = 0.  # from the interruption until all processes had ended
-        self.killed: list[int] = []  # numbers of processes that did not end by themselves
-        self._training = LaunchedTraining(launch)
-
-    @property
-    def struck(self) -> bool:
-        """Whether the training was interrupted."""
-        return self._struck_at is not None
-
-    @property
-    def codes(self) -> list[int | None]:
-        """Exit code of each process; negative is the number of the signal that ended it."""
-        return self._training.codes()
+class Attempt(NamedTuple):
+    """How a start of a training ended."""
+    moments: list[Moment]  # of all ranks
+    codes: list[int | None]  # of each process; negative is the number of the signal that ended it
+    seconds_to_end: float | None  # after the interruption; None if the training was not interrupted
+    killed: list[int]  # numbers of processes that did not end by themselves
 
     def of_rank(self, rank: int) -> list[Moment]:
         return [moment for moment in self.moments if moment.rank == rank]
 
-    def run(self, plan: Interruption | None, gaps: dict[str, float], random: Random) -> Attempt:
-        """Watch until the end.
 
-        Args:
-            gaps: see :func:`.moments.durations`.
-            random: chooses processes.
-        """
-        with killed_at_exit({'': self._training}):
-            self._watch(plan, gaps, random)
-        self._read()
-        return self
+def watch(launch: Launch, folder: str, plan: Interruption | None, gaps: dict[str, float],
+          random: Random) -> Attempt:
+    """Train until the end, or until the planned interruption.
 
-    def _watch(self, plan: Interruption | None, gaps: dict[str, float], random: Random) -> None:
-        strike_at: float | None = None
-        first_end: float | None = None
-        while None in (codes := self.codes):
-            self._read()
-            now = time.monotonic()
-            if plan is not None and not self.struck:
-                if strike_at is None and (due := self._due(plan)) is not None:
-                    strike_at = self._strike_at(plan, due, gaps)
+    Args:
+        launch: starts the processes.
+        folder: work directory of the training.
+        gaps: see :func:`.moments.durations`.
+        random: chooses processes.
+    """
+    reader = MomentReader(folder)
+    reader.new()  # those of an earlier start
+    moments: list[Moment] = []
+    killed: list[int] = []
+    strike_at: float | None = None
+    struck_at: float | None = None
+    first_end: float | None = None
+    training, last = LaunchedTraining(launch), time.monotonic()
+    with killed_at_exit({'': training}):
+        while None in (codes := training.codes()):
+            new, now = reader.new(), time.monotonic()
+            moments += new
+            last = now if new else last
+            if plan is not None and struck_at is None:
+                if strike_at is None and (due := _due(plan, moments)):
+                    strike_at = _strike_at(plan, due, gaps, folder)
                     now = time.monotonic()
                 if strike_at is not None and now >= strike_at:
-                    self._struck_at = now
-                    kind = KINDS[plan.kind]
-                    for pid in kind.victims(self._processes(), random):
+                    struck_at = now
+                    # the last known workers
+                    workers = {moment.process: tuple(moment.workers) for moment in moments}
+                    for pid in KINDS[plan.kind].victims(
+                            [(pid, workers.get(pid, ())) for pid in training.pids], random):
                         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                            os.kill(pid, kind.number)
+                            os.kill(pid, KINDS[plan.kind].number)
             if first_end is None and codes.count(None) < len(codes):
                 first_end = now
             # ranks that wait for a dead one; a launcher would end them
-            if now - (first_end or now) > GRACE or now - self._last > LIMIT:
-                self.killed = [number for number, code in enumerate(codes) if code is None]
-                self._training.kill()
+            if now - (first_end or now) > GRACE or now - last > LIMIT:
+                killed = [number for number, code in enumerate(codes) if code is None]
+                training.kill()
             time.sleep(POLL)
-        if self._struck_at is not None:
-            self.seconds_to_end = time.monotonic() - self._struck_at
+    seconds = None if struck_at is None else time.monotonic() - struck_at
+    return Attempt(moments + reader.new(), codes, seconds, killed)
 
-    def _read(self) -> None:
-        new = self._reader.new()
-        self.moments += new
-        if new:
-            self._last = time.monotonic()
 
-    def _processes(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the process id and the last known workers of every process."""
-        workers = {moment.process: tuple(moment.workers) for moment in self.moments}
-        return [(pid, workers.get(pid, ())) for pid in self._training.pids]
+def _due(plan: Interruption, moments: list[Moment]) -> Moment | None:
+    """Return the moment from which on the interruption is due; None before it."""
+    first = [moment for moment in moments if moment.rank == 0]
+    counts = itertools.accumulate(moment.kind in COUNTED for moment in first)
+    return next((moment for moment, count in zip(first, counts)
+                 if count >= plan.moments and KINDS[plan.kind].moment in ('', moment.kind)), None)
 
-    def _due(self, plan: Interruption) -> Moment | None:
-        """Return the moment from which on the interruption is due; None before it."""
-        counted = 0
-        for moment in self.of_rank(0):
-            counted += moment.kind in COUNTED
-            if counted >= plan.moments and KINDS[plan.kind].moment in ('', moment.kind):
-                return moment
-        return None
 
-    def _strike_at(self, plan: Interruption, due: Moment, gaps: dict[str, float]) -> float:
-        if not KINDS[plan.kind].moment:
-            return due.time + plan.fraction * gaps['step']
-        before = set(glob.glob(os.path.join(self._folder, '.*.partial')))
-        end = time.monotonic() + APPEAR
-        while time.monotonic() < end:  # without a pause: the file is there for milliseconds
-            if set(glob.glob(os.path.join(self._folder, '.*.partial'))) - before:
-                break
-        return time.monotonic() + max(plan.fraction - 0.5, 0.) * gaps['save']
+def _strike_at(plan: Interruption, due: Moment, gaps: dict[str, float], folder: str) -> float:
+    if not KINDS[plan.kind].moment:
+        return due.time + plan.fraction * gaps['step']
+    partial = os.path.join(folder, '.*.partial')
+    before, end = set(glob.glob(partial)), time.monotonic() + APPEAR
+    while time.monotonic() < end and not set(glob.glob(partial)) - before:
+        pass  # without a pause: the file is there for milliseconds
+    return time.monotonic() + max(plan.fraction - 0.5, 0.) * gaps['save']

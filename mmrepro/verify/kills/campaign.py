@@ -12,19 +12,20 @@ from typing import Any, Callable, NamedTuple
 from mmengine.config import Config
 
 from ...checkpoint import files
-from ...errors import TrainingError
-from ...exit_codes import PREEMPTED
+from ...checkpoint.choosing import newest_good, pointed
 from ...fingerprint.divergence import compare_logs, first_missing
 from ...fingerprint.reader import RankLog, read_ranks
 from ...fingerprint.schema import FOLDER
+from ...report.report import plain
 from ...runs.child import Training
 from ...runs.config_edits import add_fingerprints
-from ...runs.launcher import launch_of
+from ...runs.launcher import TrainingFailed, failure, launch_of
+from ..control import ITERATIONS, NOT_SEEN, Control, control
 from . import moments
-from .attempt import COUNTED, Attempt, Interruption
-from .kinds import KINDS, allowed
+from .attempt import COUNTED, Attempt, Interruption, watch
+from .kinds import KINDS
 
-WITHOUT_PROGRESS = 20  # attempts that end by themselves, with an error, before the run is given up
+CONFIG = 'chaos_config.py'  # in the folder of each run
 
 
 class CampaignSettings(NamedTuple):
@@ -33,8 +34,7 @@ class CampaignSettings(NamedTuple):
     kills: int  # number of interruptions
     seed: int  # of their kinds and moments
     ranks: int  # of each run
-    workers: int  # data loader workers of each rank
-    kinds: Sequence[str] = ()  # keys of ``KINDS``; empty for all that are possible
+    kinds: Sequence[str]  # keys of ``KINDS``
     span: int = 8  # most iterations and validation batches from a start to an interruption
     # numbers of processes: of the uninterrupted run, then of each later start in turn; empty: one
     # process for each rank
@@ -62,8 +62,7 @@ class Campaign:
         self._config, self.settings, self._say = config, settings, say
         self._random = Random(settings.seed)
         self._processes = itertools.cycle(settings.processes or [settings.ranks])
-        self.kinds = list(settings.kinds) or allowed(
-            max(settings.processes or [settings.ranks]), settings.workers)
+        self._started = time.time()
         self.kills: list[Kill] = []
         self.problems: list[str] = []  # every deviation from the uninterrupted run
         self.runs = 0  # number of interrupted runs that came to their end
@@ -73,14 +72,22 @@ class Campaign:
         self._expected: dict[int, RankLog] = {}  # of the uninterrupted run
         self._states: list[Any] = []  # of its ranks, at the end
         self._deck: list[str] = []
+        self.control: Control | None = None  # None while an interrupted run differs
 
     def run(self) -> bool:
-        """Whether all interrupted runs have the bits of the uninterrupted one."""
+        """Whether all interrupted runs have the bits of the uninterrupted one.
+
+        Raises:
+            TrainingFailed: the uninterrupted run failed, and not in a self-check.
+        """
         folder = self._folder('reference')
         attempt = self._start(folder, None)
-        if any(attempt.codes):
-            raise TrainingError(f'the uninterrupted run failed with exit codes {attempt.codes}; '
-                                f'see {folder}/rank0.log')
+        error = _failure(folder, attempt)
+        if error is not None and error.finding is None:
+            raise error
+        if error is not None:
+            self.problems.append(str(error))
+            return False
         self._gaps = moments.durations(attempt.of_rank(0))
         self._expected, self._states = _logs(folder), self._end_states(attempt)
         self.iterations = max(self._expected[0].steps) + 1
@@ -89,32 +96,48 @@ class Campaign:
         while len(self.kills) < self.settings.kills and not self.problems:
             self._interrupted_run(self.runs + 1)
             self.runs += 1
+        if not self.problems:
+            self.control = self._control(folder)
         return not self.problems
+
+    def _control(self, reference: str) -> Control:
+        """Spoil a resume of the uninterrupted run."""
+        starts: dict[str, int] = {}
+
+        def refuse(path: str) -> str | None:
+            starts[path] = files.load(path, mapped=True)['meta']['iter']
+            return None if starts[path] < self.iterations else 'is of the end'
+
+        path, _ = newest_good(reference, refuse)
+        if path is None:
+            return Control(f'{NOT_SEEN}the uninterrupted run has no checkpoint before its end')
+        training = Training(
+            os.path.join(reference, CONFIG), os.path.join(os.path.dirname(reference), 'control'),
+            resume=True, checkpoint=path,
+            iterations=min(starts[path] + ITERATIONS, self.iterations))
+        return control(training, reference,
+                       processes=[*self.settings.processes, self.settings.ranks][0])
 
     def _interrupted_run(self, number: int) -> None:
         folder = self._folder(f'run_{number}')
-        pending: Kill | None = None
-        failures = 0
+        struck = False
         while True:
-            plan = self._plan() if len(self.kills) + bool(pending) < self.settings.kills else None
+            plan = self._plan() if len(self.kills) < self.settings.kills else None
             attempt = self._start(folder, plan)
-            if pending is not None:
-                self._keep(pending._replace(resumed=next((
-                    moment.iteration for moment in attempt.of_rank(0) if moment.kind == 'begin'),
-                    None)))
+            if struck:
+                resumed = next((moment.iteration for moment in attempt.of_rank(0)
+                                if moment.kind == 'begin'), None)
+                self.kills[-1] = self.kills[-1]._replace(resumed=resumed)
+                self._say(f'      resumed at {resumed}')
             self._check_files(folder, plan)
-            pending = None
-            if plan is not None and attempt.struck:
-                pending = self._kill_of(number, plan, attempt, folder)
+            struck = attempt.seconds_to_end is not None
+            if plan is not None and struck:
+                self._note_kill(number, plan, attempt, folder)
             if not any(attempt.codes):
-                break
-            failures = 0 if attempt.struck else failures + 1
-            if failures > WITHOUT_PROGRESS or (not attempt.struck and attempt.codes != [PREEMPTED]):
-                self.problems.append(f'run {number} ended with {attempt.codes} by itself; see '
-                                     f'{folder}/rank0.log')
+                break  # also where it was struck too late
+            if not struck:
+                self.problems.append(f'run {number}: {_failure(folder, attempt)}')
                 return
-        if pending is not None:  # it came too late to stop the run
-            self._keep(pending)
         self.problems += [f'run {number}: {text}' for text in self._deviations(folder, attempt)]
         self._say(f'run {number}: {self.iterations} iterations, {len(self.kills)} interruptions so '
                   f'far, {"DIFFERENT" if self.problems else "all bits equal"}')
@@ -148,24 +171,23 @@ class Campaign:
         config = self._config.copy()
         config.work_dir = folder
         add_fingerprints(config, 'step')
-        config.dump(os.path.join(folder, 'chaos_config.py'))
+        config.dump(os.path.join(folder, CONFIG))
         return folder
 
     def _start(self, folder: str, plan: Interruption | None) -> Attempt:
-        training = Training(
-            os.path.join(folder, 'chaos_config.py'), resume=True,
-            prepare=f'{moments.__name__}:skip_config_layout', attach=f'{moments.__name__}:attach')
+        training = Training(os.path.join(folder, CONFIG), resume=True,
+                            attach=f'{moments.__name__}:attach')
         launch = launch_of(training, os.path.join(folder, 'rank{rank}.log'),
                            ranks=next(self._processes))
-        return Attempt(launch, folder).run(plan, self._gaps, self._random)
+        return watch(launch, folder, plan, self._gaps, self._random)
 
     def _plan(self) -> Interruption:
         if not self._deck:  # every kind equally often
-            self._deck = self._random.sample(self.kinds, len(self.kinds))
+            self._deck = self._random.sample(self.settings.kinds, len(self.settings.kinds))
         return Interruption(self._deck.pop(), self._random.randint(1, self.settings.span),
                             self._random.random())
 
-    def _kill_of(self, number: int, plan: Interruption, attempt: Attempt, folder: str) -> Kill:
+    def _note_kill(self, number: int, plan: Interruption, attempt: Attempt, folder: str) -> None:
         done = max((moment.iteration for moment in attempt.of_rank(0) if moment.kind in COUNTED),
                    default=0)
         expected = {*KINDS[plan.kind].codes, 0}  # 0: the run was through before the signal
@@ -175,15 +197,11 @@ class Campaign:
                 f'run {number}: after {plan.kind} at iteration {done} the processes ended with '
                 f'{attempt.codes}, expected {sorted(expected)}; see {folder}/rank0.log')
         half = sum(name.endswith('.partial') for name in os.listdir(folder))
-        return Kill(number, plan.kind, len(attempt.codes), attempt.codes, done, None, half,
-                    attempt.seconds_to_end, attempt.killed)
-
-    def _keep(self, kill: Kill) -> None:
-        self.kills.append(kill)
-        where = f' on {kill.processes} process{"es" if kill.processes > 1 else ""}' \
-            if self.settings.processes else ''
-        self._say(f'{len(self.kills):4d}  {kill.kind} after iteration {kill.done}{where}: '
-                  f'exit codes {kill.codes} after {kill.seconds:.1f} s, resumed at {kill.resumed}')
+        seconds = attempt.seconds_to_end or 0.
+        self.kills.append(Kill(number, plan.kind, len(attempt.codes), attempt.codes, done, None,
+                               half, seconds, attempt.killed))
+        self._say(f'{len(self.kills):4d}  {plan.kind} after iteration {done}: exit codes '
+                  f'{attempt.codes} after {seconds:.1f} s')
 
     def _end_states(self, attempt: Attempt) -> list[dict[str, str] | None]:
         """Return digests of the final state of each rank; None for a rank that was interrupted."""
@@ -191,26 +209,26 @@ class Campaign:
                      None) for rank in range(self.settings.ranks)]
 
     def _check_files(self, folder: str, plan: Interruption | None) -> None:
-        pointer = os.path.join(folder, 'last_checkpoint')
-        if not os.path.exists(pointer):
-            return
-        with open(pointer) as file:
-            named = file.read().strip()
         # it may name a file that MMEngine has already removed, and be cut off itself, but never
         # name one that is not whole
-        if os.path.isfile(named) and files.check_file(named) is not None:
-            self.problems.append(f'last_checkpoint names {named}, which '
-                                 f'{files.check_file(named)}, after {plan}')
+        named = pointed(folder)
+        problem = files.check_file(named) if os.path.isfile(named) else None
+        if problem is not None:
+            self.problems.append(f'last_checkpoint names {named}, which {problem}, after {plan}')
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the outcome, as JSON can hold it."""
+        return plain(dict(
+            settings=self.settings, iterations_of_a_run=self.iterations, runs=self.runs,
+            compared=self.compared, equal=not self.problems, problems=self.problems,
+            control=self.control, minutes=round((time.time() - self._started) / 60, 1),
+            kills=self.kills))
 
 
 def _logs(folder: str) -> dict[int, RankLog]:
     return read_ranks(os.path.join(folder, FOLDER))
 
 
-def summary(campaign: Campaign, started: float) -> dict[str, Any]:
-    """Return the outcome, as JSON can hold it."""
-    return dict(
-        settings=campaign.settings._asdict(), iterations_of_a_run=campaign.iterations,
-        runs=campaign.runs, compared=campaign.compared, equal=not campaign.problems,
-        problems=campaign.problems, minutes=round((time.time() - started) / 60, 1),
-        kills=[kill._asdict() for kill in campaign.kills])
+def _failure(folder: str, attempt: Attempt) -> TrainingFailed | None:
+    return failure(attempt.codes,
+                   [f'{folder}/rank{rank}.log' for rank in range(len(attempt.codes))])

@@ -10,7 +10,6 @@ import os
 import time
 from typing import Any, NamedTuple
 
-import mmengine.config.config
 from mmengine.dist import get_rank
 from mmengine.hooks import EMAHook, Hook
 
@@ -31,14 +30,6 @@ class Moment(NamedTuple):
     process: int  # id of the process
     workers: tuple[Any, ...]  # ids of its data loader workers
     state: dict[str, str] | None  # at the end: digests of everything that was trained
-
-
-def skip_config_layout() -> None:
-    """Let MMEngine write configs without laying out their text, which takes seconds at each save.
-
-    Called before the config is read.
-    """
-    mmengine.config.config.FormatCode = lambda text, **options: (text, False)
 
 
 def attach(runner: Any) -> None:

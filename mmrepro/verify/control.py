@@ -1,0 +1,87 @@
+"""A control: a training that is spoiled on purpose, which a comparison has to see as different."""
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any, Callable, NamedTuple
+
+from ..fingerprint.divergence import Ranks, first_divergence
+from ..fingerprint.reader import read_ranks
+from ..fingerprint.schema import FOLDER
+from ..runs.child import Training
+from ..runs.launcher import plan
+from ..runs.progress import run_with_progress
+
+ITERATIONS = 2  # that a control trains: a lost schedule changes the second
+# what a self-check, or the check of a resume, would refuse has to come to the comparison
+SETTINGS = {'randomness.self_checks': False, 'randomness.resume_strict': False}
+NOT_SEEN = 'NOT VERIFIED: all bits are equal, but '
+
+
+def _forget(runner: Any, key: str) -> None:
+    stock = runner.load_checkpoint
+    runner.load_checkpoint = lambda *args, **kwargs: {
+        name: value for name, value in stock(*args, **kwargs).items() if name != key}
+
+
+def _misplaced(runner: Any) -> None:
+    resume = runner.lifecycle.resume
+    cursor = resume.point.cursor
+    resume.point = replace(resume.point, cursor=cursor._replace(batches=cursor.batches + 1))
+
+
+# The first is seen in almost every training; the next is planted where it is not.
+RUNS = {  # -> changed settings
+    'a run with another seed': {'randomness.seed': 2**31 - 1},
+    'a run with batches of three': {'train_dataloader.batch_size': 3},
+}
+RESUMES: dict[str, Callable[[Any], None]] = {  # -> spoils a runner that is about to resume
+    'a resume without the state of the optimizer': lambda runner: _forget(runner, 'optimizer'),
+    'a resume without its random numbers': lambda runner: setattr(
+        runner.lifecycle, 'seed', lambda *stream: None),
+    'a resume without the schedules': lambda runner: _forget(runner, 'param_schedulers'),
+    'a resume that leaves a batch out': _misplaced,
+}
+
+
+def attach(runner: Any, name: str) -> None:
+    """Spoil a runner that is about to train, if it resumes."""
+    RESUMES.get(name, lambda runner: None)(runner)
+
+
+class Control(NamedTuple):
+    """What a comparison said of spoiled trainings."""
+    text: str  # a line for the report
+    iteration: int | None = None  # the first that was seen as different; None: all are the same
+
+
+def control(training: Training, reference: str, part: str = '',
+            say: Callable[[str], None] = lambda text: None, **how: Any) -> Control:
+    """Spoil a training in one way after the other, until it differs from the reference.
+
+    Args:
+        training: has a work directory; one that resumes names its checkpoint.
+        reference: work directory of the run with which it is compared.
+        part: see :func:`only`.
+        how: ``env`` and ``processes`` of :func:`~mmrepro.runs.launcher.plan`.
+    """
+    spoiled = RESUMES if training.resume else RUNS
+    for name in spoiled:
+        changed = training._replace(settings={**SETTINGS, **RUNS.get(name, {})},
+                                    attach=f'{__name__}:attach', given=dict(name=name))
+        run_with_progress([plan('control', str(training.work_dir), [changed], **how)], ITERATIONS,
+                          say)
+        difference = first_divergence(*(only(part, read_ranks(os.path.join(path, FOLDER)))
+                                        for path in (reference, str(training.work_dir))))
+        if difference is not None:
+            return Control(f'control: {name} was seen as different at iteration '
+                           f'{difference.iteration}', difference.iteration)
+    return Control(f'{NOT_SEEN}so are those of {", ".join(spoiled)}: the training depends on none '
+                   'of what these change, and its loss would not be seen')
+
+
+def only(part: str, ranks: Ranks) -> Ranks:
+    """Reduce fingerprints to one part; '' for all parts."""
+    return ranks if not part else {rank: log._replace(steps={
+        i: {part: step[part]} for i, step in log.steps.items() if part in step})
+        for rank, log in ranks.items()}

@@ -1,0 +1,95 @@
+"""A comparison must see a training that is spoiled on purpose; each way to spoil is one."""
+from __future__ import annotations
+
+import os
+
+import pytest
+from faults.tiny import Tiny, tiny
+from forked_trainings import ForkedTraining
+from mmengine.registry import MODELS
+from torch import nn
+
+from mmrepro.cli import verify
+from mmrepro.exit_codes import DONE, NOT_VERIFIED
+from mmrepro.runs import launcher
+from mmrepro.runs.child import Training
+from mmrepro.runs.config_edits import add_fingerprints
+from mmrepro.runs.launcher import plan, run_all
+from mmrepro.verify import control as module
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch):
+    monkeypatch.setattr(launcher, 'LaunchedTraining', ForkedTraining)
+
+
+@MODELS.register_module(force=True)
+class Constant(Tiny):
+    """Begins with the same weights whatever the seed, and draws nothing."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.head.drop.p = 0.
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, .1)
+
+
+def settings(folder, **changes):
+    cfg = tiny(folder)
+    cfg.train_dataloader.batch_size, cfg.train_dataloader.dataset.size = 8, 32
+    cfg.param_scheduler = dict(type='LinearLR', start_factor=.1, end=9, by_epoch=False)
+    cfg.merge_from_dict(changes)
+    return cfg
+
+
+@pytest.fixture(scope='module')
+def reference(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp('reference'))
+    cfg = settings(folder)
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=2, by_epoch=False)
+    add_fingerprints(cfg, 'step')
+    cfg.dump(f'{folder}.py')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, 'LaunchedTraining', ForkedTraining)
+        run_all([plan('reference', folder, [Training(f'{folder}.py', folder, iterations=4)])])
+    return folder
+
+
+@pytest.mark.parametrize('table, name, iteration', [
+    *(('RUNS', name, 0) for name in module.RUNS),
+    # a schedule decides on the next iteration
+    *(('RESUMES', name, 3 if 'schedules' in name else 2) for name in module.RESUMES)])
+def test_what_is_spoiled_is_seen(reference, tmp_path, monkeypatch, table, name, iteration):
+    monkeypatch.setattr(module, table, {name: getattr(module, table)[name]})
+    training = Training(f'{reference}.py', str(tmp_path), iterations=2)
+    if table == 'RESUMES':
+        training = training._replace(resume=True, iterations=4,
+                                     checkpoint=os.path.join(reference, 'iter_2.pth'))
+    found = module.control(training, reference)
+    assert found.text == f'control: {name} was seen as different at iteration {iteration}'
+    # without it, the same training is equal: nothing but the omission was seen
+    monkeypatch.setattr(module, table, {})
+    monkeypatch.setitem(getattr(module, table), 'nothing', {} if table == 'RUNS' else id)
+    assert module.control(training, reference).iteration is None
+
+
+def test_a_resume_is_verified_with_what_the_config_has_to_lose(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    plain = {'optim_wrapper.optimizer.momentum': 0, 'param_scheduler': None}
+    settings('work', **plain).dump('a.py')
+    assert verify.main(['a.py', '--iters', '4', '--vary', 'resume', '--full']) == DONE
+    assert ('control: a resume without its random numbers was seen as different at iteration 2'
+            in capsys.readouterr().out)
+
+
+def test_what_no_omission_changes_is_not_verified(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cfg = settings('work', **{'model.type': 'Constant'})
+    cfg.train_dataloader.update(batch_size=3, sampler=dict(type='DefaultSampler', shuffle=False))
+    cfg.train_dataloader.dataset.pipeline = [dict(type='TinyLoad'), dict(type='TinyPack')]
+    cfg.dump('config.py')
+    assert verify.main(['config.py', '--iters', '2', '--vary', 'process', '--full']) == NOT_VERIFIED
+    assert ('NOT VERIFIED: all bits are equal, but so are those of a run with another seed, a run '
+            'with batches of three') in capsys.readouterr().out
