@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
-    (('ops', 'seeds', 'digests', 'exit_codes', 'text', 'version'),
+    (('ops', 'seeds', 'digests', 'exit_codes', 'reading', 'text', 'version'),
      'operators, random streams, digests'),
     (('reachable', ), 'what an object reaches, and a walk over it'),
     (('errors', 'generator_kinds', 'imports', 'intervals', 'nested', 'scoped'),
