@@ -179,7 +179,8 @@ def fuzz(row, examples, runner):
             assert any(part in str(error) for part in path.parts)
         finally:
             after = snapshot()
-            shutil.rmtree('ran', ignore_errors=True)
+            for folder in ('ran', OUT):
+                shutil.rmtree(folder, ignore_errors=True)
             path.rmdir() if content is None else path.unlink()
             path.write_bytes(whole)
         assert after == before
