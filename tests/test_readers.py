@@ -12,24 +12,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from damage import (
-    CODE,
-    JSON,
-    LINES,
-    OLD,
-    SAVED,
-    TEXT,
-    TEXTS,
-    announcing,
-    damaged,
-    loaded,
-    repacked,
-    saved,
-)
+from damage import JSON, LINES, OLD, SAVED, TEXT, TEXTS, damaged, loaded, other_checkpoints, saved
 from fake_runs import write_log
 from harness import Child
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
@@ -85,8 +71,8 @@ def check_goldens(runner):
 
 LAST, STEPS = 'run/iter_4.pth', 'mmrepro/fingerprints.rank0.jsonl'
 LOG, COCO = 'stock/20260101_000000/vis_data', 'coco/annotations/instances_train2017.json'
-COMPARE, STOCK = (verb('compare', *runs, '--tolerance', '1') for runs in (
-    ('run', 'twin'), ('stock', 'stock_twin')))
+COMPARE = verb('compare', 'run', 'twin', '--tolerance', '1')
+STOCK = verb('compare', 'stock', 'stock_twin', '--tolerance', '1')
 REPEATS = {'replay': verb('replay', 'run', '--work-dir', OUT), 'compare': COMPARE,
            'localise': verb('localise', 'run', 'twin', '--work-dir', OUT)}
 READERS = {
@@ -104,8 +90,7 @@ READERS = {
     'log of seeds': (f'{LOG}/scalars.json', LINES, lambda runner: metrics_of('stock')),
     'config beside a log': (f'{LOG}/config.py', TEXT, STOCK),
     'result of seeds': ('seeds/base/seed_0/result.json', JSON, verb(
-        'seeds', 'base.py', '--seeds', '0,1', '--work-dir', 'seeds', '--report-only',
-        '--no-plots')),
+        'seeds', 'base.py', '--seeds=0,1', '--work-dir=seeds', '--report-only', '--no-plots')),
     'recipe of a golden': ('goldens/base/recipe.json', JSON, check_goldens),
     'facts of a golden': ('goldens/base/*/facts.json', JSON, check_goldens),
     'fingerprints of a golden': (f'goldens/base/*/{STEPS}', LINES, check_goldens),
@@ -125,11 +110,9 @@ def runner(tmp_path_factory):
     runner.train()
     write_log(home / 'stock', 3)
     write_log(home / 'stock_twin', 3, off=1)
-    four = saved(dict(meta=dict(epoch=0, iter=1), w=torch.zeros(4)))
     texts = {
         'old.pth': saved(loaded((home / LAST).read_bytes()), zipped=False),
-        'code.pth': saved(CODE), 'announces.pth': repacked(four, announcing(1 << 32)),
-        'bomb.pth': repacked(four, announcing(1 << 27), 1 << 29),
+        **other_checkpoints(),
         'base.py': b"model = dict(layers=[1, 2])\nrandomness = dict(seed=1)\nval_cfg = None\n",
         COCO: b'{"images": [{"id": 1}], "annotations": []}', 'coco/train2017/1.png': b''}
     with contextlib.chdir(home):
@@ -148,30 +131,33 @@ def runner(tmp_path_factory):
 
 
 def snapshot():
-    return {path: path.read_bytes() if path.is_file() else None
+    return {path: path.is_file() and path.read_bytes()
             for path in Path().rglob('*') if path.suffix != '.log'}
 
 
 def fuzz(row, examples, runner):
     """Check a reader in this process, which gets little memory."""
-    (pattern, form, read), home = row, Path(runner.work_dir).parent
-    os.chdir(home)
+    pattern, form, read = row
+    os.chdir(Path(runner.work_dir).parent)
     path, = Path().glob(pattern)
     whole, others = path.read_bytes(), [*TEXTS, *filter(None, snapshot().values())]
-    with open('/proc/self/statm') as file:
-        size = int(file.read().split()[0]) * resource.getpagesize() + MEMORY
+    size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR))
 
     @settings(max_examples=examples, derandomize=True, database=None, deadline=None,
-              suppress_health_check=[*HealthCheck])
+              suppress_health_check=[*HealthCheck], phases=[Phase.generate])
     @given(damaged(whole, form, others), st.booleans())
-    def check(content, sealed):
+    def check(damage, sealed):
+        kind, content = damage
         path.unlink()
-        path.mkdir() if content is None else path.write_bytes(content)
-        if sealed and content is not None and path.suffix == '.pth':
-            with contextlib.suppress(CheckpointError):
-                files.seal(str(path))
+        if kind == 'folder':
+            path.mkdir()
+        elif kind != 'gone':
+            path.write_bytes(content)
+            if sealed and path.suffix == '.pth':
+                with contextlib.suppress(CheckpointError):
+                    files.seal(str(path))
         before = snapshot()
         try:
             read(runner)
@@ -181,7 +167,7 @@ def fuzz(row, examples, runner):
             after = snapshot()
             for folder in ('ran', OUT):
                 shutil.rmtree(folder, ignore_errors=True)
-            path.rmdir() if content is None else path.unlink()
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
             path.write_bytes(whole)
         assert after == before
 

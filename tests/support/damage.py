@@ -57,6 +57,13 @@ def announcing(size):
     return lambda text: text.replace(b'K\x04', b'\x8a\x06' + struct.pack('<q', size)[:6])
 
 
+def other_checkpoints():
+    """Files that call a function, announce 4 GiB, and unpack to half a GiB."""
+    four = saved(dict(meta=dict(epoch=0, iter=1), w=torch.zeros(4)))
+    return {'code.pth': saved(CODE), 'announces.pth': repacked(four, announcing(1 << 32)),
+            'bomb.pth': repacked(four, announcing(1 << 27), 1 << 29)}
+
+
 def lines(value):
     return b''.join(json.dumps(line).encode() + b'\n'
                     for line in (value if isinstance(value, list) else [value]))
@@ -87,13 +94,14 @@ def edited(draw, value, values):
 
 @st.composite
 def damaged(draw, text, form, others):
-    """A damaged content; None: the file is a folder."""
+    """A kind of damage, and the damaged content."""
     load, dump, change, values = form
-    kind = draw(st.sampled_from(['cut', 'flip', 'insert', 'other', 'folder', *['edit'] * 5]))
+    kind = draw(st.sampled_from(
+        ['cut', 'flip', 'insert', 'other', 'folder', 'gone', *['edit'] * 5]))
     if kind == 'edit' and load:
-        return dump(draw(edited(load(text), values)))
-    if kind in ('other', 'folder'):
-        return draw(st.sampled_from(others)) if kind == 'other' else None
+        return kind, dump(draw(edited(load(text), values)))
+    if kind in ('other', 'folder', 'gone'):
+        return kind, draw(st.sampled_from(others)) if kind == 'other' else b''
     where, bit, more = draw(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7),
                                       st.sampled_from(TEXTS)))
 
@@ -102,4 +110,4 @@ def damaged(draw, text, form, others):
         return text[:at] + {'cut': b'', 'flip': bytes([text[at] ^ 1 << bit]) + text[at + 1:]}.get(
             kind, more + text[at:])
 
-    return change(text, damage) if draw(st.booleans()) else damage(text)
+    return kind, change(text, damage) if draw(st.booleans()) else damage(text)
