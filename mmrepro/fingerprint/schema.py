@@ -111,8 +111,10 @@ NUMBERS = {str: Rule(is_number, 'a number, or text such as 0x1.8p+0')}
 SHAPES: dict[str, dict] = {
     START: {'format': object, 'level': str, 'rank': int, 'world_size': int, 'iteration': int},
     STEP: {'iteration': int, 'losses?': NUMBERS, 'lr?': dict, f'{NORMS}?': NUMBERS,
-           f'{BY_NAME}?': {str: {str: SCALAR}}, 'batch?': {'positions?': Rule(
-               lambda value: value is None or mismatch(value, [int]) is None, 'a list of int')},
+           f'{BY_NAME}?': {str: {str: SCALAR}}, 'batch?': {
+               'data?': SCALAR, 'indices?': or_none(list), 'positions?': Rule(
+                   lambda value: value is None or mismatch(value, [int]) is None, 'a list of int')},
+           **{f'{field}?': SCALAR for field in ('epoch', *STATES)},
            **{f'{stream}?': _calls(stream) for stream in STREAMS}},
     VAL: {'iteration': int, 'metrics': NUMBERS},
     END: {'iteration': int},
