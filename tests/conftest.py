@@ -84,6 +84,7 @@ SLOW = (
     'patches/test_hash_order.py',
     'step_check/test_repeated_steps.py',
     'test_packaging.py',
+    'test_readers.py',
     'test_runner.py',
     'test_streams_with_roots.py',
 )

@@ -133,13 +133,15 @@ def collect(model: nn.Module, hooks: list[Any]) -> dict[str, dict[str, Any]]:
 
 
 def restore(model: nn.Module, hooks: list[Any], state: dict[str, dict[str, Any]]) -> list[str]:
-    """Put collected values back; returns owners in ``state`` that this run does not have."""
-    owners = {key: obj for key, obj, _ in _known(model, hooks)}
-    for key, values in state.items():
-        for path, value in values.items() if key in owners else ():
-            owner, name = _owner(owners[key], path)
-            before = getattr(owner, name)
-            if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
-                value = value.to(before.device)
-            setattr(owner, name, value)
-    return [key for key in state if key not in owners]
+    """Put collected values back; returns what of ``state`` this run does not have."""
+    known = {f'{key}.{path}': _owner(obj, path) for key, obj, adapter in _known(model, hooks)
+             for path in adapter.attributes}
+    values = {f'{key}.{path}': value for key, of_key in state.items()
+              for path, value in of_key.items()}
+    for key in filter(known.__contains__, values):
+        (owner, name), value = known[key], values[key]
+        before = getattr(owner, name, None)
+        if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
+            value = value.to(before.device)
+        setattr(owner, name, value)
+    return [key for key in values if key not in known]

@@ -11,10 +11,10 @@ from .files import LAST_GOOD, check_file
 def pointed(folder: str) -> str:
     """Return what ``last_checkpoint`` of a work directory names; '' for nothing."""
     pointer = os.path.join(folder, 'last_checkpoint')
-    if not os.path.exists(pointer):
+    if not os.path.isfile(pointer):
         return ''
-    with open(pointer) as file:
-        return file.read().strip()
+    with open(pointer, 'rb') as file:
+        return file.read().decode(errors='replace').strip().replace('\0', '?')
 
 
 def _beside(path: str, named: str) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from mmengine.logging import HistoryBuffer
 
-from ..errors import CheckpointError, ResumeError
+from ..errors import CheckpointError, ConfigError, ResumeError
 from ..facts.collect import read_settings, settings_of
+from ..reading import SCALAR, Rule, mismatch, or_none
+from ..seeds import MAX_SEED
 from ..text import shorten
 from .safe_loading import ADDING, safe_load
 
@@ -20,6 +22,21 @@ PARTS = {
     'optimizer': 'no optimizer (its momenta, its learning rates)',
     'param_schedulers': 'no schedules (the course of the learning rate)',
 }
+_OF_RANK = {'attributes?': {str: {str: object}}, 'gradients?': {str: torch.Tensor},
+            'buffers?': {str: torch.Tensor}}
+# what mmrepro reads, see docs/reference/checkpoints.md
+_SHAPE = {
+    'meta': {
+        'epoch': int, 'iter': int, 'mmrepro?': {
+            'facts?': {'world_size?': int, str: SCALAR}, 'schedules?': bool},
+        'place?': Rule(lambda value: mismatch(value, [int]) is None and len(value) == 2,
+                       '[epoch, batches]'),
+        'seed?': Rule(lambda value: value is None or isinstance(value, int)
+                      and 0 <= value <= MAX_SEED, f'None, or an integer from 0 to {MAX_SEED}')},
+    'message_hub?': {'runtime_info': {str: object}},
+    'mmrepro?': {
+        **_OF_RANK, 'ranks?': {int: _OF_RANK}, 'counts?': {str: int}, 'parts?': {str: str},
+        'passes?': int, 'metrics?': or_none(dict), 'validated?': or_none(int)}}
 
 
 def stock_facts(meta: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -38,11 +55,26 @@ def has_schedules(meta: Mapping[str, Any]) -> bool:
                for name, value in facts.items())
 
 
-def lacks(content: Any) -> str | None:
-    """Return why a run cannot continue from a checkpoint's ``content``, or None."""
+def damage(content: Any) -> str | None:
+    """Return why a checkpoint's ``content`` cannot be used at all, or None."""
     meta = content.get('meta') if isinstance(content, Mapping) else None
     if not isinstance(meta, Mapping) or not {'epoch', 'iter'} <= {*meta}:
         return 'is no checkpoint of a run: it has no meta with epoch and iter'
+    problem = mismatch(content, _SHAPE)
+    try:
+        if not problem and not meta.get('mmrepro'):
+            stock_facts(meta)
+    except ConfigError as error:
+        problem = f'meta.cfg is {error}'
+    return problem and f'is damaged: {problem}'
+
+
+def lacks(content: Any) -> str | None:
+    """Return why a run cannot continue from a checkpoint's ``content``, or None."""
+    problem = damage(content)
+    if problem is not None:
+        return problem
+    meta = content['meta']
     wanted = [part for part in PARTS if part != 'param_schedulers' or has_schedules(meta)]
     missing = [PARTS[part] for part in wanted if part not in content]
     return f'holds {" and ".join(missing)}' if missing else None
@@ -58,7 +90,7 @@ def judge(path: str, content: Any, strict: bool) -> list[str]:
     problem = lacks(content)
     if problem is None:
         return []
-    if not isinstance(content, dict) or not {'meta', 'message_hub'} <= {*content}:
+    if damage(content) or 'message_hub' not in content:
         raise CheckpointError(f'{path} {problem}. Weights are loaded with load_from=..., '
                               'resume=False')
     if strict:

@@ -73,22 +73,25 @@ def check_file(path: str) -> str | None:
     with open(path, 'rb') as file:
         file.seek(max(0, size - tail_size))
         tail = file.read()
-        if len(tail) == tail_size and tail.startswith(_END_MAGIC):
-            good = tail[_END.size:] == MARK + _digest(file, size - _COMMENT)
-            return None if good else 'is damaged (its digest does not match its contents)'
-        return _check_archive(file, tail)
+        sealed = len(tail) == tail_size and tail.startswith(_END_MAGIC)
+        if sealed and tail[_END.size:] != MARK + _digest(file, size - _COMMENT):
+            return 'is damaged (its digest does not match its contents)'
+        return _check_archive(file, tail, sealed)
 
 
-def _check_archive(file: BinaryIO, tail: bytes) -> str | None:
-    """Check an archive without digest, by the checksums of its records."""
+def _check_archive(file: BinaryIO, tail: bytes, sealed: bool) -> str | None:
+    """Check an archive; without digest, by the checksums of its records."""
     start = tail.rfind(_END_MAGIC)
     whole = start >= 0 and len(tail) - start >= _END.size
     if not whole or _END.unpack_from(tail, start)[-1] != len(tail) - start - _END.size:
         return 'is truncated or not a checkpoint (no end record)'
     try:
         with zipfile.ZipFile(file) as archive:
-            broken = archive.testzip()
-    except (zipfile.BadZipFile, OSError) as error:
+            # torch.save compresses nothing, and a few bytes may become any number
+            if any(record.compress_type for record in archive.infolist()):
+                return 'is not a checkpoint (its records are compressed)'
+            broken = None if sealed else archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, struct.error) as error:
         return f'is truncated or not a checkpoint ({error})'
     return None if broken is None else f'is damaged (in {broken})'
 
@@ -149,6 +152,9 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
             f'checkpoint {path} holds something that is not data and could run code; it was not '
             f'loaded. If you trust it: mmrepro.checkpoint.safe_loading.allow_list() has what is '
             f'accepted, {ADDING}.\n{error}') from error
+    except Exception as error:  # a damaged pickle may raise anything
+        line, *_ = f'{type(error).__name__}: {error}'.splitlines()
+        raise CheckpointError(f'checkpoint {path} is damaged ({line})') from error
 
 
 def is_local(folder: str, options: Mapping[str, Any]) -> bool:

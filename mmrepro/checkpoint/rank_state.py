@@ -74,15 +74,15 @@ def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:
     lost = adapters.restore(model, runner.hooks, state.get('attributes', {}))
     parameters, buffers = dict(model.named_parameters()), dict(_buffers(runner))
     for name, value in state.get('gradients', {}).items():
-        if name in parameters:
+        if name in parameters and parameters[name].shape == value.shape:
             parameters[name].grad = value.to(parameters[name].device, parameters[name].dtype)
         else:
-            lost.append(f'gradient of {name}')
+            lost.append(f'gradient of {name}, {tuple(value.shape)}')
     for name, value in state.get('buffers', {}).items():
-        if name in buffers:
+        if name in buffers and buffers[name].shape == value.shape:
             buffers[name].copy_(value)
         else:
-            lost.append(f'buffer {name}')
+            lost.append(f'buffer {name}, {tuple(value.shape)}')
     optimizers = optim_wrappers(runner.optim_wrapper)
     for name, count in state.get('counts', {}).items():
         if name in optimizers:

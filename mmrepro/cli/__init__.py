@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,8 @@ def run(verb: str, argv: Sequence[str] | None = None, **more: Any) -> int:
     piped to ``head`` ends without a traceback. All other exceptions are bugs, or errors of the
     training.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # paths need not be text
+        sys.stdout.reconfigure(errors='backslashreplace')
     try:
         code = load(verb)(argv, **more)
         sys.stdout.flush()

@@ -5,7 +5,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from ..errors import ConfigError, MissingPackageError
 from ..exit_codes import DIFFERENT, DONE
 from ..ops.choice import PROVIDERS
+from ..reading import read_json
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.startup import has_mmdet
@@ -100,12 +100,8 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
     if args.out is None:
         parser.error('--gpu needs --out DIR')
     parser.make_folder(args.out, '--out')
-    against = None
-    if args.against:
-        try:
-            against = json.loads(Path(args.against).read_text(encoding='utf-8'))
-        except (OSError, ValueError) as error:
-            parser.error(f'--against {args.against}: {error}')
+    shape = {'machine': object, **{f'{group}?': {str: dict} for group in (*operators, 'detectors')}}
+    against = read_json(args.against, ConfigError, shape) if args.against else None
     if not has_mmdet():
         raise MissingPackageError('--gpu trains detectors of MMDetection, which is not installed: '
                                   'pip install "mmcv-lite<2.2" mmdet')

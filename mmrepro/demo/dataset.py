@@ -92,12 +92,16 @@ def write_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8
     photo_dir()  # before anything is written
     _coco_mask()
     try:
-        for path in (annotation_file(out, split) for split in SPLITS):
+        for path, folder in ((annotation_file(out, split), os.path.join(out, split))
+                             for split in SPLITS):
             if os.path.exists(path):
-                with open(path, encoding='utf-8') as file:
-                    if MARK not in file.read(4096):
-                        raise ConfigError(f'{path} was not written by mmrepro; choose another '
-                                          'folder for the demonstration dataset')
+                with open(path, 'rb') as file:
+                    foreign = MARK.encode() not in file.read(4096)
+            else:  # the images may be those of the user
+                path, foreign = folder, os.path.isdir(folder) and bool(os.listdir(folder))
+            if foreign:
+                raise ConfigError(f'{path} was not written by mmrepro; choose another folder for '
+                                  'the demonstration dataset')
         os.makedirs(os.path.join(out, 'annotations'), exist_ok=True)
         for split, count in zip(SPLITS, (num_train, num_val)):
             folder = os.path.join(out, split)
@@ -127,6 +131,10 @@ def data_digest(root: str) -> str:
 def _write_split(out: str, split: str, seed: int, count: int) -> None:
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
+    content = dict(
+        info=dict(description=MARK, seed=seed), images=images, annotations=annotations,
+        categories=[dict(id=number, name=name) for number, name in enumerate(CLASSES, 1)])
+    _dump(out, split, content)  # where this is interrupted, the mark says whose images these are
     for image_id in range(1, count + 1):
         # a string seeds Python's generator through SHA-512, the same in every version since 3.2
         rng = random.Random(f'{seed} {split} {image_id}')
@@ -137,9 +145,10 @@ def _write_split(out: str, split: str, seed: int, count: int) -> None:
         images.append(dict(id=image_id, file_name=name, width=width, height=height))
         for annotation in filter(None, map(_annotation, instances)):
             annotations.append(dict(annotation, id=len(annotations) + 1, image_id=image_id))
-    categories = [dict(id=number, name=name) for number, name in enumerate(CLASSES, 1)]
-    content = dict(info=dict(description=MARK, seed=seed), images=images, annotations=annotations,
-                   categories=categories)
+    _dump(out, split, content)
+
+
+def _dump(out: str, split: str, content: dict[str, Any]) -> None:
     with open(annotation_file(out, split), 'w', encoding='utf-8', newline='\n') as file:
         json.dump(content, file, separators=(',', ':'))
 

@@ -15,6 +15,7 @@ import torch
 from ..determinism.cpu_level import cpu_instructions
 from ..distributed.agreement import package_version, start_fields
 from ..distributed.process_group import process_count
+from ..errors import ConfigError
 
 # keys of a config that MMEngine writes by itself, or that say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
@@ -85,7 +86,7 @@ def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -
     return facts
 
 
-def read_settings(text: str) -> dict[str, Any]:
+def read_settings(text: str | bytes) -> dict[str, Any]:
     """Return the settings in the text of a config that MMEngine wrote (``Config.pretty_text``).
 
     Unlike ``Config.fromstring``, this runs nothing: the text may come from anywhere. Whatever is
@@ -95,11 +96,15 @@ def read_settings(text: str) -> dict[str, Any]:
     {'a': {'b': [1, -2.5], 'c': None}, 'd': "open('x')"}
 
     Raises:
-        SyntaxError: ``text`` is not Python.
+        ConfigError: ``text`` is not Python, or nested too deeply.
     """
-    return {statement.targets[0].id: _literal(statement.value)
-            for statement in ast.parse(text).body
-            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)}
+    try:
+        return {statement.targets[0].id: _literal(statement.value)
+                for statement in ast.parse(text).body if isinstance(statement, ast.Assign)
+                and isinstance(statement.targets[0], ast.Name)}
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise ConfigError(f'not the text of a config: {str(error) or "nested too deeply"}'
+                          ) from error
 
 
 def _literal(node: Any) -> Any:

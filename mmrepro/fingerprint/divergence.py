@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..text import listed, shorten
 from .reader import RankLog
-from .schema import BY_NAME, FIELDS, MODULES, STREAMS, StreamCall, call_of, value_of
+from .schema import BY_NAME, FIELDS, MODULES, STREAMS, StreamCall, call_of, is_number, value_of
 
 ORDER = {name: number for number, name in enumerate(FIELDS)}
 # phase of the first differing call -> the field before which it ran; other phases: the losses
@@ -81,7 +81,7 @@ class Divergence(NamedTuple):
 def _shown(value: Any) -> str:
     if value is None:
         return 'nothing'
-    if isinstance(value, str) and value.lstrip('-').startswith('0x'):
+    if isinstance(value, str) and value.lstrip('-').startswith('0x') and is_number(value):
         return f'{float.fromhex(value)!r} ({value})'
     return shorten(str(value), 80)
 

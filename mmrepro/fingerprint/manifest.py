@@ -15,17 +15,16 @@ from mmengine.dist import get_world_size
 
 from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
-from ..errors import FingerprintError
+from ..errors import ConfigError, FingerprintError
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import FactDifference, differences
 from ..facts.training_data import training_data
 from ..variables import reads
 from . import provenance
-from .reader import read_json
-from .schema import FOLDER, SELF_CHECKS
+from .reader import read_manifest_file
+from .schema import FOLDER, FORMAT, SELF_CHECKS
 from .snapshot import Snapshot
 
-FORMAT = 1
 # parts of a manifest that are compared in another form: as facts, or not at all
 NOT_COMPARED = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', 'processes',
                 SELF_CHECKS)
@@ -43,7 +42,11 @@ class Manifest(NamedTuple):
     @property
     def facts(self) -> dict[str, Any]:
         """The facts in the form of checkpoints: settings of the config are ``config.*``."""
-        return {**self.content['facts'], **settings_of(read_settings(self.config_text))}
+        try:
+            settings = settings_of(read_settings(self.config_text))
+        except ConfigError as error:
+            raise FingerprintError(f'{self.path}: config.text: {error}') from error
+        return {**self.content['facts'], **settings}
 
     @property
     def variables(self) -> dict[str, dict[str, Any]]:
@@ -53,7 +56,7 @@ class Manifest(NamedTuple):
     @property
     def processes(self) -> int:
         """Number of processes that trained: one for each rank, unless ranks were virtual."""
-        return int(self.content['processes'])
+        return self.content['processes']
 
     @property
     def values(self) -> dict[str, Any]:
@@ -115,7 +118,7 @@ def write_manifest(runner: Any, folder: str) -> str:
 
 def complete_manifest(path: str, values: Mapping[str, Any]) -> None:
     """Add values that are known at the end of a run to its manifest."""
-    _write(path, {**read_json(path), **values})
+    _write(path, {**read_manifest_file(path), **values})
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:
@@ -142,13 +145,7 @@ def read_manifest(path: str) -> Manifest:
     if not os.path.exists(path):
         raise FingerprintError(f'{path}: No such file; FingerprintHook writes it when a training '
                                'starts')
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get('kind') != 'manifest':
-        raise FingerprintError(f'{path}: not a manifest of mmrepro')
-    if content.get('format') != FORMAT:
-        raise FingerprintError(f'{path}: format {content.get("format")!r} is not known to this '
-                               f'version of mmrepro, which reads format {FORMAT}')
-    return Manifest(path, content)
+    return Manifest(path, read_manifest_file(path))
 
 
 def compare_manifests(first: Manifest, second: Manifest) -> list[FactDifference]:

@@ -1,11 +1,12 @@
-"""Read the files of a run, whole or torn: missing or odd parts become notes, not errors."""
+"""Read the files of a run, whole or torn: missing and torn parts become notes, not errors."""
 from __future__ import annotations
 
-import json
+import itertools
 import os
 from typing import Any, NamedTuple
 
 from ..errors import EmptyFingerprints, FingerprintError
+from ..reading import checked, parse_json, read_json
 from ..text import listed
 from . import schema
 from .schema import FOLDER
@@ -66,15 +67,17 @@ def read_run(work_dir: str) -> RecordedRun:
                                'before its training began, or the folder belongs to something else')
     names = sorted((int(match[1] or 0), match[0])
                    for match in filter(None, map(schema.MANIFEST.fullmatch, os.listdir(folder))))
-    manifests = [read_json(os.path.join(folder, name)) for _, name in names]
+    manifests = [read_manifest_file(os.path.join(folder, name)) for _, name in names]
     notes = [f'rank {rank}: {note}' for rank, log in sorted(ranks.items()) for note in log.notes]
     if not manifests:
         notes.append(f'{folder}: has no manifest.json')
     world_size = max((start['world_size'] for log in ranks.values() for start in log.starts),
                      default=1)
-    missing = [rank for rank in range(world_size) if rank not in ranks]
+    # a damaged file may name any number of ranks
+    missing = [*itertools.islice((str(i) for i in range(world_size) if i not in ranks), 9)]
     if missing:
-        notes.append(f'{folder}: no fingerprints of rank {", ".join(map(str, missing))} of '
+        more = ', ...' if len(missing) > 8 else ''
+        notes.append(f'{folder}: no fingerprints of rank {", ".join(missing[:8])}{more} of '
                      f'{world_size}')
     return RecordedRun(work_dir, manifests, ranks, notes)
 
@@ -85,23 +88,26 @@ def only_checkpoints(folder: str) -> str:
     return f'; it holds {listed(names)}, but checkpoints alone are no run' if names else ''
 
 
-def read_json(path: str) -> Any:
-    """Return the content of a JSON file."""
-    try:
-        with open(path, encoding='utf-8') as file:
-            return json.load(file)
-    except OSError as error:
-        raise FingerprintError(f'{path}: {error.strerror}') from error
-    except ValueError as error:
-        raise FingerprintError(f'{path}: not JSON: {error}') from error
+def read_manifest_file(path: str) -> dict[str, Any]:
+    """Return the content of a manifest."""
+    content = read_json(path, FingerprintError)
+    if not isinstance(content, dict) or content.get('kind') != 'manifest':
+        raise FingerprintError(f'{path}: not a manifest of mmrepro')
+    _check_format(path, content)
+    return checked(path, content, FingerprintError, schema.MANIFEST_SHAPE)
+
+
+def _check_format(where: str, content: dict[str, Any]) -> None:
+    if content.get('format') != schema.FORMAT:
+        raise FingerprintError(f'{where}: format {content.get("format")!r} is not known to this '
+                               f'version of mmrepro, which reads format {schema.FORMAT}')
 
 
 def read_rank(path: str) -> RankLog:
     """Read one ``fingerprints.rankN.jsonl``."""
     log = RankLog(path, [], {}, [], False, [])
     ended = False
-    with open(path, 'rb') as file:
-        lines = file.read().split(b'\n')
+    lines = lines_of(path)
     earlier: dict[int, dict[str, Any]] = {}
     differing: list[int] = []
     for number, line in enumerate(lines, 1):
@@ -134,29 +140,37 @@ def read_rank(path: str) -> RankLog:
                         steps=dict(sorted(log.steps.items())))
 
 
-def read_line(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -> Any:
+def lines_of(path: str) -> list[bytes]:
+    """Return the lines of a file."""
+    try:
+        with open(path, 'rb') as file:
+            return file.read().split(b'\n')
+    except OSError as error:
+        raise FingerprintError(f'{path}: {error.strerror}') from error
+
+
+def read_line(path: str, number: int, line: bytes, torn: bool, notes: list[str],
+              shape: Any = object) -> Any:
     """Return the value of a line of JSON; None for an empty or torn line."""
     if not line.strip():
         return None
+    where = f'{path}, line {number}'
     try:
-        return json.loads(line)
-    except ValueError:
-        if torn:
-            notes.append(f'{path}, line {number}: torn off, the process was killed while writing')
-            return None
-        raise FingerprintError(f'{path}, line {number}: not JSON: {line[:60]!r}') from None
+        value = parse_json(where, line, FingerprintError)
+    except FingerprintError:
+        if not torn:
+            raise
+        notes.append(f'{where}: torn off, the process was killed while writing')
+        return None
+    return checked(where, value, FingerprintError, shape)
 
 
 def _record(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -> Any:
-    record = read_line(path, number, line, torn, notes)
+    record = read_line(path, number, line, torn, notes, {'kind': str})
     if record is None:
         return None
-    kind = record.get('kind') if isinstance(record, dict) else None
-    lacking = [key for key in schema.REQUIRED.get(str(kind), ()) if key not in record]
-    if kind is None or lacking:
-        what = f'lacks {", ".join(lacking)}' if lacking else "is no object with 'kind'"
-        raise FingerprintError(f'{path}, line {number}: {what}')
-    if kind == schema.START and record['format'] != schema.FORMAT:
-        raise FingerprintError(f'{path}, line {number}: format {record["format"]!r} is not known '
-                               f'to this version of mmrepro, which reads format {schema.FORMAT}')
+    where = f'{path}, line {number}'
+    checked(where, record, FingerprintError, schema.SHAPES.get(record['kind'], object))
+    if record['kind'] == schema.START:
+        _check_format(where, record)
     return record

@@ -5,6 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..errors import FingerprintError
+from .reader import lines_of
+
 STATE = 'state '  # prefix of the names of states
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
 SEPARATOR = '; '  # between the values of Record.arguments
@@ -73,20 +76,19 @@ def read_records(path: str) -> list[Record]:
     """Read a file of :func:`write_records` or :func:`append_record`."""
     stacks: list[tuple] = []
     records = []
-    with open(path, encoding='utf-8') as file:
-        for number, line in enumerate(file, 1):
-            try:
-                fields: dict[str, Any] = json.loads(line)
-                stack = fields.pop('stack')
-                if not fields:
-                    stacks.append(tuple(map(tuple, stack)))
-                    continue
-                stack = stacks[stack] if isinstance(stack, int) else tuple(map(tuple, stack))
-            except (ValueError, KeyError, IndexError) as error:
-                raise ValueError(f'{path}, line {number}: not a record of mmrepro') from error
+    for number, line in enumerate(filter(None, lines_of(path)), 1):
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            stack = fields.pop('stack')
+            if not fields:
+                stacks.append(tuple(map(tuple, stack)))
+                continue
+            stack = stacks[stack] if isinstance(stack, int) else tuple(map(tuple, stack))
             values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value
                                       for key, value in fields.items()}
             records.append(Record(**values, stack=stack))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise FingerprintError(f'{path}, line {number}: not a record of mmrepro') from error
     return records
 
 

@@ -7,9 +7,12 @@ metrics are hexadecimal floats, which are exact; digests are 16 hexadecimal digi
 """
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from ..reading import SCALAR, Rule, mismatch, or_none
 
 FOLDER = 'mmrepro'  # within the work directory
 FORMAT = 1
@@ -19,13 +22,6 @@ MANIFEST = re.compile(r'manifest(?:\.(\d+))?\.json')
 FINGERPRINTS = re.compile(r'fingerprints\.rank(\d+)\.jsonl')
 
 START, STEP, VAL, END = 'start', 'step', 'val', 'end'  # kinds of lines
-# kind: keys that readers rely on
-REQUIRED = {
-    START: ('format', 'level', 'rank', 'world_size', 'iteration'),
-    STEP: ('iteration', ),
-    VAL: ('iteration', 'metrics'),
-    END: ('iteration', ),
-}
 
 # Fields of a step by which runs are compared, and what computes them. The order is causal: a
 # field is computed from fields above it, so the first that differs is the nearest to the cause.
@@ -55,9 +51,10 @@ NORMS = 'norms'  # {parameter: L2 norm}, at level 'parameter'
 
 # Calls in the order in which they ran, at levels 'module' and 'operator': what an entry consists of
 MODULES, OPERATORS = 'modules', 'operators'
-STREAMS: dict[str, tuple[str, ...]] = {
-    OPERATORS: ('phase', 'path', 'operator', 'number', 'input', 'output', 'shapes'),
-    MODULES: ('path', 'phase', 'number', 'input', 'output'),
+STREAMS: dict[str, dict[str, type]] = {
+    OPERATORS: dict(phase=str, path=str, operator=str, number=int, input=object, output=object,
+                    shapes=str),
+    MODULES: dict(path=str, phase=str, number=int, input=object, output=object),
 }
 
 
@@ -80,6 +77,54 @@ class StreamCall(NamedTuple):
         names = ((self.phase, self.path, self.operator) if self.operator else
                  (self.path, self.phase))
         return f'{" ".join(filter(None, names))} (call {self.number})'
+
+
+def number(value: Any) -> float:
+    """Return a float from its exact hex form, or from a number in a log.
+
+    >>> number('0x1.8p+0'), number(2)
+    (1.5, 2.0)
+    """
+    if isinstance(value, str):
+        return float.fromhex(value)
+    return math.nan if value is None else float(value)
+
+
+def is_number(value: Any) -> bool:
+    try:
+        return isinstance(number(value), float)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _calls(stream: str) -> Rule:
+    """Return the shape of a stream; a step may have thousands of entries."""
+    kinds = STREAMS[stream]
+    return Rule(lambda entries: isinstance(entries, list) and all(
+        isinstance(entry, list) and len(entry) == len(kinds)
+        and all(map(isinstance, entry, kinds.values())) for entry in entries),
+        f'a list of [{", ".join(kinds)}]')
+
+
+NUMBERS = {str: Rule(is_number, 'a number, or text such as 0x1.8p+0')}
+# kind of a line: what readers rely on, see :mod:`mmrepro.reading`
+SHAPES: dict[str, dict] = {
+    START: {'format': object, 'level': str, 'rank': int, 'world_size': int, 'iteration': int},
+    STEP: {'iteration': int, 'losses?': NUMBERS, 'lr?': dict, f'{NORMS}?': NUMBERS,
+           f'{BY_NAME}?': {str: {str: SCALAR}}, 'batch?': {
+               'data?': SCALAR, 'indices?': or_none(list), 'positions?': Rule(
+                   lambda value: value is None or mismatch(value, [int]) is None, 'a list of int')},
+           **{f'{field}?': SCALAR for field in ('epoch', *STATES)},
+           **{f'{stream}?': _calls(stream) for stream in STREAMS}},
+    VAL: {'iteration': int, 'metrics': NUMBERS},
+    END: {'iteration': int},
+}
+FACTS = {'world_size?': int, str: SCALAR}  # see :func:`mmrepro.facts.collect.collect_facts`
+MANIFEST_SHAPE = {'config': {'text': str}, 'facts': FACTS, 'code?': {str: dict},
+                  'weights?': {str: dict}, 'data?': {'annotations?': {str: dict}}}
+# of a manifest, what a repetition of the run needs
+REPEATED = {'processes': Rule(lambda value: isinstance(value, int) and value > 0, '1 or more'),
+            'environment': {str: str}, 'cwd': str, 'resumed_from': or_none(str)}
 
 
 def call_of(stream: str, entry: Sequence[Any]) -> StreamCall:

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..checkpoint.completeness import damage
 from ..checkpoint.files import load
 from ..errors import CheckpointError, ConfigError, FingerprintError
 from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RecordedRun, read_run
+from ..fingerprint.schema import REPEATED
+from ..reading import checked
 from ..runs.config_edits import SEED, seed_of
 from ..runs.config_files import read_config, without_mark
 from ..runs.progress import progress_line
@@ -102,7 +105,8 @@ def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> R
     """Return how to repeat a run up to an iteration: config, variables, nearest checkpoint."""
     if not run.manifests:
         raise FingerprintError(f'{run.work_dir}: has no manifest, so the run cannot be repeated')
-    manifest: dict[str, Any] = run.manifests[0]
+    manifest: dict[str, Any] = checked(
+        f'{run.work_dir}: manifest.json', run.manifests[0], FingerprintError, REPEATED)
     path = os.path.join(work_dir, f'config_{name}.py')
     with open(path, 'w', encoding='utf-8') as file:
         file.write(manifest['config']['text'])
@@ -116,9 +120,10 @@ def _nearest_checkpoint(folder: str, iteration: int) -> str | None:
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         try:
-            meta = load(path, map_location='meta').get('meta', {}) if name.endswith('.pth') else {}
+            content = load(path, map_location='meta') if name.endswith('.pth') else {}
         except CheckpointError:
             continue
+        meta = {} if damage(content) else content['meta']
         if 'mmrepro' in meta and best[0] < meta['iter'] < iteration:
             best = meta['iter'], path
     return best[1]

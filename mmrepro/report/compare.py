@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from ..fingerprint.schema import is_number, number
 from ..text import listed, shorten
 from .comparison import Comparison, compare_paths, differing_parts, is_known
 from .comparison_plots import PLOTS
 from .report import Figure, Report
-from .run_view import number
 from .table import Table
 from .tolerance import Tolerance, measure
 
@@ -131,8 +131,9 @@ def _decimal(value: Any) -> str:
         return ' '.join(map(_decimal, value[:2]))
     if value is None:
         return '(missing)'
-    if isinstance(value, str) and not value.lstrip('-').startswith(('0x', 'inf', 'nan')):
-        return value
+    if not is_number(value) or isinstance(value, str) and not value.lstrip('-').startswith(
+            ('0x', 'inf', 'nan')):
+        return str(value)
     return f'{number(value):.9g}'
 
 

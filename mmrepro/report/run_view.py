@@ -2,19 +2,20 @@
 from __future__ import annotations
 
 import glob
-import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import EmptyFingerprints, FingerprintError, RunError
+from ..errors import ConfigError, EmptyFingerprints, FingerprintError, RunError
 from ..facts.collect import read_settings, settings_of
-from ..fingerprint.reader import RankLog, only_checkpoints, read_line, read_run
-from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name
+from ..fingerprint.reader import RankLog, lines_of, only_checkpoints, read_line, read_run
+from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name, number
+from ..reading import NUMBER, Rule
 
 # what MMEngine logs beside losses and metrics: it differs between any two runs, or counts
 NOT_RESULTS = {'time', 'data_time', 'memory', 'iter', 'epoch', 'step', 'eta'}
 LOGS = os.path.join('vis_data', 'scalars.json')
+_LOGGED = {str: Rule(lambda value: not isinstance(value, int) or NUMBER.holds(value), 'a number')}
 
 
 @dataclass
@@ -81,17 +82,6 @@ class RunView:
                 for val in self.log.vals}
 
 
-def number(value: Any) -> float:
-    """Return a float from its exact hex form, or from a number in a log.
-
-    >>> number('0x1.8p+0'), number(2)
-    (1.5, 2.0)
-    """
-    if isinstance(value, str):
-        return float.fromhex(value)
-    return math.nan if value is None else float(value)
-
-
 def load_run(path: str) -> RunView:
     """Read a run.
 
@@ -132,7 +122,7 @@ def load_run(path: str) -> RunView:
 def _read_fingerprints(view: RunView) -> None:
     try:
         run = read_run(view.path)
-    except (EmptyFingerprints, OSError, UnicodeDecodeError) as error:
+    except EmptyFingerprints as error:
         view.notes.append(str(error))
         return
     view.ranks = run.ranks
@@ -143,15 +133,10 @@ def _read_fingerprints(view: RunView) -> None:
             last = max(log.steps, default=None)
             view.notes.append(f'rank {rank} did not come to its end; its last iteration is {last}')
     if run.manifests:
-        newest = run.manifests[-1]
-        lacking = [key for key in ('config', 'facts') if key not in newest]
-        if lacking:
-            view.notes.append(f'{view.path}: its manifest lacks {", ".join(lacking)}: not compared')
-        else:
-            view.manifest = newest
-            # a folder may have been trained in anew: the last start that resumed nothing
-            view.began = next((manifest for manifest in reversed(run.manifests)
-                               if not manifest.get('resumed_from')), run.manifests[0])
+        view.manifest = run.manifests[-1]
+        # a folder may have been trained in anew: the last start that resumed nothing
+        view.began = next((manifest for manifest in reversed(run.manifests)
+                           if not manifest.get('resumed_from')), run.manifests[0])
 
 
 def _logs(folder: str) -> list[str]:
@@ -163,15 +148,12 @@ def _logs(folder: str) -> list[str]:
 
 def _read_log(view: RunView, path: str) -> None:
     """Add the log of a start; iterations that it repeats replace earlier ones."""
-    with open(path, 'rb') as file:
-        lines = file.read().rstrip().split(b'\n')
+    lines = lines_of(path)
     first = True
     for count, line in enumerate(lines, 1):
-        row = read_line(path, count, line, count == len(lines), view.notes)
+        row = read_line(path, count, line, count >= len(lines) - 1, view.notes, _LOGGED)
         if row is None:
             continue
-        if not isinstance(row, dict):
-            raise RunError(f'{path}, line {count}: not an object: {line[:60]!r}')
         step = row.get('iter', row.get('step'))  # MMEngine counts iterations from 1
         if not isinstance(step, int):
             continue
@@ -196,11 +178,11 @@ def _read_config(view: RunView, logs: list[str]) -> None:
         path = os.path.join(os.path.dirname(log), 'config.py')
         if not os.path.isfile(path):
             continue
-        with open(path, encoding='utf-8') as file:
+        with open(path, 'rb') as file:
             text = file.read()
         try:
             settings = read_settings(text)
-        except SyntaxError as error:
+        except ConfigError as error:
             view.notes.append(f'{path}: not read: {error}')
             continue
         randomness = settings.get('randomness') or {}

@@ -106,7 +106,8 @@ def measure(comparison: Comparison, tolerance: float) -> Tolerance:
     distances = [_distance(prefix + name, *column, tolerance)
                  for prefix, numbers in kinds.items() for name, column in numbers.items()]
     if not distances:
-        raise ConfigError('--tolerance: the runs have no losses, norms or metrics in common')
+        raise ConfigError(f'--tolerance: {comparison.a.path} and {comparison.b.path} have no '
+                          'losses, norms or metrics in common')
     distances.sort(key=lambda row: -row.relative)
     return Tolerance(tolerance, distances, _unequal(comparison))
 

@@ -10,8 +10,10 @@ import torch
 from ..checkpoint.files import load
 from ..digests import state_digest
 from ..errors import CheckpointError
+from ..reading import checked
 from .run_view import RunView
 
+_SHAPE = {'meta?': {'iter?': int}, 'state_dict?': {str: object}, str: object}
 _NUMBERED = re.compile(r'(epoch|iter)_(\d+)\.pth')
 
 
@@ -35,11 +37,13 @@ def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
     rows = []
     for name in sorted(numbered, key=numbered.__getitem__):
         try:
-            checkpoint_a, checkpoint_b = (load(run.checkpoints[name]) for run in (a, b))
+            checkpoint_a, checkpoint_b = (
+                checked(path, load(path), CheckpointError, _SHAPE)
+                for path in (run.checkpoints[name] for run in (a, b)))
         except (CheckpointError, OSError) as error:
             rows.append(Distance(name, None, None, None, note=str(error).splitlines()[0]))
             continue
-        iteration = (checkpoint_a.get('meta') or {}).get('iter')
+        iteration = checkpoint_a.get('meta', {}).get('iter')
         rows.append(distance(name, iteration, checkpoint_a.get('state_dict', checkpoint_a),
                              checkpoint_b.get('state_dict', checkpoint_b)))
     return rows

@@ -32,7 +32,7 @@ RARE = ('tta_model', 'tta_pipeline', 'broadcast_buffers', 'detect_anomalous_para
         'activation_checkpointing', 'efficient_conv_bn_eval', 'seed', 'deterministic',
         'diff_seed')
 # files that execute a config: their frames do not say where the config is wrong
-MACHINERY = ('/mmengine/', '/importlib/', '<frozen ', os.path.abspath(__file__))
+MACHINERY = ('/mmengine/', '/importlib/', '/ast.py', '<frozen ', os.path.abspath(__file__))
 # ratios of difflib: of similar keys, of the words in them, of keys with joined words
 SIMILAR, SIMILAR_WORD, SAME_BUT_JOINED = 0.8, 0.6, 0.9
 

@@ -19,6 +19,7 @@ from ..config import RandomnessConfig, randomness_of
 from ..determinism import missing_at_start
 from ..errors import RandomnessError, SeedsError, TrainingError
 from ..exit_codes import PREEMPTED
+from ..reading import NUMBER, Rule, mismatch, read_json
 from ..seeds import MAX_SEED
 from .config_files import read_config
 from .launcher import Launch, PlannedRun, TrainingFailed, run_all
@@ -32,6 +33,9 @@ NOTHING_FOUND = 'The testing results of the whole dataset is empty'
 NOT_COMPARED = ('work_dir', 'resume', 'load_from', 'launcher')
 
 Metrics = dict[str, list[tuple[int, float]]]  # metric -> (step, value) of all validations
+_SHAPE = {'config_digest': str, 'metrics': {str: Rule(
+    lambda values: mismatch(values, [[NUMBER]]) is None
+    and {*map(len, values)} == {2}, 'a list of [step, value]')}}
 
 
 class SeedJob(NamedTuple):
@@ -130,13 +134,10 @@ def result_of(job: SeedJob) -> dict[str, Any] | None:
     if not os.path.isfile(path):
         return None
     try:
-        with open(path, encoding='utf-8') as file:
-            result = json.load(file)
-        digest = result['config_digest']
-    except (ValueError, KeyError, TypeError) as error:
-        raise SeedsError(
-            f'{path} is damaged ({error}); remove it to run this seed again') from error
-    if digest != job.digest:
+        result: dict[str, Any] = read_json(path, SeedsError, _SHAPE)
+    except SeedsError as error:
+        raise SeedsError(f'{error}; remove it to run this seed again') from error
+    if result['config_digest'] != job.digest:
         raise SeedsError(f'{job.folder} was trained with other settings than {job.config} has now; '
                          'choose another --work-dir, or remove the folder')
     return result

@@ -26,8 +26,10 @@ from ..errors import GoldenError
 from ..facts.compatibility import CHANGES, FactDifference, differences, severity
 from ..fingerprint.divergence import Divergence, compare_logs
 from ..fingerprint.manifest import read_manifest
-from ..fingerprint.reader import read_json, read_ranks
+from ..fingerprint.reader import read_ranks
+from ..fingerprint.schema import FACTS as FACTS_SHAPE
 from ..fingerprint.schema import FOLDER
+from ..reading import checked, or_none, read_json
 from ..report.report import plain
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, prepare
@@ -36,6 +38,8 @@ from ..runs.progress import run_with_progress
 
 RECIPE, FACTS = 'recipe.json', 'facts.json'
 FORMAT = 1
+_RECIPE = {'config': str, 'iterations': int, 'level': str, 'demo_data': or_none(str),
+           'full': bool, 'options': [str]}
 OF_A_CLASS = ('hardware.', 'version.', 'torch.num_threads')
 
 
@@ -100,13 +104,15 @@ def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[Recipe]:
 
 
 def _read_recipe(path: str) -> Recipe:
-    content = read_json(path)
-    known = set(Recipe._fields) | {'kind', 'format'}
+    content = read_json(path, GoldenError)
     if not isinstance(content, dict) or content.get('kind') != 'golden' or \
-            content.get('format') != FORMAT or not {'config', 'iterations'} <= set(
-                content) <= known:
+            content.get('format') != FORMAT:
         raise GoldenError(f'{path}: not a golden of format {FORMAT}')
-    return Recipe(**{name: value for name, value in content.items() if name in Recipe._fields})
+    checked(path, content, GoldenError, _RECIPE)
+    recipe = Recipe(**{name: value for name, value in content.items() if name in Recipe._fields})
+    if recipe.name != os.path.basename(os.path.dirname(path)):
+        raise GoldenError(f'{path}: config is {recipe.config!r}, and the folder has another name')
+    return recipe
 
 
 def train(recipe: Recipe, cfg: Config, work_dir: str,
@@ -180,7 +186,7 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
         return Checked(recipe.name, name, None, facts=differing.get(nearest, ()), nearest=nearest)
     then = read_ranks(os.path.join(golden, FOLDER))
     steps = then[0].steps if 0 in then else {}
-    if sorted(steps) != list(range(recipe.iterations)):
+    if len(steps) != recipe.iterations or any(i not in steps for i in range(recipe.iterations)):
         raise GoldenError(f'{golden}: has {len(steps)} of {recipe.iterations} iterations; record '
                           'it again')
     difference = compare_logs(then, read_ranks(os.path.join(run, FOLDER)), recipe.iterations)
@@ -190,7 +196,4 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
 
 
 def _facts(golden: str) -> dict[str, Any]:
-    content = read_json(os.path.join(golden, FACTS))
-    if not isinstance(content, dict) or not isinstance(content.get('facts'), dict):
-        raise GoldenError(f'{os.path.join(golden, FACTS)}: holds no facts')
-    return content['facts']
+    return read_json(os.path.join(golden, FACTS), GoldenError, {'facts': FACTS_SHAPE})['facts']

@@ -7,17 +7,17 @@ import time
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
-from mmengine.config import Config
-
-from ..errors import FingerprintError
+from ..errors import ConfigError, FingerprintError
 from ..facts.compatibility import START
 from ..fingerprint.divergence import Divergence, compare_logs, first_missing
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RankLog, read_ranks, read_run
-from ..fingerprint.schema import FOLDER
+from ..fingerprint.schema import FOLDER, REPEATED
+from ..reading import checked
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
+from ..runs.config_files import read_config
 from ..runs.launcher import plan, run_all
 
 
@@ -51,7 +51,10 @@ def prepare(manifest: Manifest, work_dir: str,
     path = os.path.join(work_dir, 'config.py')
     with open(path, 'w', encoding='utf-8') as file:
         file.write(manifest.config_text)
-    cfg = Config.fromfile(path, import_custom_modules=False)
+    try:
+        cfg = read_config(path, imports=False)
+    except ConfigError as error:
+        raise FingerprintError(f'{manifest.path}: config.text: {error}') from error
     cfg.merge_from_dict(dict(changes or {}))
     cfg.work_dir = os.path.abspath(work_dir)
     cfg.resume, cfg.load_from = bool(resumed), resumed or cfg.get('load_from')
@@ -74,6 +77,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
         changes: changed settings of the config, for example where the data are.
     """
     original, manifest = read_run(run_dir), read_manifest(run_dir)
+    checked(manifest.path, manifest.content, FingerprintError, REPEATED)
     if os.path.realpath(work_dir) == os.path.realpath(run_dir):
         raise FingerprintError(f'--work-dir {work_dir} is the run itself; its fingerprints would '
                                'be lost')

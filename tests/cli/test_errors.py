@@ -100,19 +100,6 @@ def test_a_config_or_an_option_that_is_wrong(verb, broken, said, config, capsys,
     assert said in refused(capsys, verb, config, *given, *options)
 
 
-def test_a_damaged_checkpoint(config, capsys, tmp_path):
-    from mmrepro.checkpoint.files import load
-    from mmrepro.errors import CheckpointError
-    with open(config, 'a', encoding='utf-8') as file:
-        file.write(f'load_from = {str(tmp_path / "bad.pth")!r}\n')
-    (tmp_path / 'bad.pth').write_bytes(b'PK\3\4' + bytes(100))
-    with pytest.raises(CheckpointError):
-        load(str(tmp_path / 'bad.pth'))
-    assert 'bad.pth' in refused(capsys, 'train', config)
-    (tmp_path / 'bad.pth').unlink()
-    assert 'bad.pth does not exist' in refused(capsys, 'train', config)
-
-
 def test_annotations_that_are_missing(config, capsys, tmp_path):
     pytest.importorskip('mmdet')
     data = dict(type='mmdet.CocoDataset', data_root=str(tmp_path), ann_file='no/such.json')

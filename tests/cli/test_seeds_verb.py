@@ -151,7 +151,7 @@ def test_a_seed_without_a_result_says_why(config, tmp_path, ended, code, output,
     assert result_of(job) is None
     with open(os.path.join(job.folder, 'result.json'), 'w') as file:
         file.write('{')
-    with pytest.raises(SeedsError, match='damaged.*remove it'):
+    with pytest.raises(SeedsError, match='not JSON.*remove it'):
         result_of(job)
 
 

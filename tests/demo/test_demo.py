@@ -12,7 +12,6 @@ from command import exit_code
 from mmrepro.cli import demo
 from mmrepro.demo import dataset, photos, shipped_configs, two_runs
 from mmrepro.digests import state_digest
-from mmrepro.errors import ConfigError
 from mmrepro.fingerprint.reader import RankLog
 
 # of annotations alone: decoders of JPEG may differ in the last bit of a pixel
@@ -51,15 +50,6 @@ def test_a_smaller_data_set_is_written_over_a_larger_one(tmp_path):
     dataset.write_dataset(str(tmp_path), 0, 3, 1)
     dataset.write_dataset(str(tmp_path), 0, 2, 1)
     assert sorted(os.listdir(tmp_path / 'train2017')) == ['000000000001.png', '000000000002.png']
-
-
-def test_foreign_annotations_are_not_overwritten(tmp_path):
-    path = dataset.annotation_file(str(tmp_path), 'val2017')
-    os.makedirs(os.path.dirname(path))
-    with open(path, 'w', encoding='utf-8') as file:
-        file.write('{"info": {"description": "COCO 2017 Dataset"}}')
-    with pytest.raises(ConfigError, match='was not written by mmrepro'):
-        dataset.write_dataset(str(tmp_path), 0, 1, 1)
 
 
 def test_images_have_the_size_that_is_written_down(data):
