@@ -140,9 +140,9 @@ class Parser(argparse.ArgumentParser):
         self.make_folder(os.path.dirname(path) or '.', f'{option} {path}: the folder')
 
 
-def config_of(path: str, options: Mapping[str, Any] | None = None) -> Config:
+def config_of(path: str, options: Mapping[str, Any] | None = None, imports: bool = True) -> Config:
     """Read a config, a path or ``package::path``, with the changes of a command line."""
-    return read_config(find_config(path), options)
+    return read_config(find_config(path), options, imports)
 
 
 def existing_checkpoint(path: str) -> str:

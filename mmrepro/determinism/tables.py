@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Union
 
-import torch
-
 Mode = Union[bool, str]
 
 UNAVAILABLE = 'unavailable'  # this torch has no such switch
@@ -193,6 +191,7 @@ BIT_VARIABLES = (*(row.name for row in ENV), *RECORDED_ENV)
 
 def _find(name: str) -> Any:
     """Return ``torch.a.b``, looked up at each call, because releases lack some switches."""
+    import torch
     return operator.attrgetter(name.partition('.')[2])(torch)
 
 
@@ -230,7 +229,7 @@ def _reduction(kind: str, why: str) -> Flag:
     name = f'allow_{kind}_reduced_precision_reduction'
 
     def put(value: bool) -> None:
-        matmul = torch.backends.cuda.matmul
+        matmul = _find('torch.backends.cuda.matmul')
         try:
             split_k = getattr(matmul, f'{name}_split_k')
         except (AttributeError, AssertionError):  # AssertionError: torch 2.0
@@ -332,7 +331,7 @@ FLAGS = (
 
 # name -> getter, for the snapshot only
 RECORDED_FLAGS: dict[str, Callable[[], Any]] = {
-    'torch.num_interop_threads': torch.get_num_interop_threads,
+    'torch.num_interop_threads': lambda: _call('torch.get_num_interop_threads'),
     **{name: functools.partial(_find, name) for name in (
         'torch.backends.cudnn.enabled', 'torch.backends.mkldnn.enabled',
         'torch.backends.cuda.matmul.allow_fp16_accumulation')},

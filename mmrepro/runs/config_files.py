@@ -10,8 +10,10 @@ from traceback import walk_tb
 from typing import Any
 
 from mmengine.config import Config, DictAction
+from mmengine.utils import import_modules_from_strings
 
-from ..errors import ConfigError
+from ..config import RandomnessConfig
+from ..errors import ConfigError, RandomnessError
 from ..text import shorten
 
 # MMEngine imports pkg_resources for every base of another package
@@ -77,11 +79,26 @@ def read_config(path: str, options: Mapping[str, Any] | None = None,
         ConfigError: the file is no config, or an option does not fit it; names file and line.
     """
     try:
-        cfg = Config.fromfile(path, import_custom_modules=imports)
+        cfg = Config.fromfile(path, import_custom_modules=False)
     except Exception as error:  # a config is a program: it may raise anything
         raise ConfigError(_reason(path, error)) from error
+    if imports:
+        import_modules(cfg)
     merge_options(cfg, options or {})
     return cfg
+
+
+def import_modules(cfg: Config) -> None:
+    """Import the modules in ``custom_imports``, if the config is one of which MMEngine does it.
+
+    Raises:
+        ConfigError: a module cannot be imported; names file and line.
+    """
+    if cfg.get('custom_imports') and not Config._is_lazy_import(cfg.filename):
+        try:
+            import_modules_from_strings(**cfg.custom_imports)
+        except Exception as error:  # a module may raise anything
+            raise ConfigError(_reason(cfg.filename, error)) from error
 
 
 def _reason(path: str, error: BaseException) -> str:
@@ -154,9 +171,6 @@ def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
     except (TypeError, KeyError) as error:
         raise ConfigError(f'{", ".join(plain)}: {shorten(error.args[0], 200)}') from error
     if any(key.partition('.')[0] == 'randomness' for key in plain):
-        # here, because it needs torch, and a process may start again before it imports that
-        from ..config import RandomnessConfig
-        from ..errors import RandomnessError
         try:
             RandomnessConfig.parse(cfg.get('randomness'))
         except RandomnessError as error:
