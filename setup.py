@@ -1,4 +1,7 @@
-"""Put configs and tools where MIM and MMEngine look for them; everything else is in setup.cfg."""
+"""Put configs and tools where MIM and MMEngine look for them, and mmrepro.pth where Python does.
+
+Everything else is in setup.cfg.
+"""
 import os
 import shutil
 from pathlib import Path
@@ -38,6 +41,9 @@ class BuildWithConfigs(build_py):
                     _copy(HERE / source, package / target)
                 elif target.startswith('.mim/'):
                     _link(HERE / source, package / target)
+        if not editable:
+            # Python executes it when it starts
+            Path(self.build_lib, 'mmrepro.pth').write_text('import _mmrepro_operators\n')
 
 
 def _copy(source, target):
