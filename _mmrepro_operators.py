@@ -1,4 +1,4 @@
-"""Provide ``mmcv._ext`` where mmcv has none, in a process that has not imported mmrepro, or not yet.
+"""Provide ``mmcv._ext`` where mmcv has none, until a process imports mmrepro.
 
 In an installation, ``mmrepro.pth`` imports this module when Python starts; it imports nothing. The
 operators are imported as part of this module, because importing ``mmrepro`` would activate it.

@@ -14,7 +14,9 @@ HERE = Path(__file__).resolve().parent
 # `mmrepro demo` in an installed package
 LEFT_OUT = ('__pycache__', '*.pyc', 'demo.sh', 'test.sh', 'test_hosts.sh', 'docs.sh',
             'gpu_report.sh', 'build_mmcv.sh',
-            'environment.sh')
+            'environment.sh',
+            # of docs: what messages name, and its links to other pages
+            'images', 'results', '*.css')
 
 # source -> targets inside the package
 EXTRA = {
@@ -22,6 +24,7 @@ EXTRA = {
     'configs': ('.mim/configs', ),
     'tools': ('.mim/tools', ),
     'model-index.yml': ('.mim/model-index.yml', ),
+    'docs': ('.mim/docs', ),
     # `with read_base(): from mmrepro.configs._base_.reproducible import *` reads this path; in a
     # checkout a one-line file stands there
     'configs/_base_': ('configs/_base_', ),

@@ -30,6 +30,7 @@ from .report.table import Table
 from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import find_config, read_config
 from .runs.launcher import TrainingFailed, one_thread_each
+from .text import page
 from .verify import variations as verification
 from .verify.kills.campaign import Campaign, CampaignSettings, summary
 from .verify.kills.kinds import KINDS, allowed
@@ -167,7 +168,8 @@ def _cause(results: Sequence[VariationResult], work_dir: str,
     name = first.name
     if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere:
         print(f'\n{name}: mmrepro localise cannot repeat what surrounds this run; the first field '
-              'that differs says where to look (docs/how-to/my-runs-differ.md)', file=sys.stderr)
+              f"that differs says where to look ({page('how-to/my-runs-differ.md')})",
+              file=sys.stderr)
         return None
     reference, run = (os.path.join(work_dir, which) for which in (first.reference, name))
     folder = entry.unused_folder(os.path.join(work_dir, 'localise'))

@@ -1,6 +1,7 @@
 """Text for messages and tables."""
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +38,12 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     """
     more = len(names) - most
     return ', '.join(names[:most]) + (f' and {more} more' if more > 0 else '')
+
+
+def page(path: str) -> str:
+    """Return the path of a page of the documentation: of the installed file, or in a checkout."""
+    installed = os.path.join(os.path.dirname(__file__), '.mim', 'docs', path)
+    return installed if os.path.exists(installed) else f'docs/{path}'
 
 
 def numbered(name: str, owner: Any = None) -> str:

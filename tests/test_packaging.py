@@ -17,8 +17,9 @@ import mmrepro
 from mmrepro import version
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', '_mmrepro_operators.py', 'configs', 'mmrepro',
-           'model-index.yml', 'pyproject.toml', 'requirements', 'setup.cfg', 'setup.py', 'tools')
+SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', '_mmrepro_operators.py', 'configs', 'docs',
+           'mmrepro', 'model-index.yml', 'pyproject.toml', 'requirements', 'setup.cfg', 'setup.py',
+           'tools')
 
 
 def _setup():
@@ -94,7 +95,7 @@ def test_the_wheel_holds_the_mixins_where_lazy_configs_read_them(wheel):
 
 
 def test_nothing_else_is_in_the_wheel(wheel):
-    allowed = re.compile(r'mmrepro/(.*\.(py|yml|sh|json|css|js|html)|py\.typed)$'
+    allowed = re.compile(r'mmrepro/(.*\.(py|yml|sh|json|css|js|html)|\.mim/docs/.*\.md|py\.typed)$'
                          r'|mmrepro-[^/]*\.dist-info/|_mmrepro_operators\.py$|mmrepro\.pth$')
     assert [name for name in wheel if not allowed.match(name)] == []
     left_out = tuple(f'tools/{name}.sh'
@@ -121,11 +122,14 @@ def test_an_installed_package_finds_its_own_configs_and_tools(wheel, tmp_path):
     code = ('from mmengine.config import Config\n'
             'from mmrepro.demo.shipped_configs import demo_config, shipped\n'
             'print(shipped("tools/train.py")); print(demo_config("yolox_s").filename)\n'
+            'from mmrepro.audit.rules import RULES; import os\n'
+            'print({os.path.isfile(rule.link.split()[0]) for rule in RULES})\n'
             f'print(Config.fromfile({str(lazy)!r}).randomness)\n')
     env = {**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}
     result = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env, text=True,
                             capture_output=True, check=True)
-    tool, config, randomness = result.stdout.splitlines()[-3:]
+    tool, config, pages, randomness = result.stdout.splitlines()[-4:]
+    assert pages == '{True}'
     mim = os.path.join(str(tmp_path), 'site', 'mmrepro', '.mim')
     assert tool == os.path.join(mim, 'tools', 'train.py')
     assert config == os.path.join(mim, 'configs', 'demo', 'yolox_s_demo.py')

@@ -320,8 +320,7 @@ FLAGS = (
                'most of the price of determinism, and only of use to find reads of unset memory'),
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
          _deterministic(True),
-         "torch's own kernels that would raise, or break ties as they like: "
-         'docs/reference/operators.md'),
+         "torch's own kernels that would raise, or break ties as they like"),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     _functions('torch.deterministic_debug_mode', 'torch.get_deterministic_debug_mode',
                'torch.set_deterministic_debug_mode',
