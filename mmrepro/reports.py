@@ -28,7 +28,7 @@ from .report.report import Figure, Report
 from .report.seeds import seeds
 from .report.table import Table
 from .runs.config_edits import fix_seed, prepare, virtual_ranks
-from .runs.config_files import find_config, read_config
+from .runs.config_files import config_of, find_config
 from .runs.launcher import TrainingFailed, one_thread_each
 from .text import page
 from .verify import variations as verification
@@ -84,7 +84,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     if unknown or not names:
         raise ConfigError(f'--vary: {", ".join(unknown) or "nothing"} is not allowed; allowed: '
                           f'{",".join(VARIATIONS)}')
-    cfg = read_config(find_config(config), options)
+    cfg = config_of(config, options)
     if ranks is not None:
         cfg.randomness = with_virtual_ranks(cfg.get('randomness'), ranks)
     if vary is None and virtual_ranks(cfg) is not None:

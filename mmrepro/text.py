@@ -40,6 +40,18 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return ', '.join(names[:most]) + (f' and {more} more' if more > 0 else '')
 
 
+def not_a(wanted: str, path: str) -> str:
+    """Say that a path does not exist, or what it is instead; quotes one that cannot be seen.
+
+    >>> not_a('config', ''), not_a('config', '/')
+    ("'': no such config", '/: a folder, not a config')
+    """
+    shown = path if path.strip() and path.isprintable() else repr(path)
+    if not os.path.exists(path):
+        return f'{shown}: no such {wanted}'
+    return f'{shown}: a {"folder" if os.path.isdir(path) else "file"}, not a {wanted}'
+
+
 def page(path: str) -> str:
     """Return the path of a page of the documentation: of the installed file, or in a checkout."""
     installed = os.path.join(os.path.dirname(__file__), '.mim', 'docs', path)

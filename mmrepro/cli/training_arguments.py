@@ -12,10 +12,10 @@ from mmengine.config import Config
 from ..config import with_virtual_ranks
 from ..errors import ConfigError, MissingDataError
 from ..fingerprint.schema import LEVELS
-from ..runs.config_files import import_modules, without_mark
+from ..runs.config_files import config_of, import_modules, without_mark
 from ..runs.reduction import missing_file
 from ..runs.startup import build_runner, on_ranks, restart_for
-from .arguments import Parser, at_least, config_of, shared
+from .arguments import Parser, at_least, shared
 
 # arguments that set the key of `randomness` of the same name
 RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed', 'virtual_ranks')

@@ -14,7 +14,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..config import RandomnessConfig
 from ..errors import ConfigError, RandomnessError
-from ..text import shorten
+from ..text import not_a, shorten
 
 # MMEngine imports pkg_resources for every base of another package
 warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
@@ -47,7 +47,9 @@ def find_config(name: str) -> str:
     """
     if '::' not in name:
         if not os.path.isfile(name):
-            raise ConfigError(f'{name}: no such config{_near(name)}')
+            raise ConfigError(not_a('config', name) + _near(name))
+        if not name.endswith(('.py', '.yml', '.yaml', '.json')):
+            raise ConfigError(f'{name}: a config is a file in .py, .yml, .yaml or .json')
         return name
     package, _, relative = name.partition('::')
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
@@ -63,7 +65,8 @@ def find_config(name: str) -> str:
 def _near(path: str) -> str:
     folder = os.path.dirname(path) or '.'
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    near = difflib.get_close_matches(os.path.basename(path), names, n=3)
+    name = os.path.basename(path)
+    near = [one for one in difflib.get_close_matches(name, names, n=4) if one != name][:3]
     return f'; near: {", ".join(near)}' if near else ''
 
 
@@ -85,6 +88,14 @@ def read_config(path: str, options: Mapping[str, Any] | None = None,
     if imports:
         import_modules(cfg)
     merge_options(cfg, options or {})
+    return cfg
+
+
+def config_of(path: str, options: Mapping[str, Any] | None = None, imports: bool = True) -> Config:
+    """Find and read the config of a training."""
+    cfg = read_config(find_config(path), options, imports)
+    if 'model' not in cfg:
+        raise ConfigError(f'{path}: has no model, so it is not the config of a training')
     return cfg
 
 

@@ -153,6 +153,20 @@ def test_any_other_error_keeps_its_traceback(error, config, monkeypatch):
         cli.main(['train', str(config)])
 
 
+@pytest.mark.parametrize('path, wanted', [
+    ('', "'': no such"), (' ', "' ': no such"), ('a folder', 'a folder: a folder, not a'),
+    ('no folder/x', 'no folder/x: no such'), ('note.txt', 'note.txt: '), ('pic.png', 'pic.png: '),
+    ('x.json', 'x.json: ')])
+def test_an_odd_path_comes_back_in_the_message(path, wanted, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'a folder').mkdir()
+    for name, content in (('note.txt', b'hi'), ('pic.png', b'\x89PNG\0\xff'), ('x.json', b'{}')):
+        (tmp_path / name).write_bytes(content)
+    for verb, *more in (['train'], ['verify'], ['replay'], ['compare', '.']):
+        said = refused(capsys, verb, path, *more)
+        assert (wanted in said or f'{path}: ' in said) and 'near' not in said
+
+
 # ---------------------------------------------------------------------------- fingerprints
 
 @pytest.mark.parametrize('given, level', [([], 'step'), (['module'], 'module')])
@@ -177,7 +191,8 @@ def test_a_level_that_is_none_is_refused(config, capsys):
 
 
 def test_a_process_that_starts_again_has_imported_neither_torch_nor_custom_modules(tmp_path):
-    (tmp_path / 'config.py').write_text("custom_imports = dict(imports=['broken', 'mmrepro'])\n")
+    (tmp_path / 'config.py').write_text(
+        "model = {}; custom_imports = dict(imports=['broken', 'mmrepro'])\n")
     (tmp_path / 'broken.py').write_text('1 / 0')
     code = ("import os, sys; from mmrepro import cli; os.execve = lambda *args: sys.exit(f'AGAIN "
             "{sorted({\"torch\", \"mmdet\"} & {*sys.modules})}'); cli.main(sys.argv[1:])")
