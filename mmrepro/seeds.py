@@ -28,12 +28,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import torch  # in functions: a process may start again before it needs torch
 
 SCHEME = 1
 MAX_SEED = 2**32 - 1  # the largest seed that NumPy's and MMEngine's own functions take
@@ -161,7 +158,7 @@ def derive(root: Root, stream: str, *key: Key) -> Seeds:
 
 def seed_all(root: Root, stream: str, *key: Key) -> None:
     """Put Python, NumPy, torch and every accelerator at the start of a stream."""
-    import torch
+    import torch  # not at the top: a process may start again before it needs torch
     digest = _digest(root, stream, key)
     random.seed(int.from_bytes(digest[:16], 'little'))
     np.random.seed(np.frombuffer(digest, np.dtype('<u4'), 4, 16))
@@ -216,7 +213,7 @@ def random_state(root: Root, stream: str, *key: Key) -> np.random.RandomState:
     return np.random.RandomState(np.array(derive(root, stream, *key).numpy, np.uint32))
 
 
-def torch_generator(root: Root, stream: str, *key: Key) -> torch.Generator:
+def torch_generator(root: Root, stream: str, *key: Key) -> Any:
     """Return a new CPU ``torch.Generator`` at the start of a stream."""
     import torch
     return torch.Generator().manual_seed(derive(root, stream, *key).torch)

@@ -41,11 +41,7 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def not_a(wanted: str, path: str) -> str:
-    """Say that a path does not exist, or what it is instead; quotes one that cannot be seen.
-
-    >>> not_a('config', ''), not_a('config', '/')
-    ("'': no such config", '/: a folder, not a config')
-    """
+    """Say that a path does not exist, or what it is instead; quotes one that cannot be seen."""
     shown = path if path.strip() and path.isprintable() else repr(path)
     if not os.path.exists(path):
         return f'{shown}: no such {wanted}'

@@ -282,11 +282,10 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
 def _torch_threads() -> int:
     """Return the number of threads of torch, without the seconds that importing it takes."""
     if 'torch' not in sys.modules:
-        spec = importlib.util.find_spec('torch')
-        folders = spec and spec.submodule_search_locations or ()
-        for library in (os.path.join(folder, 'lib', 'libtorch_cpu.so') for folder in folders):
-            with suppress(OSError, AttributeError):  # a build with other files is imported
-                return ctypes.CDLL(library)._ZN2at15get_num_threadsEv()  # at::get_num_threads()
+        package = os.path.dirname(getattr(importlib.util.find_spec('torch'), 'origin', ''))
+        with suppress(OSError, AttributeError):  # a build with other files is imported
+            library = ctypes.CDLL(os.path.join(package, 'lib', 'libtorch_cpu.so'))
+            return library._ZN2at15get_num_threadsEv()  # at::get_num_threads()
     import torch
     return torch.get_num_threads()
 

@@ -47,7 +47,7 @@ def find_config(name: str) -> str:
     """
     if '::' not in name:
         if not os.path.isfile(name):
-            raise ConfigError(not_a('config', name) + _near(name))
+            raise ConfigError(not_a('config', name) + ('' if os.path.exists(name) else _near(name)))
         if not name.endswith(('.py', '.yml', '.yaml', '.json')):
             raise ConfigError(f'{name}: a config is a file in .py, .yml, .yaml or .json')
         return name
@@ -65,8 +65,7 @@ def find_config(name: str) -> str:
 def _near(path: str) -> str:
     folder = os.path.dirname(path) or '.'
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    name = os.path.basename(path)
-    near = [one for one in difflib.get_close_matches(name, names, n=4) if one != name][:3]
+    near = difflib.get_close_matches(os.path.basename(path), names, n=3)
     return f'; near: {", ".join(near)}' if near else ''
 
 
