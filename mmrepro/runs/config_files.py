@@ -48,8 +48,6 @@ def find_config(name: str) -> str:
     if '::' not in name:
         if not os.path.isfile(name):
             raise ConfigError(not_a('config', name) + ('' if os.path.exists(name) else _near(name)))
-        if not name.endswith(('.py', '.yml', '.yaml', '.json')):
-            raise ConfigError(f'{name}: a config is a file in .py, .yml, .yaml or .json')
         return name
     package, _, relative = name.partition('::')
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
@@ -99,11 +97,7 @@ def config_of(path: str, options: Mapping[str, Any] | None = None, imports: bool
 
 
 def import_modules(cfg: Config) -> None:
-    """Import the modules in ``custom_imports``, if the config is one of which MMEngine does it.
-
-    Raises:
-        ConfigError: a module cannot be imported; names file and line.
-    """
+    """Import the modules in ``custom_imports`` of a config that is not in pure Python."""
     if cfg.get('custom_imports') and not Config._is_lazy_import(cfg.filename):
         try:
             import_modules_from_strings(**cfg.custom_imports)

@@ -104,12 +104,13 @@ class Shell:
             (folder / name).symlink_to(ROOT / name)
         programs = folder / 'programs'
         programs.mkdir()
-        for name, module in (('mmrepro', 'mmrepro'), ('torchrun', 'torch.distributed.run')):
+        # a link to the interpreter would leave its environment
+        for name, module in (('mmrepro', '-m mmrepro'), ('torchrun', '-m torch.distributed.run'),
+                             ('python', ''), ('python3', '')):
             path = programs / name
-            path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}:$PYTHONPATH exec {sys.executable} -m '
+            path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}:$PYTHONPATH exec {sys.executable} '
                             f'{module} "$@"\n')
             path.chmod(0o755)
-        (programs / 'python').symlink_to(sys.executable)
         self.env: dict[str, str] = {
             **os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1',
             'PATH': f'{programs}{os.pathsep}{os.environ["PATH"]}'}
