@@ -1,4 +1,7 @@
-"""Put configs and tools where MIM and MMEngine look for them; everything else is in setup.cfg."""
+"""Put configs and tools where MIM and MMEngine look for them, and mmrepro.pth where Python does.
+
+Everything else is in setup.cfg.
+"""
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +14,9 @@ HERE = Path(__file__).resolve().parent
 # `mmrepro demo` in an installed package
 LEFT_OUT = ('__pycache__', '*.pyc', 'demo.sh', 'test.sh', 'test_hosts.sh', 'docs.sh',
             'gpu_report.sh', 'build_mmcv.sh',
-            'environment.sh')
+            'environment.sh',
+            # of docs: what messages name, and its links to other pages
+            'images', 'results', '*.css')
 
 # source -> targets inside the package
 EXTRA = {
@@ -19,6 +24,7 @@ EXTRA = {
     'configs': ('.mim/configs', ),
     'tools': ('.mim/tools', ),
     'model-index.yml': ('.mim/model-index.yml', ),
+    'docs': ('.mim/docs', ),
     # `with read_base(): from mmrepro.configs._base_.reproducible import *` reads this path; in a
     # checkout a one-line file stands there
     'configs/_base_': ('configs/_base_', ),
@@ -38,6 +44,9 @@ class BuildWithConfigs(build_py):
                     _copy(HERE / source, package / target)
                 elif target.startswith('.mim/'):
                     _link(HERE / source, package / target)
+        if not editable:
+            # Python executes it when it starts
+            Path(self.build_lib, 'mmrepro.pth').write_text('import _mmrepro_operators\n')
 
 
 def _copy(source, target):

@@ -79,4 +79,5 @@ def seeded_generator(seed: int, name: str = 'loader') -> torch.Generator:
     >>> len(list(loader))
     8
     """
-    return seeds.torch_generator(seeds.check_seed(seed), 'sampler', name)
+    generator: torch.Generator = seeds.torch_generator(seeds.check_seed(seed), 'sampler', name)
+    return generator

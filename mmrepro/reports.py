@@ -28,8 +28,9 @@ from .report.report import Figure, Report
 from .report.seeds import seeds
 from .report.table import Table
 from .runs.config_edits import fix_seed, prepare, virtual_ranks
-from .runs.config_files import find_config, read_config
+from .runs.config_files import config_of, find_config
 from .runs.launcher import TrainingFailed, one_thread_each
+from .text import page
 from .verify import variations as verification
 from .verify.control import Control
 from .verify.kills.campaign import Campaign, CampaignSettings
@@ -85,7 +86,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     if unknown or not names:
         raise ConfigError(f'--vary: {", ".join(unknown) or "nothing"} is not allowed; allowed: '
                           f'{",".join(VARIATIONS)}')
-    cfg = read_config(find_config(config), options)
+    cfg = config_of(config, options)
     if ranks is not None:
         cfg.randomness = with_virtual_ranks(cfg.get('randomness'), ranks)
     if vary is None and virtual_ranks(cfg) is not None:
@@ -172,7 +173,8 @@ def _cause(results: Sequence[VariationResult], work_dir: str,
     name = first.name
     if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere:
         print(f'\n{name}: mmrepro localise cannot repeat what surrounds this run; the first field '
-              'that differs says where to look (docs/how-to/my-runs-differ.md)', file=sys.stderr)
+              f"that differs says where to look ({page('how-to/my-runs-differ.md')})",
+              file=sys.stderr)
         return None
     reference, run = (os.path.join(work_dir, which) for which in (first.reference, name))
     folder = entry.unused_folder(os.path.join(work_dir, 'localise'))

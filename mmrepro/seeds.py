@@ -31,7 +31,6 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple, Union
 
 import numpy as np
-import torch
 
 SCHEME = 1
 MAX_SEED = 2**32 - 1  # the largest seed that NumPy's and MMEngine's own functions take
@@ -159,6 +158,7 @@ def derive(root: Root, stream: str, *key: Key) -> Seeds:
 
 def seed_all(root: Root, stream: str, *key: Key) -> None:
     """Put Python, NumPy, torch and every accelerator at the start of a stream."""
+    import torch  # not at the top: a process may start again before it needs torch
     digest = _digest(root, stream, key)
     random.seed(int.from_bytes(digest[:16], 'little'))
     np.random.seed(np.frombuffer(digest, np.dtype('<u4'), 4, 16))
@@ -167,6 +167,7 @@ def seed_all(root: Root, stream: str, *key: Key) -> None:
 
 
 def _seed_accelerators(seed: int) -> None:
+    import torch
     # A forked worker must not touch CUDA, and before initialisation there is no generator yet:
     # torch.cuda.manual_seed_all queues the seed for the moment of initialisation.
     if torch.cuda.is_initialized():
@@ -181,16 +182,19 @@ def _seed_accelerators(seed: int) -> None:
 
 @cache
 def _cuda_built() -> bool:
+    import torch
     return torch.version.cuda is not None or torch.version.hip is not None
 
 
 def _in_worker() -> bool:
+    import torch
     return torch.utils.data.get_worker_info() is not None
 
 
 @cache
 def _other_accelerators() -> tuple[str, ...]:
     """Return device modules of MMEngine that this torch has, with a generator to seed."""
+    import torch
     modules = {name: getattr(torch, name, None) for name in ('npu', 'mlu', 'musa', 'xpu')}
     return tuple(name for name, module in modules.items() if module is not None
                  and module.is_available() and hasattr(module, 'manual_seed_all'))
@@ -209,8 +213,9 @@ def random_state(root: Root, stream: str, *key: Key) -> np.random.RandomState:
     return np.random.RandomState(np.array(derive(root, stream, *key).numpy, np.uint32))
 
 
-def torch_generator(root: Root, stream: str, *key: Key) -> torch.Generator:
+def torch_generator(root: Root, stream: str, *key: Key) -> Any:
     """Return a new CPU ``torch.Generator`` at the start of a stream."""
+    import torch
     return torch.Generator().manual_seed(derive(root, stream, *key).torch)
 
 
@@ -230,6 +235,7 @@ def set_root(root: Root | None) -> None:
 
 def capture_rng(accelerators: bool = True) -> tuple[Any, ...]:
     """Return the states of all global generators, for :func:`restore_rng`."""
+    import torch
     cuda = None
     if accelerators and torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():
         cuda = torch.cuda.get_rng_state_all()
@@ -238,6 +244,7 @@ def capture_rng(accelerators: bool = True) -> tuple[Any, ...]:
 
 def restore_rng(state: tuple[Any, ...]) -> None:
     """Put all global generators back to where :func:`capture_rng` saw them."""
+    import torch
     python, numpy, cpu, cuda = state
     random.setstate(python)
     np.random.set_state(numpy)

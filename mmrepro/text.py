@@ -1,6 +1,7 @@
 """Text for messages and tables."""
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +38,20 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     """
     more = len(names) - most
     return ', '.join(names[:most]) + (f' and {more} more' if more > 0 else '')
+
+
+def not_a(wanted: str, path: str) -> str:
+    """Say that a path does not exist, or what it is instead; quotes one that cannot be seen."""
+    shown = path if path.strip() and path.isprintable() else repr(path)
+    if not os.path.exists(path):
+        return f'{shown}: no such {wanted}'
+    return f'{shown}: a {"folder" if os.path.isdir(path) else "file"}, not a {wanted}'
+
+
+def page(path: str) -> str:
+    """Return the path of a page of the documentation: of the installed file, or in a checkout."""
+    installed = os.path.join(os.path.dirname(__file__), '.mim', 'docs', path)
+    return installed if os.path.exists(installed) else f'docs/{path}'
 
 
 def numbered(name: str, owner: Any = None) -> str:

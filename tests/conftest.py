@@ -80,7 +80,7 @@ SLOW = (
     'ops/aten/test_sync_bn.py',
     'ops/mmcv/test_deform_conv.py',
     'ops/test_provider.py',
-    'ops/triton/test_kernels.py',
+    'ops/triton_kernels/test_kernels.py',
     'patches/test_hash_order.py',
     'step_check/test_repeated_steps.py',
     'test_packaging.py',

@@ -17,8 +17,9 @@ import mmrepro
 from mmrepro import version
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', 'configs', 'mmrepro', 'model-index.yml',
-           'pyproject.toml', 'requirements', 'setup.cfg', 'setup.py', 'tools')
+SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', '_mmrepro_operators.py', 'configs', 'docs',
+           'mmrepro', 'model-index.yml', 'pyproject.toml', 'requirements', 'setup.cfg', 'setup.py',
+           'tools')
 
 
 def _setup():
@@ -58,6 +59,13 @@ def wheel(tmp_path_factory):
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+def _unpack(wheel, folder):
+    for name, content in wheel.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
 def _files(folder, suffixes):
     for base, _, names in os.walk(os.path.join(ROOT, folder)):
         for name in names:
@@ -87,8 +95,8 @@ def test_the_wheel_holds_the_mixins_where_lazy_configs_read_them(wheel):
 
 
 def test_nothing_else_is_in_the_wheel(wheel):
-    allowed = re.compile(r'mmrepro/(.*\.(py|yml|sh|json|css|js|html)|py\.typed)$'
-                         r'|mmrepro-[^/]*\.dist-info/')
+    allowed = re.compile(r'mmrepro/(.*\.(py|yml|sh|json|css|js|html)|\.mim/docs/.*\.md|py\.typed)$'
+                         r'|mmrepro-[^/]*\.dist-info/|_mmrepro_operators\.py$|mmrepro\.pth$')
     assert [name for name in wheel if not allowed.match(name)] == []
     left_out = tuple(f'tools/{name}.sh'
                      for name in ('demo', 'test', 'test_hosts', 'docs', 'environment',
@@ -107,27 +115,65 @@ def test_metadata(wheel):
 
 def test_an_installed_package_finds_its_own_configs_and_tools(wheel, tmp_path):
     """The wheel, unpacked somewhere else, finds its configs and tools without the checkout."""
-    for name, content in wheel.items():
-        path = tmp_path / 'site' / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    _unpack(wheel, tmp_path / 'site')
     lazy = tmp_path / 'lazy.py'
     lazy.write_text('from mmengine.config import read_base\nwith read_base():\n'
                     '    from mmrepro.configs._base_.reproducible import *\n')
     code = ('from mmengine.config import Config\n'
             'from mmrepro.demo.shipped_configs import demo_config, shipped\n'
             'print(shipped("tools/train.py")); print(demo_config("yolox_s").filename)\n'
+            'from mmrepro.audit.rules import RULES; import os\n'
+            'print({os.path.isfile(rule.link.split()[0]) for rule in RULES})\n'
             f'print(Config.fromfile({str(lazy)!r}).randomness)\n')
     env = {**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}
     result = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env, text=True,
                             capture_output=True, check=True)
-    tool, config, randomness = result.stdout.splitlines()[-3:]
+    tool, config, pages, randomness = result.stdout.splitlines()[-4:]
+    assert pages == '{True}'
     mim = os.path.join(str(tmp_path), 'site', 'mmrepro', '.mim')
     assert tool == os.path.join(mim, 'tools', 'train.py')
     assert config == os.path.join(mim, 'configs', 'demo', 'yolox_s_demo.py')
     assert "'deterministic': True" in randomness
     subprocess.run([sys.executable, tool, '--help'], cwd=tmp_path, env=env, check=True,
                    capture_output=True)
+
+
+PLUGIN = """
+import sys, torch
+from mmengine.runner import Runner
+from mmcv.ops import roi_align
+from mmdet.models import RetinaNet
+
+def pool():
+    return roi_align(torch.ones(1, 1, 8, 8), torch.tensor([[0., 0, 0, 4, 4]]), 2).sum().item()
+
+assert 'mmrepro' not in sys.modules and pool() == 4
+assert Runner.from_cfg.__func__.__module__ == 'mmengine.runner.runner'
+"""
+
+
+@pytest.mark.parametrize('order', [['plugin', 'mmrepro'], ['mmrepro', 'plugin']])
+def test_custom_imports_may_name_an_installed_mmrepro_in_any_order(wheel, tmp_path, order):
+    """A plugin uses mmcv's operators before mmrepro is imported; that activates nothing."""
+    site = tmp_path / 'site'
+    _unpack(wheel, site)
+    plugin = PLUGIN if order[0] == 'plugin' else PLUGIN.partition('assert')[0]
+    (tmp_path / 'plugin.py').write_text(plugin)
+    (tmp_path / 'config.py').write_text(f'custom_imports = dict(imports={order})\n')
+    code = (f'import site; site.addsitedir({str(site)!r}); import sys\n'
+            'assert not {"mmrepro", "torch"} & {*sys.modules}\n'
+            'from mmengine.config import Config; Config.fromfile("config.py")\n'
+            'import mmcv, mmrepro, plugin; from mmengine.runner import Runner\n'
+            'operator = mmcv._ext.roi_align_forward\n'
+            'print(Runner.from_cfg.__func__.__module__, type(mmcv._ext).__module__, plugin.pool(),'
+            ' operator.__module__)\n'
+            'mmrepro.deactivate(); print("mmcv._ext" in sys.modules)')
+    env = {**os.environ, 'PYTHONPATH': f'{site}{os.pathsep}{tmp_path}'}
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env, text=True,
+                          capture_output=True)
+    assert done.returncode == 0, done.stderr
+    provider = 'mmrepro.ops.provider'
+    assert done.stdout.split() == ['mmrepro.activation', provider, '4.0', provider, 'False']
 
 
 def test_an_editable_installation_links_to_the_checkout(tmp_path):

@@ -5,16 +5,17 @@ The tests apply the settings of a row to that config and expect the rule to be s
 from __future__ import annotations
 
 from ..activation import REFUSED_RUNNERS
+from ..text import page
 from . import checks, operator_rules
 from .checks import START_ENV, source_hits
 from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule, when
 from .subject import class_name
 
-_AUDIT = 'docs/how-to/audit.md'
-_CAUSES = 'docs/explanation/causes.md'
-_LIMITS = 'docs/explanation/limits.md'
-_QUICKSTART = 'docs/tutorials/quickstart.md'
-_STREAMS = 'docs/explanation/streams.md'
+_AUDIT = page('how-to/audit.md')
+_CAUSES = page('explanation/causes.md')
+_LIMITS = page('explanation/limits.md')
+_QUICKSTART = page('tutorials/quickstart.md')
+_STREAMS = page('explanation/streams.md')
 _RUNNER = {'runner_type': 'mmrepro.ReproRunner'}
 _DETERMINISTIC = {'randomness.deterministic': True}
 
@@ -100,7 +101,7 @@ RULES: tuple[AuditRule, ...] = (
     AuditRule('mixed-precision', HINT, checks.mixed_precision,
         why='repeats on one machine; 16 bits make every other difference visible sooner, and with'
             ' a dynamic scale a skipped step follows from the first overflow',
-        fix='only while you look for a difference', link='docs/how-to/my-runs-differ.md',
+        fix='only while you look for a difference', link=page('how-to/my-runs-differ.md'),
         settings={'optim_wrapper.type': 'OptimWrapper'}),
     AuditRule('compile', MAY, checks.compiled,
         why='inductor may choose kernels by timing them; mmrepro sets '
@@ -153,7 +154,7 @@ RULES: tuple[AuditRule, ...] = (
         lambda s: s.attached and not s.randomness.resume_strict, 'randomness.resume_strict',
         'False'),
         why='a resume with different settings or versions only warns',
-        link='docs/how-to/resume.md', settings={'randomness.resume_strict': True}),
+        link=page('how-to/resume.md'), settings={'randomness.resume_strict': True}),
     AuditRule('iterable', CHANGES, checks.without_position,
         why='samples without a position cannot be seeded one by one: refused',
         fix="or a map-style dataset in batches: MMEngine's own streams do not resume exactly",

@@ -5,15 +5,16 @@ import argparse
 import os
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 
 from ..errors import ConfigError
 from ..exit_codes import USAGE
 from ..report.report import Report
-from ..runs.config_files import ADD, find_config, read_config, setting
+from ..runs.config_files import ADD, setting
+from ..text import not_a
 from . import program_name
 
 DEMO_DATA = os.path.join('data', 'demo')
@@ -140,15 +141,10 @@ class Parser(argparse.ArgumentParser):
         self.make_folder(os.path.dirname(path) or '.', f'{option} {path}: the folder')
 
 
-def config_of(path: str, options: Mapping[str, Any] | None = None) -> Config:
-    """Read a config, a path or ``package::path``, with the changes of a command line."""
-    return read_config(find_config(path), options)
-
-
 def existing_checkpoint(path: str) -> str:
-    """Refuse a path that does not exist; returns it. An address is not checked."""
-    if '://' not in path and not os.path.exists(path):
-        raise ConfigError(f'{path}: no such checkpoint')
+    """Refuse a path that is no file; returns it. An address is not checked."""
+    if '://' not in path and not os.path.isfile(path):
+        raise ConfigError(not_a('checkpoint', path))
     return path
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
+from ..text import page
 from .arguments import existing_checkpoint
 from .training_arguments import fingerprint_level, load, on_each_rank, training_parser
 
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         '--fingerprint', nargs='?', type=fingerprint_level, const=LEVELS[0],
         metavar='|'.join(LEVELS),
         help='write digests of every iteration, for compare and localise; changes no bit of the '
-        'training (default of the level: step; see docs/reference/fingerprints.md)')
+        f"training (default of the level: step; see {page('reference/fingerprints.md')})")
     args = parser.parse_args(argv)
     cfg = load(args, parser)
     if args.amp:

@@ -9,12 +9,13 @@ from typing import Any, Callable
 
 from mmengine.config import Config
 
+from ..config import with_virtual_ranks
 from ..errors import ConfigError, MissingDataError
 from ..fingerprint.schema import LEVELS
-from ..runs.config_files import without_mark
+from ..runs.config_files import config_of, import_modules, without_mark
 from ..runs.reduction import missing_file
 from ..runs.startup import build_runner, on_ranks, restart_for
-from .arguments import Parser, at_least, config_of, shared
+from .arguments import Parser, at_least, shared
 
 # arguments that set the key of `randomness` of the same name
 RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed', 'virtual_ranks')
@@ -71,11 +72,10 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
         if value is not None and option != value:
             parser.error(f'--{key.replace("_", "-")} says {value!r} and --cfg-options '
                          f'randomness.{key} says {option!r}; give one of them')
-    cfg = config_of(args.config, args.cfg_options)
+    cfg = config_of(args.config, args.cfg_options, imports=False)
     cfg.launcher = args.launcher
     given = {key: value for key, value in asked.items() if value is not None}
     if 'virtual_ranks' in given:
-        from ..config import with_virtual_ranks  # imports torch
         cfg.randomness = with_virtual_ranks(cfg.get('randomness'), given.pop('virtual_ranks'))
     if given:
         cfg.randomness = dict(cfg.get('randomness') or {}, **given)
@@ -91,6 +91,7 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
         name = os.path.splitext(os.path.basename(args.config))[0]
         cfg.work_dir = os.path.join('./work_dirs', name)
     restart_for(cfg)
+    import_modules(cfg)
     return cfg
 
 

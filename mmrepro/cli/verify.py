@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from ..config import randomness_of, with_virtual_ranks
 from ..reports import interruptible, kills, lost_state, verify
+from ..runs.config_files import config_of
 from ..runs.progress import progress_line
 from ..runs.startup import restart_for
 from ..verify.kills.kinds import KINDS
 from ..verify.variations import USUAL, VARIATIONS
-from .arguments import Parser, at_least, config_of, finish, shared
+from .arguments import Parser, at_least, finish, shared
 
 ALL, KILLS = 'all', 'kills'  # of --vary
 WORK_DIR = os.path.join('work_dirs', 'verify')

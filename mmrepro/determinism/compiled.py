@@ -4,8 +4,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
-
 from ..errors import DeterminismError
 
 _DYNAMIC = (
@@ -24,6 +22,7 @@ def check_compiled(model: Any, settings: Any) -> None:
     Raises:
         DeterminismError: names the setting or the module.
     """
+    import torch
     by_config = isinstance(settings, dict) or settings is True
     if by_config and isinstance(settings, dict) and settings.get('dynamic'):
         raise DeterminismError(f'compile.dynamic={settings["dynamic"]!r}: {_DYNAMIC}')
@@ -40,6 +39,7 @@ def check_compiled(model: Any, settings: Any) -> None:
 
 
 def _compiled_modules(model: Any) -> list[Any]:
+    import torch
     dynamo = sys.modules.get('torch._dynamo.eval_frame')
     if dynamo is None or not isinstance(model, torch.nn.Module):
         return []

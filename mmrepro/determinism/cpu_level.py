@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 
 import numpy
-import torch
 
 # cpu='...' -> the variables that a process has to start with
 CPU_LEVELS = {
@@ -79,6 +78,7 @@ def cpu_conflicts(level: str | None, env: Mapping[str, str]) -> list[str]:
 
 def cpu_instructions() -> str:
     """Return the instruction set of torch's own kernels: 'AVX2', 'AVX512', 'DEFAULT' ..."""
+    import torch
     if hasattr(torch.backends, 'cpu'):
         return torch.backends.cpu.get_cpu_capability()
     # torch 2.0 says it in a report only

@@ -5,12 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch.nn.parameter import is_lazy
-
-_WITH_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
-             torch.complex128)
-
 
 @contextmanager
 def filled_memory() -> Iterator[None]:
@@ -18,6 +12,7 @@ def filled_memory() -> Iterator[None]:
 
     Has an effect with deterministic algorithms only, and from torch 2.2 on.
     """
+    import torch
     switches: Any = getattr(torch.utils, 'deterministic', None)
     before = getattr(switches, 'fill_uninitialized_memory', None)
     if before is None:
@@ -30,8 +25,12 @@ def filled_memory() -> Iterator[None]:
         switches.fill_uninitialized_memory = before
 
 
-def unwritten(model: torch.nn.Module) -> list[str]:
+def unwritten(model: Any) -> list[str]:
     """Return names of the parameters and buffers that hold a NaN."""
+    import torch
+    from torch.nn.parameter import is_lazy
+    with_nan = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+                torch.complex128)
     return [name for named in (model.named_parameters(), model.named_buffers())
             for name, tensor in named
-            if not is_lazy(tensor) and tensor.dtype in _WITH_NAN and bool(tensor.isnan().any())]
+            if not is_lazy(tensor) and tensor.dtype in with_nan and bool(tensor.isnan().any())]

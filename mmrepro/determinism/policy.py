@@ -1,18 +1,18 @@
 """Reads the tables: check first, fill in what is missing second, flip the flags last."""
 from __future__ import annotations
 
-import importlib
+import ctypes
+import importlib.util
 import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
-
-import torch
 
 from ..errors import DeterminismError
 from ..imports import after_import, forget
@@ -265,11 +265,10 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     thread counts are those that torch has now, so that spelling them out changes no bit. The
     settings are those of :func:`enable`.
     """
-    threads = str(torch.get_num_threads() if num_threads is None else num_threads)
-    values = {}
+    values: dict[str, str] = {}
     if mode or num_threads is not None:
-        values['OMP_NUM_THREADS'] = threads
-        values['MKL_NUM_THREADS'] = env.get('OMP_NUM_THREADS', threads)
+        threads = env.get('OMP_NUM_THREADS') or str(num_threads or _torch_threads())
+        values.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
     if mode:
         values['PYTHONHASHSEED'] = '0'
     settings = PolicySettings(mode)
@@ -280,6 +279,17 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     return {name: value for name, value in values.items() if name not in env}
 
 
+def _torch_threads() -> int:
+    """Return the number of threads of torch, without the seconds that importing it takes."""
+    if 'torch' not in sys.modules:
+        package = os.path.dirname(getattr(importlib.util.find_spec('torch'), 'origin', ''))
+        with suppress(OSError, AttributeError):  # a build with other files is imported
+            library = ctypes.CDLL(os.path.join(package, 'lib', 'libtorch_cpu.so'))
+            return library._ZN2at15get_num_threadsEv()  # at::get_num_threads()
+    import torch
+    return torch.get_num_threads()
+
+
 def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> tuple[str, ...]:
     """Raise what contradicts ``s``; in ``'warn'`` mode, return it as warnings."""
     conflicts = [
@@ -288,6 +298,7 @@ def _check_conflicts(s: PolicySettings, env: Mapping[str, str]) -> tuple[str, ..
         f'{" | ".join(row.accepted(s))}.'
         for row in ENV if row.name in env and not row.accepts(env[row.name], s)]
     conflicts += cpu_conflicts(s.cpu, env)
+    import torch
     if s.mode and 'CUBLAS_WORKSPACE_CONFIG' not in env and torch.cuda.is_initialized():
         conflicts.append(_LATE)
     if s.mode == 'warn':

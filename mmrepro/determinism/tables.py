@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Union
 
-import torch
-
 Mode = Union[bool, str]
 
 UNAVAILABLE = 'unavailable'  # this torch has no such switch
@@ -193,6 +191,7 @@ BIT_VARIABLES = (*(row.name for row in ENV), *RECORDED_ENV)
 
 def _find(name: str) -> Any:
     """Return ``torch.a.b``, looked up at each call, because releases lack some switches."""
+    import torch
     return operator.attrgetter(name.partition('.')[2])(torch)
 
 
@@ -230,7 +229,7 @@ def _reduction(kind: str, why: str) -> Flag:
     name = f'allow_{kind}_reduced_precision_reduction'
 
     def put(value: bool) -> None:
-        matmul = torch.backends.cuda.matmul
+        matmul = _find('torch.backends.cuda.matmul')
         try:
             split_k = getattr(matmul, f'{name}_split_k')
         except (AttributeError, AssertionError):  # AssertionError: torch 2.0
@@ -321,8 +320,7 @@ FLAGS = (
                'most of the price of determinism, and only of use to find reads of unset memory'),
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
          _deterministic(True),
-         "torch's own kernels that would raise, or break ties as they like: "
-         'docs/reference/operators.md'),
+         "torch's own kernels that would raise, or break ties as they like"),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     _functions('torch.deterministic_debug_mode', 'torch.get_deterministic_debug_mode',
                'torch.set_deterministic_debug_mode',
@@ -332,7 +330,7 @@ FLAGS = (
 
 # name -> getter, for the snapshot only
 RECORDED_FLAGS: dict[str, Callable[[], Any]] = {
-    'torch.num_interop_threads': torch.get_num_interop_threads,
+    'torch.num_interop_threads': lambda: _call('torch.get_num_interop_threads'),
     **{name: functools.partial(_find, name) for name in (
         'torch.backends.cudnn.enabled', 'torch.backends.mkldnn.enabled',
         'torch.backends.cuda.matmul.allow_fp16_accumulation')},

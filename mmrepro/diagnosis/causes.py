@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any, Callable, NamedTuple
 
 from ..fingerprint.records import UNINITIALIZED
+from ..text import page
 from .context import DifferenceContext
 
 # operators whose CUDA kernels add with atomics unless deterministic algorithms are on
@@ -13,6 +14,7 @@ ATOMIC = ('convolution_backward', 'scatter', 'index_add', 'index_put', 'put_', '
 HASHSEED = 'environment PYTHONHASHSEED'
 AFTER_HOOK = 'state after the hook'
 OUTSIDE = DifferenceContext.outside_sources
+_CAUSES = page('explanation/causes.md')
 STATE_SHOWN = 8  # names of tensors, and numbers, of a state
 
 FIX_ENTROPY = 'Seed the generator, or draw from a global one.'
@@ -264,7 +266,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause('order of additions on the device',
           lambda c: c.kind == 'output' and any(name in c.record.name for name in ATOMIC),
           'This kernel may add up in the order in which its threads arrive.',
-          'randomness = dict(deterministic=True); see docs/explanation/causes.md.'),
+          f'randomness = dict(deterministic=True); see {_CAUSES}.'),
     Cause('extra operator', lambda c: c.different_steps,
           'One run executes operators that the other does not: the Python code took a different '
           'branch.',
@@ -273,7 +275,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause('operator', lambda c: True,
           'The operator returns a different result for the same bits.',
           'Possible reasons: a kernel without a fixed order of additions, a race, or a custom '
-          'operator with state. See docs/explanation/causes.md, and report it with these shapes.',
+          f'operator with state. See {_CAUSES}, and report it with these shapes.',
           lambda c: [*c.calls('clock'), *c.calls_anywhere('thread')]),
 )
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..errors import EmptyFingerprints, FingerprintError
 from ..reading import checked, parse_json, read_json
-from ..text import listed
+from ..text import listed, not_a
 from . import schema
 from .schema import FOLDER
 
@@ -48,12 +48,12 @@ def read_run(work_dir: str) -> RecordedRun:
         FingerprintError: the folder does not exist or has no fingerprints, or a file is damaged
             other than by a torn last line.
     """
+    if not os.path.isdir(work_dir):
+        raise FingerprintError(not_a('run', work_dir))
     work_dir = os.path.normpath(work_dir)
     if os.path.basename(work_dir) == FOLDER and not os.path.isdir(os.path.join(work_dir, FOLDER)):
         work_dir = os.path.dirname(work_dir) or '.'
     folder = os.path.join(work_dir, FOLDER)
-    if not os.path.isdir(work_dir):
-        raise FingerprintError(f'{work_dir}: no such run')
     if not os.path.isdir(folder):
         raise FingerprintError(f'{work_dir}: has no folder {FOLDER}{only_checkpoints(work_dir)}; a '
                                'run writes it with mmrepro train --fingerprint, or FingerprintHook '

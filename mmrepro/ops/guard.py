@@ -38,7 +38,7 @@ from .provider import provider_of
 # Namespaces of torch.library that torch itself registers: their operators alert under the
 # deterministic flag, or mmrepro.ops.aten has a row for them.
 NAMESPACES = {
-    'aten': 'torch; alerts, and docs/reference/operators.md has what does not',
+    'aten': 'torch; alerts, or mmrepro has a form of it',
     'prim': 'torch; no kernels of its own',
     'prims': 'torch; written in terms of aten',
     'rngprims': 'torch; random numbers from a seed',
@@ -48,9 +48,8 @@ NAMESPACES = {
     'debugprims': 'torch; markers, no computation',
     'higher_order': 'torch; control flow, whose operators are seen one by one',
     'inductor': 'torch; compiled code, under the deterministic setting of inductor',
-    **dict.fromkeys(('c10d', '_c10d_functional', 'c10d_functional'),
-                    'torch; collectives, see docs/explanation/limits.md'),
-    'symm_mem': 'torch; collectives',
+    **dict.fromkeys(('c10d', '_c10d_functional', 'c10d_functional', 'symm_mem'),
+                    'torch; collectives'),
     'mkldnn': 'oneDNN on a CPU',
     'mkl': 'MKL on a CPU',
     'mmrepro': 'ours',

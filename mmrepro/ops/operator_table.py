@@ -48,8 +48,9 @@ class OperatorRow(NamedTuple):
 
 
 def _family(module: str, source: str, why: str, compiled: str, users: str, *names: str) -> Family:
-    return Family(module if '.' in module else f'mmrepro.ops.mmcv.{module}', source, why, compiled,
-                  users, names)
+    # the package has another name where mmrepro is not imported: see _mmrepro_operators.py
+    module = module if '.' in module else f'{__package__}.mmcv.{module}'
+    return Family(module, source, why, compiled, users, names)
 
 
 def _pair(module: str, source: str, forward: str, users: str, name: str) -> tuple[Family, Family]:
@@ -114,7 +115,7 @@ FAMILIES: tuple[Family, ...] = (
             'norm_cfg type MMSyncBN: simple copy paste, strong baselines', 'sync_bn_forward_mean',
             'sync_bn_forward_var', 'sync_bn_forward_output', 'sync_bn_backward_param',
             'sync_bn_backward_data'),
-    _family('mmrepro.ops.provider', 'info.py', ELEMENT, 'ordered', 'environment reports',
+    _family(f'{__package__}.provider', 'info.py', ELEMENT, 'ordered', 'environment reports',
             'get_compiler_version', 'get_compiling_cuda_version'),
     # Not implemented: point clouds, generators, optical flow, text, and what no detector of
     # MMDetection calls.

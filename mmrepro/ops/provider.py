@@ -135,7 +135,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Execute nothing: attributes are created on access."""
 
 
-_finder = _Finder()
+finder = _Finder()
 
 
 # -------------------------------------------------------------------------- installing, choosing
@@ -145,13 +145,19 @@ def install() -> None:
 
     The finder is the last one, so a compiled ``mmcv._ext`` takes precedence.
     """
-    if _finder not in sys.meta_path:
-        sys.meta_path.append(_finder)
+    if finder not in sys.meta_path:
+        sys.meta_path.append(finder)
+    module = sys.modules.get(EXTENSION)
+    if hasattr(module, MARK) and not isinstance(module, _Extension):
+        # `_mmrepro_operators` has provided it before mmrepro was imported; mmcv.ops refers to it
+        for name in TABLE.keys() & vars(module):
+            delattr(module, name)
+        module.__class__ = _Extension
 
 
 def installed() -> bool:
     """Whether :func:`install` is in effect."""
-    return _finder in sys.meta_path
+    return finder in sys.meta_path
 
 
 def uninstall() -> None:
@@ -162,8 +168,8 @@ def uninstall() -> None:
     """
     forget(EXTENSION, _follow)
     _restore()
-    if _finder in sys.meta_path:
-        sys.meta_path.remove(_finder)
+    if finder in sys.meta_path:
+        sys.meta_path.remove(finder)
     module = sys.modules.get(EXTENSION)
     if module is not None and hasattr(module, MARK):
         del sys.modules[EXTENSION]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..fingerprint.schema import is_number, number
-from ..text import listed, shorten
+from ..text import listed, page, shorten
 from .comparison import Comparison, compare_paths, differing_parts, is_known
 from .comparison_plots import PLOTS
 from .report import Figure, Report
@@ -180,7 +180,7 @@ def advice(comparison: Comparison) -> list[str]:
         items.append('mmrepro train CONFIG --fingerprint parameter shows in which parameters it '
                      'begins')
     if not comparison.equal:
-        items.append('docs/how-to/my-runs-differ.md leads from symptom to fix')
+        items.append(f"{page('how-to/my-runs-differ.md')} leads from symptom to fix")
     return items
 
 

@@ -11,6 +11,7 @@ from ..facts.collect import read_settings, settings_of
 from ..fingerprint.reader import RankLog, lines_of, only_checkpoints, read_line, read_run
 from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name, number
 from ..reading import NUMBER, Rule
+from ..text import not_a
 
 # what MMEngine logs beside losses and metrics: it differs between any two runs, or counts
 NOT_RESULTS = {'time', 'data_time', 'memory', 'iter', 'epoch', 'step', 'eta'}
@@ -93,13 +94,13 @@ def load_run(path: str) -> RunView:
         RunError: the path holds no run, or a file of it is damaged.
     """
     if not os.path.exists(path):
-        raise RunError(f'{path}: no such run')
+        raise RunError(not_a('run', path))
     path = os.path.normpath(path)
     logs = [path] if os.path.isfile(path) else _logs(path)
     if os.path.basename(path) == FOLDER and not logs:
         path = os.path.dirname(path) or '.'
         logs = _logs(path)
-    work_dir = path if os.path.isdir(path) else os.path.dirname(path)
+    work_dir = path if os.path.isdir(path) else os.path.dirname(path) or '.'
     view = RunView(work_dir, os.path.basename(os.path.abspath(work_dir)))
     try:
         if os.path.isdir(os.path.join(work_dir, FOLDER)):

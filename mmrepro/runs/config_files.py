@@ -10,9 +10,11 @@ from traceback import walk_tb
 from typing import Any
 
 from mmengine.config import Config, DictAction
+from mmengine.utils import import_modules_from_strings
 
-from ..errors import ConfigError
-from ..text import shorten
+from ..config import RandomnessConfig
+from ..errors import ConfigError, RandomnessError
+from ..text import not_a, shorten
 
 # MMEngine imports pkg_resources for every base of another package
 warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
@@ -45,7 +47,7 @@ def find_config(name: str) -> str:
     """
     if '::' not in name:
         if not os.path.isfile(name):
-            raise ConfigError(f'{name}: no such config{_near(name)}')
+            raise ConfigError(not_a('config', name) + ('' if os.path.exists(name) else _near(name)))
         return name
     package, _, relative = name.partition('::')
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
@@ -77,11 +79,30 @@ def read_config(path: str, options: Mapping[str, Any] | None = None,
         ConfigError: the file is no config, or an option does not fit it; names file and line.
     """
     try:
-        cfg = Config.fromfile(path, import_custom_modules=imports)
+        cfg = Config.fromfile(path, import_custom_modules=False)
     except Exception as error:  # a config is a program: it may raise anything
         raise ConfigError(_reason(path, error)) from error
+    if imports:
+        import_modules(cfg)
     merge_options(cfg, options or {})
     return cfg
+
+
+def config_of(path: str, options: Mapping[str, Any] | None = None, imports: bool = True) -> Config:
+    """Find and read the config of a training."""
+    cfg = read_config(find_config(path), options, imports)
+    if 'model' not in cfg:
+        raise ConfigError(f'{path}: has no model, so it is not the config of a training')
+    return cfg
+
+
+def import_modules(cfg: Config) -> None:
+    """Import the modules in ``custom_imports`` of a config that is not in pure Python."""
+    if cfg.get('custom_imports') and not Config._is_lazy_import(cfg.filename):
+        try:
+            import_modules_from_strings(**cfg.custom_imports)
+        except Exception as error:  # a module may raise anything
+            raise ConfigError(_reason(cfg.filename, error)) from error
 
 
 def _reason(path: str, error: BaseException) -> str:
@@ -154,9 +175,6 @@ def merge_options(cfg: Config, options: Mapping[str, Any]) -> None:
     except (TypeError, KeyError) as error:
         raise ConfigError(f'{", ".join(plain)}: {shorten(error.args[0], 200)}') from error
     if any(key.partition('.')[0] == 'randomness' for key in plain):
-        # here, because it needs torch, and a process may start again before it imports that
-        from ..config import RandomnessConfig
-        from ..errors import RandomnessError
         try:
             RandomnessConfig.parse(cfg.get('randomness'))
         except RandomnessError as error:

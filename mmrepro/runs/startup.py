@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Callable, NoReturn
 
+from ..config import randomness_of
+from ..determinism import missing_at_start
 from ..errors import DeterminismError, RandomnessError
 
 # variable that marks a process which has started itself again, so that it does so once
@@ -18,7 +20,6 @@ RESTARTED = 'MMREPRO_RESTARTED'
 
 def restart_for(cfg: Any) -> None:
     """:func:`restart_if_incomplete` with the settings of a config."""
-    from ..config import randomness_of
     try:
         randomness = randomness_of(cfg)
     except RandomnessError:  # the runner will refuse it
@@ -38,7 +39,6 @@ def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,
     Raises:
         DeterminismError: variables are missing although the process has started again.
     """
-    from ..determinism import missing_at_start
     missing = missing_at_start(env, mode=mode, num_threads=num_threads, cpu=cpu)
     if not missing:
         return
@@ -93,7 +93,6 @@ def on_ranks(cfg: Any, main: Callable[[], Any]) -> Any:
     That is once, unless the config has ``randomness.virtual_ranks``; see
     :func:`mmrepro.on_virtual_ranks`.
     """
-    from ..config import randomness_of
     ranks = randomness_of(cfg).virtual_ranks.ranks
     if ranks is None:
         return main()

@@ -140,6 +140,20 @@ def test_any_other_error_keeps_its_traceback(error, config, monkeypatch):
         cli.main(['train', str(config)])
 
 
+@pytest.mark.parametrize('path, wanted', [
+    ('', "'': no such"), (' ', "' ': no such"), ('a folder', 'a folder: a folder, not a'),
+    ('no folder/x', 'no folder/x: no such'), ('note.txt', 'note.txt: '), ('pic.png', 'pic.png: '),
+    ('x.json', 'x.json: ')])
+def test_an_odd_path_comes_back_in_the_message(path, wanted, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'a folder').mkdir()
+    for name, content in (('note.txt', b'hi'), ('pic.png', b'\x89PNG\0\xff'), ('x.json', b'{}')):
+        (tmp_path / name).write_bytes(content)
+    for verb, *more in (['train'], ['verify'], ['replay'], ['compare', '.']):
+        said = refused(capsys, verb, path, *more)
+        assert (wanted in said or f'{path}: ' in said) and 'near' not in said
+
+
 # ---------------------------------------------------------------------------- fingerprints
 
 @pytest.mark.parametrize('given, level', [([], 'step'), (['module'], 'module')])
@@ -163,12 +177,17 @@ def test_a_level_that_is_none_is_refused(config, capsys):
     assert 'allowed: step, parameter, module, operator' in said and 'config first' in said
 
 
-def test_nothing_heavy_is_imported_before_the_process_may_start_again():
-    code = ("import sys, mmrepro.cli.train, mmrepro.cli.test; "
-            "mmrepro.cli.train.training_parser('train', ''); print('torch' in sys.modules)")
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True,
-                          text=True, check=True, env={**os.environ, 'PYTHONPATH': str(ROOT)})
-    assert done.stdout.split() == ['False']
+def test_a_process_that_starts_again_has_imported_neither_torch_nor_custom_modules(tmp_path):
+    (tmp_path / 'config.py').write_text(
+        "model = {}; custom_imports = dict(imports=['broken', 'mmrepro'])\n")
+    (tmp_path / 'broken.py').write_text('1 / 0')
+    code = ("import os, sys; from mmrepro import cli; os.execve = lambda *args: sys.exit(f'AGAIN "
+            "{sorted({\"torch\", \"mmdet\"} & {*sys.modules})}'); cli.main(sys.argv[1:])")
+    done = subprocess.run(
+        [sys.executable, '-c', code, 'train', 'config.py', '--deterministic', '--virtual-ranks',
+         '2', '--cfg-options', 'randomness.seed=1'], capture_output=True, text=True, cwd=tmp_path,
+        env={'PYTHONPATH': str(ROOT), 'PATH': os.environ['PATH']})
+    assert 'AGAIN []' in done.stderr, done.stderr
 
 
 # ---------------------------------------------------------------------------- one line, and pipes

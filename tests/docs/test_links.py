@@ -104,8 +104,9 @@ def test_pages_that_the_code_names_exist():
              for path in (ROOT / folder).rglob('*.py')
              if '.mim' not in path.parts and path.name != 'test_generate_docs.py']
     named = {(name(path), page) for path in files
-             for page in re.findall(r'\bdocs/[\w/-]+\.md\b', path.read_text(encoding='utf-8'))}
-    assert [one for one in sorted(named) if not (ROOT / one[1]).exists()] == []
+             for page in re.findall(r"(?:\bdocs/|page\(')([\w/-]+\.md)\b",
+                                    path.read_text(encoding='utf-8'))}
+    assert [one for one in sorted(named) if not (DOCS / one[1]).exists()] == []
 
 
 def test_modules_that_the_architecture_names_exist():

@@ -1,6 +1,7 @@
-"""The commands of the tutorials, typed as they stand there, in a folder that has what they name.
+"""The commands of tutorials and how-to guides, typed as they stand there, and what they show.
 
-A page with a command that no table names fails: it is run, or the reason is here.
+They are typed in a folder that has what they name. A command is run, or the reason is here. Lines
+of shown output must come in their order; digests, decimals and times belong to a machine.
 """
 from __future__ import annotations
 
@@ -14,41 +15,84 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TUTORIALS = ROOT / 'docs' / 'tutorials'
+PAGES = {path.stem: path for folder in ('tutorials', 'how-to')
+         for path in sorted((ROOT / 'docs' / folder).glob('*.md'))}
 CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
+# runs of the same bits, which the pages compare
+RUNS = ('monday', 'tuesday', 'first', 'second', 'here', 'there')
 # what the pages leave to the reader
-GIVEN = {'CONFIG': CONFIG, 'CHECKPOINT': 'work_dirs/faster-rcnn_r50_fpn_demo/epoch_2.pth',
-         'HOST': 'localhost'}
-# beginning of a command -> why it is not run here
+GIVEN = {'CONFIG': CONFIG, 'CHECKPOINT': 'work_dirs/monday/epoch_1.pth', 'HOST': 'localhost',
+         r'W/iter_500\.pth': 'work_dirs/monday/epoch_1.pth', 'W': 'work_dirs/again', 'DIR': 'check',
+         'OUT': 'report'}
+# pattern of a command -> why it is not run here
 NOT_RUN = {
     'bash tools/demo.sh': 'makes an environment; tests/demo runs what it starts',
-    'pip install': 'changes the environment; tests/test_packaging.py installs',
-    'bash tools/dist_train.sh': 'eight processes; tests/cli/test_tools.py runs the script',
-    'bash tools/slurm_train.sh': 'needs Slurm; tests/cli/test_tools.py runs the script',
+    'pip (install|download) .*': 'changes the environment; tests/test_packaging.py installs',
+    'bash tools/dist_train.sh .*': 'eight processes; tests/cli/test_tools.py runs the script',
+    'bash tools/slurm_train.sh .*': 'needs Slurm; tests/cli/test_tools.py runs the script',
+    r'srun .*|\[ \$\? .*': 'needs Slurm; tests/hooks/test_preempt_on_ranks.py runs what it starts',
+    '.*gpu_report.sh (OUT|result)|(.* doctor --gpu|.*gpu_check.py) --out DIR': 'needs a GPU',
+    'git add .*': 'writes into a repository',
+    'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 .*': 'a script of MMDetection; test_leave.py resumes',
+    'mmrepro seeds (base.py|CONFIG|configs/).*': 'takes hours; the seeds of a toy are trained',
+    '.* --vary kills --kills 30 .*': 'thirty starts; tests/verify/test_kills.py has fewer',
 }
-# (page, command) -> exit code, where the page says that the command finds a difference
-FINDS = {('find-a-difference', 'mmrepro verify shaded.py --vary workers --iters 2'): 1,
-         ('find-a-difference', 'mmrepro localise shaded.py --iters 2 --no-values '
-          '--b train_dataloader.num_workers=2'): 1}
+# beginning of a shown text -> why it does not come here
+NOT_SHOWN = {
+    '  workers  ': 'a run that differs', 'DIFFERENT after': 'a check that fails',
+    '  cpu  ': 'an option of the command', '   0 s  iteration': 'the code was changed in between',
+    'goldens/': 'a list of files', 'first difference': 'the text of the tutorial',
+    ' attribute  ': 'of another model; tests/checkpoint/test_lost_state.py loses its state',
+    ' iteration  ': 'of tools/demo.sh',
+}
+# commands that find something, as the page says: exit code 1
+FINDS = ('mmrepro verify shaded.py --vary workers --iters 2', 'mmrepro train shaded.py',
+         'mmrepro localise shaded.py --iters 2 --no-values --b train_dataloader.num_workers=2',
+         'mmrepro audit mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py --device cuda')
 LIMIT = 1800  # seconds for a command
 TWO_RANKS = f'mmrepro train {CONFIG} --deterministic --seed 42 --virtual-ranks 2'
 
 
-def blocks(page: str, language: str) -> list[str]:
-    text = (TUTORIALS / f'{page}.md').read_text(encoding='utf-8')
-    return re.findall(rf'^```{language}\n(.*?)^```', text, re.S | re.M)
+def blocks(page: str, language: str) -> list[tuple[str, str]]:
+    """Return language and text of the blocks of a page, in order."""
+    return re.findall(rf'^```({language})\n(.*?)^```', PAGES[page].read_text(encoding='utf-8'),
+                      re.S | re.M)
 
 
-def commands(page: str) -> Iterator[str]:
-    for block in blocks(page, 'shell'):
-        for line in re.sub(r'\\\n\s*', '', block).splitlines():
-            line = line.partition(' #')[0].strip()
-            if line:
-                yield line
+def steps(page: str) -> Iterator[tuple[str, str]]:
+    """Yield each command with the output that the page shows after it, and output alone."""
+    typed: list[str] = []
+    for language, block in blocks(page, r'\w*'):
+        if language not in ('shell', 'text', ''):
+            continue
+        shown = block if language != 'shell' else ''
+        if language == 'shell' or block.startswith('$ '):
+            yield from ((command, '') for command in typed)
+            first, _, shown = block.partition('\n') if shown else (block, '', '')
+            lines = re.sub(r'\\\n\s*', '', first.removeprefix('$ ')).splitlines()
+            typed = [line for line in (re.sub(r'(^| +)#.*', '', line) for line in lines) if line]
+        if shown:
+            yield from ((command, '') for command in typed[:-1])
+            yield typed[-1] if typed else '', shown
+            typed = []
+    yield from ((command, '') for command in typed)
 
 
 def reason(command: str) -> str:
-    return next((why for start, why in NOT_RUN.items() if command.startswith(start)), '')
+    return next((why for pattern, why in NOT_RUN.items() if re.fullmatch(pattern, command)), '')
+
+
+def not_in_order(shown: str, said: str) -> list[str]:
+    """Return the first shown line that does not come after those before it."""
+    rest = iter(said.splitlines())
+    for line in filter(None, map(str.rstrip, shown.splitlines())):
+        pattern = re.sub(r'[0-9a-f]{16}', '[0-9a-f]{16}', re.escape(line).replace(r'\ ', ' '))
+        pattern = re.sub(r'\d+\\\.\d+', r'[-+.\\de]+', re.sub(r'\b\d+ s$', r'.*', pattern))
+        pattern = re.sub(' +', ' +', pattern.replace(re.escape('[...]'), '.*'))
+        if line.strip() not in ('[...]', '...') and not any(
+                re.fullmatch(f'{pattern} *', other) for other in rest):
+            return [line]
+    return []
 
 
 class Shell:
@@ -56,30 +100,33 @@ class Shell:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.exported = folder, ''
-        for name in ('configs', 'tools'):
+        for name in ('configs', 'tools', 'tests', 'dev', 'benchmarks'):
             (folder / name).symlink_to(ROOT / name)
         programs = folder / 'programs'
         programs.mkdir()
-        for name, module in (('mmrepro', 'mmrepro'), ('torchrun', 'torch.distributed.run')):
+        # a link to the interpreter would leave its environment
+        for name, module in (('mmrepro', '-m mmrepro'), ('torchrun', '-m torch.distributed.run'),
+                             ('python', ''), ('python3', '')):
             path = programs / name
-            path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}:$PYTHONPATH exec {sys.executable} -m '
+            path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}:$PYTHONPATH exec {sys.executable} '
                             f'{module} "$@"\n')
             path.chmod(0o755)
-        (programs / 'python').symlink_to(sys.executable)
         self.env: dict[str, str] = {
             **os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1',
             'PATH': f'{programs}{os.pathsep}{os.environ["PATH"]}'}
 
-    def type(self, command: str, code: int = 0) -> str:
+    def type(self, command: str, shown: str = '') -> str:
         if command.startswith('export '):
             self.exported += f'{command}\n'
             return ''
+        code = int(command in FINDS)
         for word, given in GIVEN.items():
             command = re.sub(rf'\b{word}\b', given, command)
         done = subprocess.run(['bash', '-c', self.exported + command], cwd=self.folder,
                               env=self.env, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=LIMIT)
         assert done.returncode == code, f'{command}\n{done.stdout[-6000:]}'
+        assert not_in_order(shown, done.stdout) == [], f'{command}\n{done.stdout[-6000:]}'
         return done.stdout
 
 
@@ -91,18 +138,24 @@ def shell(tmp_path):
 @pytest.fixture
 def shaded(shell):
     """The files that the page lets the reader write."""
-    transform, config, *_ = blocks('find-a-difference', 'python')
+    (_, transform), (_, config), _ = blocks('find-a-difference', 'python')
     (shell.folder / 'warming_shade.py').write_text(transform)
     (shell.folder / 'shaded.py').write_text(config)
     return shell
 
 
-def test_every_command_is_run_or_has_a_reason():
-    pages = {path.stem for path in TUTORIALS.glob('*.md')}
-    assert pages == {'quickstart', 'virtual-ranks', 'find-a-difference'}
-    found = {command for page in pages for command in commands(page)}
-    assert all(any(command.startswith(start) for command in found) for start in NOT_RUN)
-    assert {(page, command) for page in pages for command in commands(page)} >= FINDS.keys()
+def test_every_command_and_output_is_checked_or_has_a_reason():
+    found = [step for page in PAGES for step in steps(page)]
+    commands = {command for command, _ in found}
+    assert len(commands) > 50 and commands >= set(FINDS)
+    assert [pattern for pattern in NOT_RUN
+            if not any(re.fullmatch(pattern, command) for command in commands)] == []
+    alone = [shown.splitlines()[0] for command, shown in found
+             if shown and (not command or reason(command)) and not shown.startswith(
+                 tuple(NOT_SHOWN))]
+    assert alone == []
+    assert not_in_order('a 1.5\n[...]\nb', 'x\na 2.25\nb') == []
+    assert not_in_order('a\nb', 'b\na') == ['b']
 
 
 @pytest.mark.slow
@@ -116,28 +169,33 @@ def test_two_virtual_ranks_train(shell):
 
 @pytest.mark.slow
 def test_verify_names_the_transform_without_a_traceback(shaded):
-    *before, verify = list(commands('find-a-difference'))[:3]
-    for command in before:
-        shaded.type(command)
-    said = shaded.type(verify, 1)
-    assert 'DIFFERENT BITS within one run' in said and 'that of WarmingShade' in said
-    assert 'Traceback' not in said
+    before = list(steps('find-a-difference'))[:3]
+    assert 'Traceback' not in [shaded.type(*step) for step in before][-1]
 
 
 @pytest.mark.nightly
 def test_find_a_difference(shaded):
-    for command in commands('find-a-difference'):
-        shaded.type(command, FINDS.get(('find-a-difference', command), 0))
-    fixed = blocks('find-a-difference', 'python')[2]
+    for step in steps('find-a-difference'):
+        shaded.type(*step)
+    *_, (_, fixed) = blocks('find-a-difference', 'python')
     path = shaded.folder / 'warming_shade.py'
     path.write_text(path.read_text().partition('    def transform')[0] + fixed)
-    assert 'SAME BITS' in shaded.type('mmrepro verify shaded.py --vary workers --iters 2')
+    verify = subprocess.run(['bash', '-c', f'{shaded.exported}{FINDS[0]}'], cwd=shaded.folder,
+                            env=shaded.env, capture_output=True, text=True, check=True)
+    assert 'SAME BITS' in verify.stdout
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize('page', ['quickstart', 'virtual-ranks'])
+@pytest.mark.parametrize('page', sorted(PAGES.keys() - {'find-a-difference'}))
 def test_a_page(page, shell):
+    typed = [(command, '' if shown.startswith(tuple(NOT_SHOWN)) else shown)
+             for command, shown in steps(page) if command and not reason(command)]
     shell.type('mmrepro demo --data-only')
-    for command in commands(page):
-        if not reason(command):
-            shell.type(command)
+    if any('work_dirs/' in command or re.search(r'\bW/|CHECKPOINT', command)
+           for command, _ in typed):
+        for run in RUNS[:1]:
+            shell.type(f'mmrepro train CONFIG --fingerprint --work-dir work_dirs/{run}')
+        for run in RUNS[1:]:
+            (shell.folder / 'work_dirs' / run).symlink_to('monday')
+    for step in typed:
+        shell.type(*step)
