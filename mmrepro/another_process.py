@@ -38,9 +38,10 @@ _CELL, _DEFAULTS = 'cell_contents', ('__defaults__', '__kwdefaults__')
 def other_ids() -> Iterator[None]:
     """Let ``os.getpid()`` and ``get_worker_info()`` return those of another worker."""
     process, info = os.getpid(), worker.get_worker_info()
-    other: Any = worker.WorkerInfo(
+    dataset: Any = info.dataset if info else None
+    other = worker.WorkerInfo(
         id=info.id + 1 if info else 0, num_workers=info.num_workers + 1 if info else 1,
-        seed=info.seed + 1 if info else 0, dataset=info.dataset if info else None)  # type: ignore[arg-type]
+        seed=info.seed + 1 if info else 0, dataset=dataset)
     with replaced(os, getpid=lambda: process + 1), replaced(worker, _worker_info=other):
         yield
 

@@ -381,7 +381,7 @@ class KeepsAMaskOfTheFirstWeights(Hook):
 
 @setup(KIND)
 @hook
-class AveragesOfItsOwn(Hook):
+class PullsTowardsItsAverages(Hook):
     """Averages weights by hand, and trains on from the average in every epoch."""
 
     def before_train(self, runner):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.dist import get_world_size
 
@@ -45,8 +46,10 @@ class ValidationCheck:
             type(hook).__name__ in ('SyncNormHook', 'SyncBuffersHook') for hook in runner.hooks)
         if self._on and not synchronizes:
             model = unwrap(runner.model)
-            # virtual ranks share weights: the checksums of their owner watch over these
-            shared = model.parameters() if getattr(runner.model, 'sharing', None) else ()
+            # virtual ranks share weights: the checksums of their owner watch over these; samplers
+            # of MMDetection hold the global generator
+            shared = [*(model.parameters() if getattr(runner.model, 'sharing', None) else ()),
+                      np.random.mtrand._rand]
             averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
             metrics = getattr(getattr(runner.val_loop, 'evaluator', None), 'metrics', [])
             self._before = (
