@@ -1,11 +1,14 @@
 """Train every set-up, and write docs/evidence/user-setups.md.
 
     python -m dev.user_setups [--only NAME ...] [--jobs N]
+
+``--only`` trains some again, and keeps the outcomes of the others.
 """
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -16,9 +19,10 @@ import conftest  # noqa: E402, F401
 import harness  # noqa: E402, F401  imports what is slow, once
 
 from .report import write  # noqa: E402
-from .setup import GOOD, SETUPS, judge  # noqa: E402
+from .setup import GOOD, SETUPS, Outcome, judge  # noqa: E402
 
 PAGE = ROOT / 'docs' / 'evidence' / 'user-setups.md'
+RESULTS = ROOT / 'docs' / 'results' / 'user_setups.json'
 FAMILIES = ('samples', 'loading', 'steps', 'optimization', 'hooks', 'reshaping', 'validations',
             'resumes', 'virtual_ranks', 'settings')
 
@@ -32,15 +36,17 @@ def main() -> int:
     parser.add_argument('--jobs', type=int, default=2)
     args = parser.parse_args()
     names = args.only or list(SETUPS)
-    outcomes = {}
+    known = json.loads(RESULTS.read_text()) if args.only else {}
+    outcomes = {name: Outcome(*known[name]) for name in SETUPS if name in known}
     for first in range(0, len(names), args.jobs):
         part = {name: (judge, (name, ), {}) for name in names[first:first + args.jobs]}
         for name, outcome in harness.run_all(part, args.jobs).items():
             outcomes[name] = outcome
             print(f'{name:40s} {outcome.outcome:12s} {outcome.where:30s} {outcome.says[:150]}',
                   flush=True)
-    if not args.only:
-        PAGE.write_text(write(outcomes), encoding='utf-8')
+        ordered = {name: outcomes[name] for name in SETUPS if name in outcomes}
+        RESULTS.write_text(json.dumps(ordered, indent=0) + '\n')
+        PAGE.write_text(write(ordered), encoding='utf-8')
     return 1 if any(outcome.outcome not in GOOD for outcome in outcomes.values()) else 0
 
 

@@ -434,7 +434,7 @@ def averages_of_weights(cfg):
 
 @on_ranks
 @model
-class QueueOfFeatures(Tiny):
+class QueueOfLogits(Tiny):
     """As MoCo does: a buffer of the last features of all ranks."""
 
     def __init__(self, **kwargs):
