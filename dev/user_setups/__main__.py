@@ -27,9 +27,14 @@ FAMILIES = ('samples', 'loading', 'steps', 'optimization', 'hooks', 'reshaping',
             'resumes', 'virtual_ranks', 'settings')
 
 
-def main() -> int:
+def load() -> None:
+    """Import the modules that register set-ups."""
     for name in FAMILIES:
         importlib.import_module(f'.{name}', __package__)
+
+
+def main() -> int:
+    load()
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--only', nargs='+', choices=sorted(SETUPS), metavar='NAME')

@@ -170,7 +170,7 @@ class ShuffledOnce(Brighter):
 
     def value(self, img, results):
         if self.order is None:
-            self.order = np.random.permutation(8)
+            self.order = np.random.permutation(16)
         return self.order[results['number']]
 
 

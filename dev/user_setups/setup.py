@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -53,7 +54,8 @@ REGISTRIES = dict(
 
 
 def _workers(cfg: Any) -> None:
-    cfg.train_dataloader.num_workers = 2
+    for loader in filter(None, (cfg.train_dataloader, cfg.get('val_dataloader'))):
+        loader.num_workers = 2
 
 
 def _resumed(at: int) -> Callable[[Any], None]:
@@ -209,6 +211,8 @@ def _run(name: str, folder: str, variation: str | None, checked: bool,
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)
+    # not those that a test captures
+    sys.stdout, sys.stderr = (open(stream, 'w', buffering=1, closefd=False) for stream in (1, 2))
     looks: dict[int, Look] = {}
 
     def main() -> None:

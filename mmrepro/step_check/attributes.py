@@ -126,6 +126,9 @@ class Attributes:
         for owner, name in saved:
             self._saved.setdefault(id(owner), set()).add(name)
         self._held: list[_Held] = []
+        left_out = list(left_out)
+        # an attribute may be a view of a parameter
+        self._memory = {_memory(thing) for thing in left_out if isinstance(thing, torch.Tensor)}
         self._walk = Walk(known=left_out)  # over path, object, whether checkpoints hold it
         # wrappers for several ranks keep state of their communication, which must go on
         modules = {path or 'model': module for path, module in model.named_modules()
@@ -178,6 +181,8 @@ class Attributes:
         kind = next((kind for kind in _KINDS if isinstance(obj, kind.cls)), None)
         if kind is None and is_stateful(obj):
             kind = _OBJECT
+        if isinstance(obj, torch.Tensor) and _has_content(obj) and _memory(obj) in self._memory:
+            return
         if kind is not None and _has_content(obj):
             self._hold(path, obj, kind, saved)
 
@@ -196,6 +201,10 @@ class Attributes:
         self._walk.add((inner, value, saved or key in names)
                        for key, (inner, value) in zip(keys, items(content, path, of_object))
                        if not isinstance(value, (nn.Module, Dataset, *PLAIN)))
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    return tensor.untyped_storage().data_ptr() if _has_content(tensor) else None
 
 
 def _is_machinery(name: str) -> bool:
