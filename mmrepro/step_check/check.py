@@ -24,6 +24,7 @@ from ..another_process import other_ids
 from ..diagnosis.attributes import record_attributes
 from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
+from ..distributed.virtual.scheduler import current
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record
 from .observer import Observer, PassDigests
@@ -52,6 +53,8 @@ class StepCheck:
                  done: Callable = lambda runner, problem: None,
                  start: StartAttributes | None = None) -> None:
         self._runner, self._paused, self._done, self._start = runner, paused, done, start
+        # virtual ranks take turns within a pass, and share the numbers of a process
+        self._elsewhere: Callable = other_ids if current() is None else nullcontext
 
     def __call__(self, step: Callable, *args: Any, **kwargs: Any) -> Any:
         """Return what ``step``, the model's ``train_step``, returns.
@@ -80,7 +83,7 @@ class StepCheck:
         self._left: StepState | None = None
         lost = [] if self._start is None else self._start.lost()
         resumed = self._as_resumed(lost) if agree(TOPIC, bool(lost), any) else None
-        first = self._pass(ending=self._keep_changes, context=other_ids)
+        first = self._pass(ending=self._keep_changes, context=self._elsewhere)
         if resumed is not None and self._differ(resumed, first):
             report_lost(self._runner, resumed, first, lost)
         # again: a context of the step may have changed attributes and put them back at its end
@@ -155,7 +158,7 @@ class StepCheck:
         suspects = None
         with _disable_current_modes():
             self._state.put_back()
-            third = self._recorded(other_ids)
+            third = self._recorded(self._elsewhere)
             self._state.put_back()
             fourth = self._recorded()
             # passes from the same attributes agree, so these may be what differs

@@ -14,6 +14,7 @@ from .. import seeds
 from ..another_process import UserVariables
 from ..checkpoint.adapters import kept_attributes
 from ..distributed.unwrap import optim_wrappers, unwrap
+from ..distributed.virtual.scheduler import current
 from .attributes import Attributes
 
 
@@ -28,7 +29,7 @@ class StartAttributes:
         model = unwrap(runner.model)
         kept = [*model.parameters(), *model.buffers()]
         self._start = Attributes(model, {}, kept_attributes(model), kept)
-        self._variables = UserVariables(model.modules())
+        self._variables = _variables(model)
         self._changed_by_steps: set[str] = set()
 
     def note(self, paths: Iterable[str]) -> None:
@@ -65,7 +66,7 @@ class StepState:
             (parameter, parameter.grad,
              None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
             for parameter in model.parameters()]
-        self._variables = UserVariables(model.modules())
+        self._variables = _variables(model)
         self._logs = _Logs(MessageHub.get_current_instance())
         self._saved_by_code = [(module, copy.deepcopy(_saved(module)))
                                for module in model.modules() if _saves_by_code(module)]
@@ -104,6 +105,11 @@ class StepState:
                 gradient.detach().copy_(content)
         self._logs.put_back()
         seeds.restore_rng(self._generators)
+
+
+def _variables(model: nn.Module) -> UserVariables:
+    # virtual ranks take turns within a pass, and share the variables of a process
+    return UserVariables(model.modules() if current() is None else ())
 
 
 def _saves_by_code(module: nn.Module) -> bool:
