@@ -1,4 +1,4 @@
-"""NMS, overlaps, losses and the like: sizes of an R50-FPN at 800 x 1333.
+"""NMS, losses and the like: sizes of an R50-FPN at 800 x 1333.
 
 Proposals before the RPN's NMS (training and testing), detections after the heads, anchors of
 RetinaNet. Operators that mmcv compiles for CUDA only are compared with plain torch; 'agree' is then
@@ -48,11 +48,6 @@ class Detections(Inputs):
         extent = extent[which] * torch.exp(noise[1] * (0.25 if self.crowded else 0))
         corners = torch.stack([centre - extent / 2, centre + extent / 2])
         return torch.cat([*torch.minimum(corners.clamp(min=0), limit)], 1)
-
-    def rotated(self, number: int) -> Tensor:
-        room = 100. if self.crowded else 800.
-        return torch.cat([self.uniform(number, 2) * room, self.uniform(number, 2) * 60 + 4,
-                          self.uniform(number, 1) * 6 - 3], 1)
 
     def scores(self, number: int) -> Tensor:
         return torch.randperm(number, generator=self.random) / number
@@ -131,29 +126,6 @@ def suppression() -> Iterator[Case]:
             yield Case('soft_nms', f'{method}: {size}, {crowd}',
                        catalogue.soft_nms(inputs(), 400, scored, method))
         yield Case('nms_match', f'{size}, {crowd}', catalogue.nms_match(inputs(), 400, scored, 0.7))
-    yield Case('nms_rotated', '500 boxes', catalogue.nms_rotated(Detections(False), 500, 0.1))
-
-
-def overlaps() -> Iterator[Case]:
-    def pair(name: str, boxes: Tensor, first: slice, second: slice, **options: Any) -> OperatorCall:
-        return catalogue.overlaps(Detections(False), name, lambda s: boxes[first],
-                                  lambda s: boxes[second], **options)
-
-    boxes = scored(Detections(True), 2000)['boxes']
-    yield Case('bbox_overlaps', f'{len(boxes)} x 50',
-               pair('bbox_overlaps', boxes, slice(None), slice(0, 9000, 180)))
-    yield Case('bbox_overlaps', '1000 x 1000',
-               pair('bbox_overlaps', boxes, slice(1000), slice(1000, 2000)))
-    yield Case('bbox_overlaps', '4000 aligned',
-               pair('bbox_overlaps', boxes, slice(4000), slice(4000, 8000), aligned=True))
-    for crowded, crowd in ((False, 'scattered'), (True, 'all in one place')):
-        rotated = Detections(crowded).rotated(600)
-        yield Case('box_iou_rotated', f'500 x 100, {crowd}',
-                   pair('box_iou_rotated', rotated, slice(500), slice(500, None)))
-    x, y, w, h, angle = rotated.T
-    quads = catalogue.quads(torch.stack([x, y, x + w, y + h], 1)) + angle[:, None]
-    yield Case('box_iou_quadri', '500 x 100, all in one place',
-               pair('box_iou_quadri', quads, slice(500), slice(500, None)))
 
 
 def plain_focal_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -170,7 +142,7 @@ def without_kernel() -> Iterator[Case]:
     """Operators that mmcv compiles for CUDA only, against plain torch."""
     inputs = Detections(False)
     yield Case('sigmoid_focal_loss', '50000 x 80, forward and backward',
-               catalogue.focal_loss(inputs, 'sigmoid', 50000).to('cpu'), 'plain torch',
+               catalogue.focal_loss(inputs, 50000).to('cpu'), 'plain torch',
                plain_focal_loss)
     yield Case('masked_conv2d', '256 channels, 50 x 68, 5 % of the places',
                catalogue.masked_conv(inputs, 50, 68, 0.05), 'F.conv2d everywhere',
@@ -222,7 +194,7 @@ def agree(ours: object, theirs: object) -> str:
 
 def measured(only: str, quick: bool, repeats: int, seconds: float) -> Iterator[dict[str, Any]]:
     """A row of the report for every case whose name or size matches the expression ``only``."""
-    with_kernel = (*suppression(), *overlaps()) if ops.provider() == 'compiled' else ()
+    with_kernel = suppression() if ops.provider() == 'compiled' else ()
     for case in (*with_kernel, *without_kernel()):
         if not re.search(only, f'{case.name} {case.size}'):
             continue

@@ -77,7 +77,6 @@ def case(make: Callable[..., OperatorCall], *args: Any, **kwargs: Any
 
 
 roi_align, deform_conv = catalogue.roi_align, catalogue.deform_conv
-rotated = catalogue.rotated_roi_align
 
 CASES: dict[str, Callable[[Inputs], OperatorCall]] = {
     'roi_align 7x7, 512 boxes': roi_align,
@@ -88,9 +87,6 @@ CASES: dict[str, Callable[[Inputs], OperatorCall]] = {
     'roi_align max, sampling_ratio 2': case(roi_align, 'max', ratio=2),
     'roi_align max': case(roi_align, 'max'),
     'roi_align of 50 masks, 28x28': mask_targets,
-    'roi_align_rotated': case(rotated, 'roi_align_rotated', 7, 1 / 8, 2, True),
-    'riroi_align_rotated': case(rotated, 'riroi_align_rotated', (7, 7), 1 / 8, 2, 8),
-    'rotated_feature_align': catalogue.rotated_feature_align,
     'roi_pool': catalogue.roi_pool,
     'deform_roi_pool': catalogue.deform_roi_pool,
     'deform_conv C4': deform_conv,

@@ -89,18 +89,6 @@ def _classes(root: str) -> dict[str, Any]:
     return dict(type='CustomDataset', data_root=root, data_prefix='classes', split=None)
 
 
-def _rotated(root: str) -> dict[str, Any]:
-    for n in range(IMAGES):
-        lines = []
-        for label, (x, y, width, height) in enumerate(boxes(n)):
-            center = (x + width / 2, y + height / 2)
-            points = cv2.boxPoints((center, (width, height), 25 * label)).reshape(-1)
-            name = ('plane', 'ship', 'harbor')[label]
-            lines.append(' '.join(f'{value:.1f}' for value in points) + f' {name} 0\n')
-        _save(f'{root}/rotated/{n}.txt', ''.join(lines))
-    return dict(data_root=root, ann_file='rotated/', data_prefix=dict(img_path='images/'))
-
-
 def _text(root: str) -> dict[str, Any]:
     _save(f'{root}/text.json', dict(
         metainfo=dict(dataset_type='TextDetDataset', task_name='textdet',
@@ -128,7 +116,7 @@ def _videos(root: str) -> dict[str, Any]:
 
 # name -> function that writes the annotations and returns keys for the config's dataset
 DATASETS = {'boxes': _boxes, 'keypoints': _keypoints, 'segmentation': _segmentation,
-            'classes': _classes, 'rotated': _rotated, 'text': _text, 'videos': _videos}
+            'classes': _classes, 'text': _text, 'videos': _videos}
 
 
 def write(kind: str, root: str) -> dict[str, Any]:

@@ -45,7 +45,6 @@ _MMPOSE = ('mmpose==1.3.2 torchvision==0.15.2 xtcocotools json_tricks munkres '
            f'{_ALBUMENTATIONS} {_WEB}')
 _OLD = 'mmcv-lite==2.0.1 mmdet==3.1.0'
 _MMYOLO = f'mmyolo==0.6.0 {_OLD} prettytable wcwidth'
-_MMROTATE = f'mmrotate==1.0.0rc1 {_OLD} e2cnn'
 _MMOCR = f'mmocr==1.0.1 {_OLD} torchvision==0.15.2 pyclipper rapidfuzz lmdb imgaug {_WEB}'
 
 ROWS: dict[str, LibraryRow] = {
@@ -73,16 +72,6 @@ ROWS: dict[str, LibraryRow] = {
     'mmyolo RTMDet': LibraryRow(
         'mmyolo', 'rtmdet/rtmdet_tiny_syncbn_fast_8xb32-300e_coco.py', 'locked', _MMYOLO,
         'boxes', {640: 128, 1280: 256}, batch=4, cached=True),
-    'mmrotate RetinaNet': LibraryRow(
-        'mmrotate', 'rotated_retinanet/rotated-retinanet-rbox-le90_r50_fpn_1x_dota.py', 'oldest',
-        _MMROTATE, 'rotated', {1024: 128}),
-    'mmrotate RTMDet': LibraryRow(
-        'mmrotate', 'rotated_rtmdet/rotated_rtmdet_l-100e-aug-dota.py', 'oldest', _MMROTATE,
-        'rotated', {1024: 128, 2048: 256}, {
-            'model.backbone.deepen_factor': 0.167, 'model.backbone.widen_factor': 0.375,
-            'model.neck.in_channels': [96, 192, 384], 'model.neck.out_channels': 96,
-            'model.neck.num_csp_blocks': 1, 'model.bbox_head.in_channels': 96,
-            'model.bbox_head.feat_channels': 96}, batch=4, cached=True),
     'mmocr DBNet': LibraryRow(
         'mmocr', 'textdet/dbnet/dbnet_resnet18_fpnc_1200e_icdar2015.py', 'oldest', _MMOCR, 'text',
         {640: 128}),

@@ -13,8 +13,7 @@ from torch import Tensor
 from .operator_cases import Inputs, OperatorCall, OperatorCase
 
 __all__ = ['CASES', 'carafe', 'deform_conv', 'deform_roi_pool', 'focal_loss', 'masked_conv',
-           'ms_deform_attn', 'nms', 'nms_match', 'nms_rotated', 'overlaps', 'quads', 'roi_align',
-           'roi_pool', 'rotated_feature_align', 'rotated_roi_align', 'soft_nms', 'sync_bn']
+           'ms_deform_attn', 'nms', 'nms_match', 'roi_align', 'roi_pool', 'soft_nms', 'sync_bn']
 
 _STRIDE = 8
 
@@ -49,25 +48,6 @@ def deform_roi_pool(s: Inputs) -> OperatorCall:
     return OperatorCall(dict(feature=_map(s), offset=s.normal(len(rois), 2, 7, 7)), dict(rois=rois),
                         lambda feature, offset, rois: _op('deform_roi_pool')(
                        feature, rois, offset, 7, 1 / _STRIDE, 2, 0.1))
-
-
-def rotated_roi_align(s: Inputs, name: str, *arguments: Any) -> OperatorCall:
-    boxes = s.rotated(512)
-    rois = torch.cat((torch.zeros(len(boxes), 1), boxes), 1)
-    return OperatorCall(dict(feature=_map(s)), dict(rois=rois),
-                        lambda feature, rois: _op(name)(feature, rois, *arguments))
-
-
-def rotated_feature_align(s: Inputs) -> OperatorCall:
-    feature = _map(s)
-    pixels = feature[0, 0].numel()
-    # mmcv reads y before x, so the centres are inside the map in either order
-    middle = min(feature.shape[2:]) * _STRIDE / 2
-    boxes = torch.cat((middle + s.normal(pixels, 2) * 2, 30 + s.uniform(pixels, 2) * middle / 4,
-                       s.uniform(pixels, 1)), 1)
-    return OperatorCall(dict(feature=feature), dict(boxes=boxes.view(1, *feature.shape[2:], 5)),
-                        lambda feature, boxes: _op('rotated_feature_align')(feature, boxes,
-                                                                            1 / _STRIDE, 5))
 
 
 def deform_conv(s: Inputs, modulated: bool = False, channels: int = 256, height: int = 50,
@@ -106,15 +86,11 @@ def ms_deform_attn(s: Inputs, centres_of: Callable[[Inputs, Tensor], Tensor] = _
                                 value, shapes, starts, where, weights, 64))
 
 
-def carafe(s: Inputs, name: str = 'carafe') -> OperatorCall:
+def carafe(s: Inputs) -> OperatorCall:
     feature = s.feature(256, 50, 84)
     h, w = feature.shape[2:]
-
-    def run(feature: Tensor, masks: Tensor) -> Tensor:
-        # mmcv refuses the backward of its naive form on a CPU; both compute the same
-        return _op(name if feature.is_cuda else 'carafe')(feature, masks, 5, 1, 2)
-
-    return OperatorCall(dict(feature=feature, masks=s.uniform(1, 25, 2 * h, 2 * w)), {}, run)
+    return OperatorCall(dict(feature=feature, masks=s.uniform(1, 25, 2 * h, 2 * w)), {},
+                        lambda feature, masks: _op('carafe')(feature, masks, 5, 1, 2))
 
 
 Scored = Callable[[Inputs, int], dict[str, Tensor]]
@@ -144,43 +120,11 @@ def nms_match(s: Inputs, number: int = 400, scored: Scored = _scored,
         torch.cat((boxes, scores[:, None]), 1), threshold), double=False)
 
 
-def nms_rotated(s: Inputs, number: int = 1000, threshold: float = 0.5) -> OperatorCall:
-    boxes = s.rotated(number)
-    return OperatorCall({}, dict(boxes=boxes, scores=s.scores(len(boxes))),
-                        lambda boxes, scores: _op('nms_rotated')(boxes, scores, threshold),
-                        double=False)
-
-
-def quads(boxes: Tensor) -> Tensor:
-    """Axis-aligned boxes (K, 4) as quadrilaterals (K, 8)."""
-    x1, y1, x2, y2 = boxes.unbind(1)
-    return torch.stack((x1, y1, x2, y1, x2, y2, x1, y2), 1)
-
-
-def nms_quadri(s: Inputs) -> OperatorCall:
-    boxes = quads(s.boxes(1000, 800, 1344, 96))
-    return OperatorCall({}, dict(boxes=boxes, scores=s.scores(len(boxes))),
-                        lambda boxes, scores: _op('nms_quadri')(boxes, scores, 0.5), double=False)
-
-
-def focal_loss(s: Inputs, kind: str, rows: int = 20000) -> OperatorCall:
+def focal_loss(s: Inputs, rows: int = 20000) -> OperatorCall:
     rows = s.count(rows)
-    classes = 81 if kind == 'sigmoid' else 80  # only the former has a background
-    return OperatorCall(dict(logits=s.normal(rows, 80)), dict(labels=torch.arange(rows) % classes),
-                        lambda logits, labels: _op(f'{kind}_focal_loss')(
+    return OperatorCall(dict(logits=s.normal(rows, 80)), dict(labels=torch.arange(rows) % 81),
+                        lambda logits, labels: _op('sigmoid_focal_loss')(
                             logits, labels, 2., .25, None, 'mean'))
-
-
-def overlaps(s: Inputs, name: str, boxes: Callable[[Inputs], Tensor],
-             others: Callable[[Inputs], Tensor] | None = None, **options: Any) -> OperatorCall:
-    return OperatorCall({}, dict(a=boxes(s), b=(others or boxes)(s)),
-                        lambda a, b: _op(name)(a, b, **options), double=name == 'bbox_overlaps')
-
-
-def diff_iou(s: Inputs) -> OperatorCall:
-    boxes = s.rotated(1000)
-    return OperatorCall(dict(a=boxes[None]), dict(b=boxes[None] + s.normal(1, len(boxes), 5)),
-                        lambda a, b: _op('diff_iou_rotated_2d')(a, b), double=False)
 
 
 def masked_conv(s: Inputs, height: int = 100, width: int = 168, share: float = 0.3
@@ -221,31 +165,15 @@ CASES: dict[str, OperatorCase] = {
     'RoIAlign, max': _case(_pair('roi_align'), roi_align, 'max', ratio=2),
     'RoIPool': _case(_pair('roi_pool'), roi_pool),
     'DeformRoIPool': _case(_pair('deform_roi_pool'), deform_roi_pool),
-    'RoIAlignRotated': _case(_pair('roi_align_rotated'), rotated_roi_align, 'roi_align_rotated',
-                             7, 1 / _STRIDE, 2, True),
-    'RiRoIAlignRotated': _case(_pair('riroi_align_rotated'), rotated_roi_align,
-                               'riroi_align_rotated', (7, 7), 1 / _STRIDE, 2, 8),
-    'RotatedFeatureAlign': _case(_pair('rotated_feature_align'), rotated_feature_align),
     'DCNv1': _case(('deform_conv_forward', 'deform_conv_backward_input',
                     'deform_conv_backward_parameters'), deform_conv),
     'DCNv2': _case(_pair('modulated_deform_conv'), deform_conv, modulated=True),
     'MSDeformAttn': _case(_pair('ms_deform_attn'), ms_deform_attn),
     'CARAFE': _case(_pair('carafe'), carafe),
-    'CARAFENaive': _case(_pair('carafe_naive'), carafe, 'carafe_naive'),
     'NMS': _case(('nms',), nms),
     'Soft-NMS': _case(('softnms',), soft_nms),
     'NMS, groups': _case(('nms_match',), nms_match),
-    'NMS, rotated': _case(('nms_rotated',), nms_rotated),
-    'NMS, quadrilaterals': _case(('nms_quadri',), nms_quadri),
-    'focal loss, sigmoid': _case(_pair('sigmoid_focal_loss'), focal_loss, 'sigmoid'),
-    'focal loss, softmax': _case(_pair('softmax_focal_loss'), focal_loss, 'softmax'),
-    'overlaps': _case(('bbox_overlaps',), overlaps, 'bbox_overlaps',
-                      lambda s: s.boxes(2000, 800, 1344, 96)),
-    'overlaps, rotated': _case(('box_iou_rotated',), overlaps, 'box_iou_rotated',
-                               lambda s: s.rotated(500)),
-    'overlaps, quadrilaterals': _case(('box_iou_quadri',), overlaps, 'box_iou_quadri',
-                                      lambda s: quads(s.boxes(500, 800, 1344, 96))),
-    'overlaps, differentiable': _case(('diff_iou_rotated_sort_vertices_forward',), diff_iou),
+    'focal loss, sigmoid': _case(_pair('sigmoid_focal_loss'), focal_loss),
     'masked convolution': _case(('masked_im2col_forward', 'masked_col2im_forward'), masked_conv),
     'SyncBN': _case(('sync_bn_forward_mean', 'sync_bn_forward_var', 'sync_bn_forward_output',
                      'sync_bn_backward_param', 'sync_bn_backward_data'), sync_bn),

@@ -24,6 +24,7 @@ import functools
 import importlib.machinery
 import mmap
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
@@ -109,14 +110,17 @@ def extensions() -> set[str]:
 
 
 def _ordered_operators() -> set[str]:
-    """Return compiled operators of mmcv's files all of which are in order, by their reported names.
+    """Return mmcv's operators whose compiled passes are all in order, by their reported names.
 
     A backward runs on a thread of autograd, where the guard does not see it; so a forward is
     reported too, unless the backward was replaced.
     """
-    atomic = {row.source for name, row in TABLE.items() if row.compiled in ('atomics', 'races')
+    def operator(name: str) -> str:
+        return re.split('_(?:forward|backward)', name)[0]
+
+    atomic = {operator(name) for name, row in TABLE.items() if row.compiled in ('atomics', 'races')
               and ('mmcv._ext' not in sys.modules or provider_of(name, 'cuda') == 'compiled')}
-    return {f'mmcv._ext.{name}' for name, row in TABLE.items() if row.source not in atomic}
+    return {f'mmcv._ext.{name}' for name in TABLE if operator(name) not in atomic}
 
 
 class _Dispatch(TorchDispatchMode):

@@ -29,7 +29,7 @@ def check(case, **kwargs):
     return checking.check(case, 'cpu', True, times=3, **kwargs)
 
 
-@pytest.mark.parametrize('name', ['RoIAlign', 'DCNv2', 'NMS', 'CARAFENaive', 'focal loss, sigmoid'])
+@pytest.mark.parametrize('name', ['RoIAlign', 'DCNv2', 'NMS', 'CARAFE', 'focal loss, sigmoid'])
 def test_operators_of_mmcv_agree_and_repeat(name):
     row = check(cases_mmcv.CASES[name])
     assert row['agrees'] and row['equal'] and row['times'] == 3, row

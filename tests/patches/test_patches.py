@@ -145,7 +145,7 @@ print(hasattr(type(mosaic).transform, '__wrapped__'), ops.provider())
 
 @pytest.mark.slow
 def test_scope_and_imports_at_the_start_do_not_matter(tmp_path):
-    """As MMRotate's configs, which take single transforms from MMDetection."""
+    """As configs of another library, which take single transforms from MMDetection."""
     support = str(Path(__file__).parents[1] / 'support')
     env = environment()
     env['PYTHONPATH'] = f'{support}:{env["PYTHONPATH"]}'

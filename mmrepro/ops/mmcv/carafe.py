@@ -1,9 +1,8 @@
 """CARAFE: upsampling with a separate kernel for every output pixel.
 
-Signatures: ``mmcv/ops/carafe.py``; formulas: ``carafe_cuda_kernel.cuh`` and
-``carafe_naive_cuda_kernel.cuh`` (mmcv 2.1.0). Each output pixel and group of channels is a bag of
-``kernel_size ** 2`` taps around its source pixel, weighted by the mask; the map is padded with
-zeros. The naive form is the same function with fewer buffers.
+Signatures: ``mmcv/ops/carafe.py``; formulas: ``carafe_cuda_kernel.cuh`` (mmcv 2.1.0). Each output
+pixel and group of channels is a bag of ``kernel_size ** 2`` taps around its source pixel, weighted
+by the mask; the map is padded with zeros.
 """
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ class _Shape(NamedTuple):
     scale: int
 
 
-def _check(name: str, features: Tensor, masks: Tensor, kernel: int, groups: int,
-           scale: int) -> _Shape:
+def _check(features: Tensor, masks: Tensor, kernel: int, groups: int, scale: int) -> _Shape:
+    name = 'carafe'
     require_tensor(name, 'features', features, (None,) * 4)
     n, c, h, w = features.shape
     require(kernel > 0 and kernel % 2 == 1, name, f'kernel_size must be odd, got {kernel}')
@@ -77,7 +76,19 @@ def _weights(shape: _Shape, masks: Tensor, image: int, a: int, b: int) -> Tensor
     return part.flatten(1).t().reshape(-1, shape.kernel ** 2)
 
 
-def _forward(shape: _Shape, rows: Tensor, masks: Tensor, output: Tensor) -> None:
+def carafe_forward(features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor,
+                   rmasks: Tensor, output: Tensor, kernel_size: int, group_size: int,
+                   scale_factor: int) -> None:
+    """Fill ``output`` (N, C, H * scale_factor, W * scale_factor) from ``features`` (N, C, H, W).
+
+    ``masks`` is (N, kernel_size ** 2 * group_size, H * scale_factor, W * scale_factor).
+    ``rfeatures`` receives the features with channels last, for :func:`carafe_backward`; ``routput``
+    and ``rmasks`` are buffers of mmcv's kernels, not used.
+    """
+    shape = _check(features, masks, kernel_size, group_size, scale_factor)
+    rows = gather.rows_of(features)
+    rfeatures.resize_((shape.images, shape.height, shape.width, shape.channels))
+    rfeatures.copy_(rows[:-1].view(rfeatures.shape))
     if output.numel() == 0:
         return
     rows = rows.view(-1, shape.channels // shape.groups)
@@ -89,43 +100,6 @@ def _forward(shape: _Shape, rows: Tensor, masks: Tensor, output: Tensor) -> None
         part.copy_(result.view(-1, shape.channels).t())
 
 
-def _backward(shape: _Shape, rows: Tensor, masks: Tensor, grad_output: Tensor,
-              grad_features: Tensor, grad_masks: Tensor) -> None:
-    """Write both gradients."""
-    if grad_output.numel() == 0:
-        grad_features.zero_()
-        grad_masks.zero_()
-        return
-    rows = rows.view(-1, shape.channels // shape.groups)
-    total = torch.zeros_like(rows[:shape.images * shape.height * shape.width * shape.groups])
-    for image, a, b in _runs(shape, rows, masks, grad_output):
-        index = _index(shape, image, a, b, rows.device)
-        part = slice(a * shape.scale, b * shape.scale)
-        grad = grad_output[image, :, part].to(rows.dtype).flatten(1).t().reshape(-1, rows.shape[1])
-        gather.scatter_sum_onto(total, grad, index, _weights(shape, masks, image, a, b))
-        by_mask = gather.dots(grad, rows, index).view(-1, masks.shape[1]).t()
-        grad_masks[image, :, part] = by_mask.reshape(grad_masks[image, :, part].shape).to(
-            grad_masks.dtype)
-    grad_features.zero_()
-    gather.add_rows(grad_features, total.view(-1, shape.channels))
-
-
-def carafe_forward(features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor,
-                   rmasks: Tensor, output: Tensor, kernel_size: int, group_size: int,
-                   scale_factor: int) -> None:
-    """Fill ``output`` (N, C, H * scale_factor, W * scale_factor) from ``features`` (N, C, H, W).
-
-    ``masks`` is (N, kernel_size ** 2 * group_size, H * scale_factor, W * scale_factor).
-    ``rfeatures`` receives the features with channels last, for :func:`carafe_backward`; ``routput``
-    and ``rmasks`` are buffers of mmcv's kernels, not used.
-    """
-    shape = _check('carafe', features, masks, kernel_size, group_size, scale_factor)
-    rows = gather.rows_of(features)
-    rfeatures.resize_((shape.images, shape.height, shape.width, shape.channels))
-    rfeatures.copy_(rows[:-1].view(rfeatures.shape))
-    _forward(shape, rows, masks, output)
-
-
 def carafe_backward(top_grad: Tensor, rfeatures: Tensor, masks: Tensor, rtop_grad: Tensor,
                     rbottom_grad_hs: Tensor, rbottom_grad: Tensor, rmask_grad: Tensor,
                     bottom_grad: Tensor, mask_grad: Tensor, kernel_size: int, group_size: int,
@@ -135,23 +109,22 @@ def carafe_backward(top_grad: Tensor, rfeatures: Tensor, masks: Tensor, rtop_gra
     ``rfeatures`` comes from the forward; the other tensors whose names begin with r are buffers of
     mmcv's kernels, not used.
     """
-    shape = _check('carafe', bottom_grad, masks, kernel_size, group_size, scale_factor)
+    shape = _check(bottom_grad, masks, kernel_size, group_size, scale_factor)
     require_shape('carafe', 'rfeatures', rfeatures,
                   (shape.images, shape.height, shape.width, shape.channels))
+    bottom_grad.zero_()
+    if top_grad.numel() == 0:
+        mask_grad.zero_()
+        return
     rows = gather.rows_of(rfeatures.permute(0, 3, 1, 2))
-    _backward(shape, rows, masks, top_grad, bottom_grad, mask_grad)
-
-
-def carafe_naive_forward(features: Tensor, masks: Tensor, output: Tensor, kernel_size: int,
-                         group_size: int, scale_factor: int) -> None:
-    """Compute :func:`carafe_forward` without buffers."""
-    shape = _check('carafe_naive', features, masks, kernel_size, group_size, scale_factor)
-    _forward(shape, gather.rows_of(features), masks, output)
-
-
-def carafe_naive_backward(top_grad: Tensor, features: Tensor, masks: Tensor, bottom_grad: Tensor,
-                          mask_grad: Tensor, kernel_size: int, group_size: int,
-                          scale_factor: int) -> None:
-    """Write the gradients of :func:`carafe_naive_forward` to ``bottom_grad`` and ``mask_grad``."""
-    shape = _check('carafe_naive', features, masks, kernel_size, group_size, scale_factor)
-    _backward(shape, gather.rows_of(features), masks, top_grad, bottom_grad, mask_grad)
+    rows = rows.view(-1, shape.channels // shape.groups)
+    total = torch.zeros_like(rows[:shape.images * shape.height * shape.width * shape.groups])
+    for image, a, b in _runs(shape, rows, masks, top_grad):
+        index = _index(shape, image, a, b, rows.device)
+        part = slice(a * shape.scale, b * shape.scale)
+        grad = top_grad[image, :, part].to(rows.dtype).flatten(1).t().reshape(-1, rows.shape[1])
+        gather.scatter_sum_onto(total, grad, index, _weights(shape, masks, image, a, b))
+        by_mask = gather.dots(grad, rows, index).view(-1, masks.shape[1]).t()
+        mask_grad[image, :, part] = by_mask.reshape(mask_grad[image, :, part].shape).to(
+            mask_grad.dtype)
+    gather.add_rows(bottom_grad, total.view(-1, shape.channels))

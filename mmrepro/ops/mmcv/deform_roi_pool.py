@@ -5,41 +5,76 @@ Signature: ``mmcv/ops/deform_roi_pool.py``; formula: ``deform_roi_pool_cuda_kern
 """
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require_tensor
-from .bilinear_mean import Means, Visit, mean_forward, runs, samples
-from .rois import check_rois
+from .rois import check_rois, pool
 
 
-def _means(feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int], scale: float,
-           sampling_ratio: int, gamma: float) -> tuple[Means, Tensor]:
-    """Return the samples, and the size of each RoI in pixels (K, 2), width before height."""
-    image = check_rois('deform_roi_pool', feature, rois, 5)
-    dtype = gather.COMPUTE[rois.dtype]
-    edges = rois[:, 1:].to(dtype) * gather.single(scale) - 0.5
-    size = edges[:, 2:] - edges[:, :2]
-    bin_w, bin_h = size[:, 0] / bins[1], size[:, 1] / bins[0]
-    grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)
-    columns = torch.stack((edges[:, 1], edges[:, 0], bin_h, bin_w, grid.y.to(dtype),
-                           grid.x.to(dtype)), 1)
-    # (K, 2, PH, PW), x before y
-    shift = None
-    if offset.numel():
-        require_tensor('deform_roi_pool', 'offset', offset, (len(rois), 2, *bins), (feature.dtype,))
-        shift = gather.single(gamma) * size[:, :, None, None] * offset.to(dtype)
+class _Samples(NamedTuple):
+    """The samples of some RoIs: their taps, four for each, and what these were made from."""
 
-    def locate(visit: Visit) -> tuple[Tensor, Tensor]:
-        top, left, step_h, step_w, rows, cols = columns.index_select(0, visit.roi).unbind(1)
-        if shift is not None:
-            left = left + shift[visit.roi, 0, visit.ph, visit.pw]
-            top = top + shift[visit.roi, 1, visit.ph, visit.pw]
-        return (top + visit.ph * step_h + (visit.iy + 0.5) * step_h / rows,
-                left + visit.pw * step_w + (visit.ix + 0.5) * step_w / cols)
+    taps: sampling.Taps
+    share: Tensor  # (S,) 1 / samples of the bin
+    corners: sampling.Corners
 
-    return Means(image, grid, bins, locate), size
+
+class _Bins:
+    """The bins of a call, each the mean of its bilinear samples.
+
+    ``size`` is the size of each RoI in pixels (K, 2), width before height.
+    """
+
+    def __init__(self, feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int],
+                 scale: float, sampling_ratio: int, gamma: float) -> None:
+        self.image = check_rois('deform_roi_pool', feature, rois)
+        self.shape, self.bins = feature.shape, bins
+        dtype = gather.COMPUTE[rois.dtype]
+        edges = rois[:, 1:].to(dtype) * gather.single(scale) - 0.5
+        self.size = edges[:, 2:] - edges[:, :2]
+        bin_w, bin_h = self.size[:, 0] / bins[1], self.size[:, 1] / bins[0]
+        self.grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)
+        self.columns = torch.stack((edges[:, 1], edges[:, 0], bin_h, bin_w, self.grid.y.to(dtype),
+                                    self.grid.x.to(dtype)), 1)
+        # (K, 2, PH, PW), x before y
+        self.shift = None
+        if offset.numel():
+            require_tensor('deform_roi_pool', 'offset', offset, (len(rois), 2, *bins),
+                           (feature.dtype,))
+            self.shift = gather.single(gamma) * self.size[:, :, None, None] * offset.to(dtype)
+
+    def runs(self, *tensors: Tensor) -> list[tuple[int, int]]:
+        """Return runs of RoIs to process together; the caller holds ``tensors`` anyway."""
+        costs = self.grid.y * self.grid.x * (4 * self.bins[0] * self.bins[1])
+        return gather.chunk_by_cost(costs.tolist(), gather.tap_budget(*tensors))
+
+    def samples(self, a: int, b: int) -> _Samples:
+        """Return the samples of RoIs ``a`` to ``b``."""
+        n, _, height, width = self.shape
+        per_roi = self.bins[0] * self.bins[1]
+        grid_y, grid_x = (g[a:b].repeat_interleave(per_roi) for g in self.grid)
+        bag, iy, ix, starts = sampling.bin_samples(grid_y, grid_x)
+        roi = torch.div(bag, per_roi, rounding_mode='floor')
+        in_roi = bag - roi * per_roi
+        ph = torch.div(in_roi, self.bins[1], rounding_mode='floor')
+        pw, roi = in_roi - ph * self.bins[1], roi + a
+        top, left, step_h, step_w, rows, cols = self.columns.index_select(0, roi).unbind(1)
+        if self.shift is not None:
+            left = left + self.shift[roi, 0, ph, pw]
+            top = top + self.shift[roi, 1, ph, pw]
+        corners = sampling.clamped_corners(top + ph * step_h + (iy + 0.5) * step_h / rows,
+                                           left + pw * step_w + (ix + 0.5) * step_w / cols,
+                                           height, width)
+        base = (self.image.index_select(0, roi) * (height * width)).unsqueeze(-1)
+        row = torch.where(corners.live, corners.row + base, n * height * width).to(torch.int32)
+        share = (1 / (grid_y * grid_x).to(top.dtype)).index_select(0, bag)
+        taps = sampling.Taps(row.flatten(), (corners.weight * share.unsqueeze(-1)).flatten(),
+                             bag.to(torch.int32).repeat_interleave(4), (starts * 4).to(torch.int32))
+        return _Samples(taps, share, corners)
 
 
 def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output: Tensor,
@@ -50,9 +85,10 @@ def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output:
     ``offset`` is (K, 2, pooled_height, pooled_width), x before y, in sizes of the RoI over
     ``gamma``; empty for none.
     """
-    means, _ = _means(input, rois, offset, (pooled_height, pooled_width), spatial_scale,
-                      sampling_ratio, gamma)
-    mean_forward(means, input, output)
+    bins = _Bins(input, rois, offset, (pooled_height, pooled_width), spatial_scale, sampling_ratio,
+                 gamma)
+    if output.numel():
+        pool(input, output, bins.runs(input, output), lambda a, b: bins.samples(a, b).taps)
 
 
 def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, offset: Tensor,
@@ -60,13 +96,13 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
                              pooled_width: int, spatial_scale: float, sampling_ratio: int,
                              gamma: float) -> None:
     """Add the gradients of :func:`deform_roi_pool_forward` to the last two tensors."""
-    bins = (pooled_height, pooled_width)
-    means, size = _means(input, rois, offset, bins, spatial_scale, sampling_ratio, gamma)
+    bins = _Bins(input, rois, offset, (pooled_height, pooled_width), spatial_scale, sampling_ratio,
+                 gamma)
     if grad_output.numel() == 0 or input.numel() == 0:
         return
     source, sink = gather.Source(input), gather.Sink(grad_input)
-    for a, b in runs(means, input, grad_output):
-        taps, share, corners = samples(means, input.shape, a, b)
+    for a, b in bins.runs(input, grad_output):
+        taps, share, corners = bins.samples(a, b)
         grad = gather.bags(grad_output[a:b])
         sink.scatter_sum(grad, taps.row, taps.weight, taps.bag)
         if offset.numel():
@@ -79,7 +115,7 @@ def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, o
             index = torch.arange(len(slopes), dtype=torch.int32, device=slopes.device)
             starts = torch.div(taps.starts, 4, rounding_mode='floor')
             by_bin = gather.gather_sum(slopes, index, torch.ones_like(slopes[:, 0]), starts)
-            by_bin = by_bin.view(b - a, -1, 2).transpose(1, 2) * size[a:b, :, None]
+            by_bin = by_bin.view(b - a, -1, 2).transpose(1, 2) * bins.size[a:b, :, None]
             by_bin = by_bin * gather.single(gamma)
-            grad_offset[a:b] += by_bin.view(b - a, 2, *bins).to(grad_offset.dtype)
+            grad_offset[a:b] += by_bin.view(grad_offset[a:b].shape).to(grad_offset.dtype)
     sink.close()

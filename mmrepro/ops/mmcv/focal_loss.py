@@ -1,7 +1,7 @@
-"""Sigmoid and softmax focal loss, forward and backward.
+"""Sigmoid focal loss, forward and backward.
 
-Formulas of mmcv 2.1.0 (csrc/common/cuda/*focal_loss_cuda_kernel.cuh), which implements them for
-CUDA only; here they run on any device. Half precision is computed in float32 and rounded once:
+Formulas of mmcv 2.1.0 (csrc/common/cuda/sigmoid_focal_loss_cuda_kernel.cuh), which implements them
+for CUDA only; here they run on any device. Half precision is computed in float32 and rounded once:
 mmcv's half kernel returns NaN for confident predictions, as its logarithm underflows.
 """
 from __future__ import annotations
@@ -23,13 +23,11 @@ _LEAST = torch.finfo(torch.float32).tiny
 Part = Callable[[Tensor, float, float], Tensor]
 
 
-def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: Tensor,
-           out_shape: tuple[int, ...]) -> None:
+def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: Tensor) -> None:
     require_tensor(operator, 'input', scores, (None, None))
     require_tensor(operator, 'target', target, (len(scores),), (torch.long,))
-    require(tuple(out.shape) == out_shape and out.dtype == scores.dtype, operator,
-            f'the result must be {out_shape} of the dtype of input {describe(scores)}, '
-            f'got {describe(out)}')
+    require(out.shape == scores.shape and out.dtype == scores.dtype, operator,
+            f'the result must be like input {describe(scores)}, got {describe(out)}')
     require(weight.numel() == 0 or weight.shape == scores.shape[1:], operator,
             f'one weight per class: weight {describe(weight)}, input {describe(scores)}')
 
@@ -97,7 +95,7 @@ def _present_slope(scores: Tensor, gamma: float, alpha: float) -> Tensor:
 def _sigmoid(operator: str, absent: Part, present: Part, scores: Tensor, target: Tensor,
              weight: Tensor, out: Tensor, gamma: float, alpha: float) -> None:
     """Fill ``out`` (N, C): ``present`` for each row's class, ``absent`` for the others."""
-    _check(operator, scores, target, weight, out, tuple(scores.shape))
+    _check(operator, scores, target, weight, out)
     classes = scores.shape[1]
     if scores.numel() == 0:
         return
@@ -142,57 +140,3 @@ def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, g
     """Write the derivative of :func:`sigmoid_focal_loss_forward` to ``grad_input`` (N, C)."""
     _sigmoid('sigmoid_focal_loss_backward', _absent_slope, _present_slope, input, target, weight,
              grad_input, float(gamma), float(alpha))
-
-
-def _own(operator: str, softmax: Tensor, target: Tensor, weight: Tensor,
-         out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return of each row: probability of its class, factor, column of the class; (N,) each."""
-    _check(operator, softmax, target, weight, out, (len(softmax),))
-    classes = softmax.shape[1]
-    require(classes > 0 or len(softmax) == 0, operator, f'no classes: {describe(softmax)}')
-    # mmcv also accepts C, and reads the first class of the next row
-    _check_labels(operator, target, None, classes - 1)
-    column = target.clamp(min=0)
-    factor = (target >= 0).to(_working(softmax).dtype)
-    if weight.numel():
-        factor = factor * _working(weight)[column]
-    return _working(softmax.detach().gather(1, column[:, None])[:, 0]), factor, column
-
-
-def softmax_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
-                               gamma: float, alpha: float) -> None:
-    """Write ``-alpha (1 - p)^gamma log p`` of each row's class to ``output`` (N,).
-
-    ``input`` (N, C) is the softmax itself. Rows whose ``target`` is negative have no loss;
-    ``weight`` is as in :func:`sigmoid_focal_loss_forward`. Raises RuntimeError if shapes or dtypes
-    do not match, or a label is not below C.
-    """
-    p, factor, _ = _own('softmax_focal_loss_forward', input, target, weight, output)
-    loss = _power(1 - p, float(gamma)).mul_(-float(alpha)).mul_(_log(p))
-    output.copy_(torch.where(factor == 0, 0, loss * factor))
-
-
-def softmax_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, buff: Tensor,
-                                grad_input: Tensor, gamma: float, alpha: float) -> None:
-    """Write the derivative by the logits to ``grad_input`` (N, C).
-
-    ``buff`` (N,) receives ``alpha (gamma (1 - p)^(gamma - 1) p log p - (1 - p)^gamma)`` per row.
-    """
-    operator = 'softmax_focal_loss_backward'
-    gamma, alpha = float(gamma), float(alpha)
-    p, factor, column = _own(operator, input, target, weight, buff)
-    require(grad_input.shape == input.shape, operator,
-            f'grad_input {describe(grad_input)} does not match input {describe(input)}')
-    rest = 1 - p
-    row = rest.pow(gamma - 1).mul_(p).mul_(gamma).mul_(_log(p)).sub_(_power(rest, gamma))
-    row = torch.where(factor == 0, 0, row.mul_(alpha) * factor)
-    buff.copy_(row)
-    if grad_input.numel() == 0:
-        return
-    step = max(1, _TILE[input.device.type] // max(1, input.shape[1]))
-    parts = (tensor.split(step) for tensor in (input.detach(), row, column, grad_input))
-    for softmax, slope, label, out in zip(*parts):
-        result = -_working(softmax)
-        label = label[:, None]
-        result = _put_column(result, label, 1 - _working(softmax).gather(1, label))
-        out.copy_(result.mul_(slope[:, None]))

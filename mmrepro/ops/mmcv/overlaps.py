@@ -17,9 +17,7 @@ from .greedy_nms import Conflicts, greedy, greedy_pairs, resolve
 # Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
 TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
 # Boxes decided at a time, by device: early drops pay on a CPU, synchronizations cost on CUDA.
-BLOCK = {'cpu': 256, 'cuda': 1024}
-# The same for upright boxes on CUDA, whose overlaps take little memory.
-UPRIGHT_BLOCK = 4096
+BLOCK = {'cpu': 256, 'cuda': 4096}
 # A group is swept densely if more than this share of its pairs would have to be listed.
 _LISTED_SHARE = 0.5
 # Up to this many boxes the number of calls matters more than that of pairs: see keep_few.

@@ -21,7 +21,7 @@ from .rois import Rois, TapsOf, check_images, edges_of, images_of, pool, pool_ba
 def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
            sampling_ratio: int, aligned: bool) -> tuple[Rois, sampling.Grid]:
     """Return the RoIs, and a copy of their grid on the host."""
-    image = images_of('roi_align', feature, rois, 5)
+    image = images_of('roi_align', feature, rois)
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
     grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
     host = torch.cat((image[None], grid)).cpu()  # the host waits once for all that it must know

@@ -74,7 +74,7 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     ``argmax`` is int32: position y * W + x of the winner, -1 where nothing won.
     """
     pooled = (pooled_height, pooled_width)
-    image = check_rois('roi_pool', input, rois, 5)
+    image = check_rois('roi_pool', input, rois)
     if output.numel() == 0:
         return
     # turn -0 into 0: which of them is the maximum depends on the vector instructions
@@ -126,7 +126,7 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
                       pooled_height: int, pooled_width: int, spatial_scale: float) -> None:
     """Add the gradient of :func:`roi_pool_forward` to ``grad_input`` (N, C, H, W)."""
     pooled = (pooled_height, pooled_width)
-    image = check_rois('roi_pool', grad_input, rois, 5)
+    image = check_rois('roi_pool', grad_input, rois)
     require_shape('roi_pool', 'argmax', argmax, tuple(grad_output.shape))
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return

@@ -31,21 +31,21 @@ class Rois(NamedTuple):
         return Rois(image, y, x, bin_h, bin_w, self.grid.select(which))
 
 
-def check_rois(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
+def check_rois(operator: str, feature: Tensor, rois: Tensor) -> Tensor:
     """Check RoIs, which mmcv's kernels do not, and return their image indices, (K,) int64.
 
     Raises RuntimeError if shapes or dtypes do not fit, or a RoI names an image not in the batch.
     """
-    image = images_of(operator, feature, rois, columns)
+    image = images_of(operator, feature, rois)
     if image.numel():
         check_images(operator, feature, torch.stack(image.aminmax()).cpu(), len(image))
     return image
 
 
-def images_of(operator: str, feature: Tensor, rois: Tensor, columns: int) -> Tensor:
+def images_of(operator: str, feature: Tensor, rois: Tensor) -> Tensor:
     """Return unchecked image indices of RoIs: :func:`check_rois` without waiting for a device."""
     require_tensor(operator, 'input', feature, (None,) * 4)
-    require_tensor(operator, 'rois', rois, (None, columns), (feature.dtype,))
+    require_tensor(operator, 'rois', rois, (None, 5), (feature.dtype,))
     return rois[:, 0].nan_to_num(-1).to(torch.int64)
 
 

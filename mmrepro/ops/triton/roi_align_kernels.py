@@ -198,7 +198,7 @@ def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
     """
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
     if check:
-        check_rois('roi_align', feature, rois, 5)
+        check_rois('roi_align', feature, rois)
         rows, columns = sampling.grid_of(bin_h, bin_w, sampling_ratio)
     else:
         rows, columns = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)

@@ -1,13 +1,12 @@
-"""CARAFE and its naive form."""
+"""CARAFE."""
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmcv.ops import carafe, carafe_naive
+from mmcv.ops import carafe
 
 from mmrepro import ops
-from mmrepro.ops.mmcv.carafe import carafe_naive_backward
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
 
@@ -23,7 +22,7 @@ def naive(features, masks, kernel, groups, scale):
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_both_forms_follow_the_definition(data):
+def test_carafe_follows_the_definition(data):
     n, groups, h, w = (data.draw(st.integers(1, 3)) for _ in range(4))
     kernel, scale = data.draw(st.sampled_from([1, 3, 5])), data.draw(st.integers(1, 3))
     c = groups * data.draw(st.integers(1, 2))
@@ -33,23 +32,8 @@ def test_both_forms_follow_the_definition(data):
                         dtype=torch.float64)
     expected = naive(features, masks, kernel, groups, scale)
     with ops.using('torch'):
-        for form in (carafe, carafe_naive):
-            torch.testing.assert_close(form(features, masks, kernel, groups, scale), expected,
-                                       rtol=1e-12, atol=1e-12)
-
-
-def test_naive_form_has_the_same_gradient(wave):
-    # mmcv's Python calls the naive backward on CUDA only.
-    features, masks = wave(2, 4, 3, 4), wave(2, 18, 6, 8, phase=1)
-    up = wave(2, 4, 6, 8, phase=2)
-    leaves = [t.clone().requires_grad_() for t in (features, masks)]
-    expected = torch.autograd.grad(carafe(*leaves, 3, 2, 2), leaves, up)
-    found = torch.zeros_like(features), torch.zeros_like(masks)
-    carafe_naive_backward(up, features, masks, *found, 3, 2, 2)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found))
-    # Written, not added: mmcv's kernel assigns.
-    carafe_naive_backward(up, features, masks, *found, 3, 2, 2)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found))
+        torch.testing.assert_close(carafe(features, masks, kernel, groups, scale), expected,
+                                   rtol=1e-12, atol=1e-12)
 
 
 def run(features, masks, kernel, groups, scale):

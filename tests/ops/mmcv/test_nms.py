@@ -1,16 +1,15 @@
-"""Non-maximum suppression: hard, soft, matched, rotated, quadrilateral."""
+"""Non-maximum suppression: hard, soft, matched."""
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmcv.ops import batched_nms, nms, nms_match, nms_quadri, nms_rotated, soft_nms
+from mmcv.ops import batched_nms, nms, nms_match, soft_nms
 
 from mmrepro import ops
 from mmrepro.ops.mmcv import greedy_nms, overlaps, soft_nms_blocks
 from mmrepro.ops.mmcv import nms as kernels
 from mmrepro.ops.mmcv import soft_nms as soft_kernels
-from mmrepro.ops.mmcv.box_iou import ROTATED, overlap_matrix
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
 
@@ -215,41 +214,3 @@ def test_nms_match_breaks_ties_by_index_and_takes_nothing():
     assert [g.tolist() for g in nms_match(dets, 0.5)] == [[3, 0, 1], [2, 4]]
     assert nms_match(torch.zeros(0, 5), 0.5) == []
     assert kernels.nms_match(torch.zeros(0, 5), 0.5) == []
-
-
-def draw_rotated(count, seed, room=120.):
-    boxes, scores = draw(count, seed, 40, room)
-    middle, extent = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
-    angle = torch.linspace(-3.1, 3.1, count)[torch.argsort(scores), None]
-    return torch.cat([middle, extent, angle], 1), scores
-
-
-@pytest.mark.parametrize('labels', [False, True])
-@pytest.mark.parametrize('threshold', [0., 0.1, 0.5])
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-def test_kept_rotated_boxes_and_quadrilaterals_are_mmcvs(ours_and_theirs, dtype, threshold, labels):
-    boxes, scores = (t.to(dtype) for t in draw_rotated(150, 1))
-    classes = torch.arange(150).to(dtype) % 3 if labels else None
-    x1, y1, x2, y2 = draw(120, 2, 40, 120.)[0].T
-    quads = torch.stack([x1, y1, x2, y1 + 2, x2 - 1, y2, x1, y2 - 1], 1)
-    for found, expected in (
-            ours_and_theirs(nms_rotated, boxes, scores, threshold, classes),
-            ours_and_theirs(nms_quadri, quads, scores[:120].float(), max(threshold, 0.1))):
-        assert torch.equal(found[1], expected[1]) and torch.equal(found[0], expected[0])
-
-
-def test_nms_rotated_breaks_ties_by_index_whatever_order_it_is_given():
-    boxes = torch.tensor([[0., 0, 10, 10, .3], [0, 0, 10, 10, .3], [50, 0, 10, 10, .3]])
-    scores, wrong = torch.full((3,), 0.5), torch.tensor([2, 1, 0])
-    kept = kernels.nms_rotated(boxes, scores, wrong, boxes[wrong], torch.zeros(0), 0.5, 0)
-    assert kept.tolist() == [0, 2]
-
-
-def test_nms_rotated_is_the_definition():
-    boxes, scores = draw_rotated(60, 4)
-    cols = boxes.double().T.contiguous()
-    overlap, kept = overlap_matrix(ROTATED, cols, cols, 0), []
-    for i in scores.argsort(descending=True).tolist():
-        if all(overlap[k, i] < 0.2 for k in kept):
-            kept.append(i)
-    assert nms_rotated(boxes, scores, 0.2)[1].tolist() == kept

@@ -1,4 +1,4 @@
-"""RoI operators: RoIAlign, RoIPool, deformable pooling, rotated boxes and rotated anchors."""
+"""RoI operators: RoIAlign, RoIPool and deformable pooling."""
 import math
 
 import numpy as np
@@ -6,14 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmcv.ops import (
-    deform_roi_pool,
-    riroi_align_rotated,
-    roi_align,
-    roi_align_rotated,
-    roi_pool,
-    rotated_feature_align,
-)
+from mmcv.ops import deform_roi_pool, roi_align, roi_pool
 
 from mmrepro import ops
 from mmrepro.ops import sampling
@@ -27,10 +20,6 @@ NAN, INF = float('nan'), float('inf')
 ROIS = [[0, 1, 2, 9, 7], [1, -4, -3, 5, 6], [1, 8, 5, 20, 19], [0, 30, 30, 50, 44],
         [0, 3.3, 2.2, 3.9, 2.4], [1, 4, 4, 4, 4], [0, 5, 5, 6, 6], [1, -20, -20, 40, 40],
         [0, -9, 1, -8.2, 5], [0, 0, 0, 13, 11]]
-# image, center x, center y, width, height, angle: inside, across edges, outside, tiny, empty.
-ROTATED = [[0, 5, 6, 8, 5, 0.4], [1, 0, 1, 9, 4, -1.3], [1, 12, 9, 6, 20, 3.0],
-           [0, 40, 30, 5, 5, 0.1], [1, 5, 5, 0.3, 0.4, 7.], [0, 6, 5, 0, 0, 1.],
-           [1, 6, 5, 30, 30, 2.]]
 SCALE = 0.75
 BINS = (3, 2)
 
@@ -84,41 +73,6 @@ def naive_align(feature, rois, bins, scale, ratio, mode, aligned):
     return pooled(rois, bins, feature.shape[1], value)
 
 
-def naive_rotated(feature, rois, bins, scale, ratio, aligned, clockwise):
-    offset = 0.5 if aligned else 0.
-
-    def value(roi, i, j):
-        cx, cy, w, h = roi[1] * scale - offset, roi[2] * scale - offset, *(
-            side * scale if aligned else max(side * scale, 1.) for side in roi[3:5])
-        angle = -roi[5] if clockwise else roi[5]
-        cos, sin = math.cos(angle), math.sin(angle)
-        rows = ratio if ratio > 0 else math.ceil(h / bins[0])
-        columns = ratio if ratio > 0 else math.ceil(w / bins[1])
-        samples = []
-        for a, b in np.ndindex(rows, columns):
-            v = -h / 2 + (i + (a + 0.5) / rows) * h / bins[0]
-            u = -w / 2 + (j + (b + 0.5) / columns) * w / bins[1]
-            samples.append(sample(feature, int(roi[0]), v * cos - u * sin + cy,
-                                  v * sin + u * cos + cx))
-        return reduced(samples, 'avg')
-
-    return pooled(rois, bins, feature.shape[1], value)
-
-
-def naive_orientations(feature, rois, bins, scale, ratio, count):
-    """:func:`naive_rotated` whose groups of ``count`` channels rotate with the box."""
-    straight = naive_rotated(feature, rois, bins, scale, ratio, False, False)
-    out = torch.zeros_like(straight)
-    for k, roi in enumerate(rois.tolist()):
-        steps = roi[5] * count / (2 * math.pi)
-        first, past = math.floor(steps), steps - math.floor(steps)
-        for channel in range(feature.shape[1]):
-            group, near = channel // count * count, (channel - first) % count
-            out[k, channel] = ((1 - past) * straight[k, group + near]
-                               + past * straight[k, group + (near + 1) % count])
-    return out
-
-
 def naive_pool(feature, rois, bins, scale):
     _, _, height, width = feature.shape
 
@@ -151,9 +105,7 @@ def naive_deform(feature, rois, offset, bins, scale, ratio, gamma):
 def boxes_of(wave, dtype=torch.float64, without=()):
     """The boxes of every operator by name, and offsets of deformable pooling."""
     rois = torch.tensor([roi for number, roi in enumerate(ROIS) if number not in without])
-    boxes = dict(rois=rois, rotated=torch.tensor(ROTATED), anchors=wave(2, 11, 13, 5, phase=2) * 8
-                 + 6, offset=wave(len(rois), 2, *BINS, phase=1))
-    return {name: box.to(dtype) for name, box in boxes.items()}
+    return dict(rois=rois.to(dtype), offset=wave(len(rois), 2, *BINS, phase=1).to(dtype))
 
 
 # How an operator is called on features (2, C, 11, 13) and boxes, and its definition.
@@ -162,15 +114,6 @@ OPERATORS = {
         lambda f, b, *a: roi_align(f, b['rois'], BINS, SCALE, *a),
         lambda f, b, *a: naive_align(f, b['rois'], BINS, SCALE, *a), (ratio, mode, aligned))
         for mode in ('avg', 'max') for ratio in (0, 1, 2, 3) for aligned in (True, False)},
-    **{f'rotated {ratio} {aligned} {clockwise}': (
-        lambda f, b, *a: roi_align_rotated(f, b['rotated'], BINS, SCALE, *a),
-        lambda f, b, *a: naive_rotated(f, b['rotated'], BINS, SCALE, *a),
-        (ratio, aligned, clockwise))
-        for ratio in (0, 2) for aligned in (True, False) for clockwise in (True, False)},
-    **{f'orientations {count}': (
-        lambda f, b, *a: riroi_align_rotated(f, b['rotated'], BINS, SCALE, *a, False),
-        lambda f, b, *a: naive_orientations(f, b['rotated'], BINS, SCALE, *a), (2, count))
-        for count in (1, 4, 8)},
     'pool': (lambda f, b: roi_pool(f, b['rois'], BINS, SCALE),
              lambda f, b: naive_pool(f, b['rois'], BINS, SCALE), ()),
     **{f'deform {ratio}': (
@@ -229,10 +172,6 @@ GOLDEN = {
     'roi_deform': (3, (5, 8), ('result_0', 'result_1', 'result_2'),
                    lambda f, b: deform_roi_pool(f, b['rois'], b['offset'], BINS, SCALE, 0, 0.1),
                    ()),
-    'rotated': (2, (), ('out', 'grad'), lambda f, b: roi_align_rotated(
-        f, b['rotated'], BINS, SCALE, 0, True, False), ()),
-    'anchors_1': (2, (), ('out', 'grad'), lambda f, b: rotated_feature_align(
-        f, b['anchors'], SCALE, 1), ()),
 }
 
 
@@ -327,11 +266,8 @@ def test_a_box_outside_of_the_map_sends_no_gradient_to_pixels_that_it_did_not_wi
     assert torch.equal(*grads)
 
 
-def test_malformed_boxes(wave):
-    """Boxes of negative size are pooled by rotated RoIAlign, and empty in RoIPool."""
+def test_boxes_of_negative_size_are_empty_in_roi_pool(wave):
     feature = wave(2, 3, 11, 13)
-    out = roi_align_rotated(feature, torch.tensor([[0, 5, 5, -4, -3, 0.]]).double(), 2, 1., 2)
-    assert out.isfinite().all() and out.count_nonzero() == out.numel()
     malformed = torch.tensor([[1, 5, 5, 2, 9]], dtype=torch.float64)
     assert roi_pool(feature, malformed, BINS, SCALE).count_nonzero() == 0
 
