@@ -410,15 +410,19 @@ class Distilled(Tiny):
 
 
 class TeachesFromAnEpochOn(AtEpoch):
+    """The model of epoch 1 teaches the later one; a list hides it from the state dict."""
+
     def change(self, runner):
         runner.model.teacher = [copy.deepcopy(runner.model).eval().requires_grad_(False)]
 
 
-@setup(KIND)
-def teacher_from_an_epoch_on(cfg):
-    """The model of epoch 1 teaches the later one; a list hides it from the state dict."""
+def _with_a_teacher(cfg):
     model(Distilled)(cfg)
     hook(TeachesFromAnEpochOn)(cfg)
+
+
+_with_a_teacher.__name__ = 'TeachesFromAnEpochOn'
+setup(KIND)(_with_a_teacher)
 
 
 # --------------------------------------------------------------------------------- the data

@@ -408,11 +408,6 @@ def validates_less_often(cfg):
 
 
 @resumed(HARMLESS)
-def other_metric(cfg):
-    cfg.val_evaluator = [dict(type='TinyMetric', prefix='val')]
-
-
-@resumed(HARMLESS)
 def notes_in_the_config(cfg):
     """Keys that nothing reads."""
     cfg.description = 'second try'

@@ -316,5 +316,6 @@ def _warning(name: str, log: str) -> str:
     """Return the line of a log that names what the set-up has written; '' if there is none."""
     lines = [line for line in log.splitlines() if (name in line and (
         'WARNING' in line or 'were repeated' in line)) or 'a sample has written' in line
+             or 'the code of' in line
              or ('WARNING' in line and 'the validation at iteration' in line)]
     return lines[0].split(' - ', 3)[-1] if lines else ''

@@ -5,10 +5,10 @@ import functools
 import itertools
 import os
 import random
-import threading
 import time
 import uuid
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -577,15 +577,12 @@ class WeightsFromEntropy(Extra):
 @setup(CHANCE)
 @model
 class ThreadsThatDraw(Extra):
+    """The thread that begins first gets the first number."""
+
     def extra(self, inputs, label, loss):
-        drawn = []
-        threads = [threading.Thread(target=lambda: drawn.append(torch.rand(())))
-                   for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return drawn[0] - drawn[1]
+        with ThreadPoolExecutor(8) as pool:
+            drawn = list(pool.map(lambda place: (time.sleep(0), torch.rand(()))[1], range(64)))
+        return sum(place * number for place, number in enumerate(drawn))
 
 
 @setup(CHANCE)

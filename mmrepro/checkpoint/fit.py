@@ -6,7 +6,9 @@ resume compares these lines with those of its own parts.
 """
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,10 +16,12 @@ from mmengine.runner.checkpoint import get_state_dict
 from torch import nn
 
 from ..data import dataset_tree
+from ..digests import state_digest
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..errors import ResumeError
 from ..facts.compatibility import ABSENT, CHANGES, FactDifference, table
 from ..reachable import belongs_to_user
+from ..text import listed
 
 # groups of parts: MMEngine restores the content of the first, hooks set up the second
 RESTORED = ('weights.', 'optimizer.', 'schedule.')
@@ -34,7 +38,8 @@ def parts_of(runner: Any) -> dict[str, str]:
         parameters in each of ``'optimizer.groups'``, class of ``'schedule.NUMBER'``, class and
         settings of ``'module.NAME'``, ``'frozen.NAME'`` for parameters that are not trained, the
         number of the user's hooks in ``'hooks.NAME'``, accumulation and clipping in ``'step.NAME'``
-        and the classes of ``'pipeline'``.
+        and the classes of ``'pipeline'``, and a digest of the source in ``'code.CLASS'`` for the
+        user's classes of modules.
     """
     model = unwrap(runner.model)
     parts = {f'weights.{name}': _size(value) for name, value in get_state_dict(model).items()
@@ -53,6 +58,8 @@ def parts_of(runner: Any) -> dict[str, str]:
                  if not parameter.requires_grad)
     parts.update((f'hooks.{name}', str(count)) for name, module in model.named_modules()
                  for count in [_hooks_of_user(module)] if count)
+    parts.update((f'code.{_class(module)}', _source(type(module))) for module in model.modules()
+                 if belongs_to_user(type(module).__module__))
     dataset = getattr(runner.train_dataloader, 'dataset', None)
     if dataset is not None:
         parts['pipeline'] = ', '.join(map(_class, dataset_tree.pipelines(dataset)))
@@ -88,6 +95,16 @@ def _settings(module: nn.Module) -> str:
     return f'{_class(module)}({text})'
 
 
+def _source(cls: type) -> str:
+    """Return a digest of the source of a class and of the user's classes that it inherits from."""
+    lines = []
+    for base in cls.__mro__:
+        for value in vars(base).values() if belongs_to_user(base.__module__) else ():
+            with suppress(OSError, TypeError):  # typed into an interpreter, or made by exec()
+                lines.append(inspect.getsource(value) if inspect.isfunction(value) else '')
+    return state_digest(lines)[:12]
+
+
 class Fit:
     """Compares the parts of a training with those that a checkpoint names.
 
@@ -108,6 +125,13 @@ class Fit:
             ResumeError: something does not fit, with ``resume_strict``; otherwise it is a warning.
         """
         self._compare(runner, RESTORED, ())
+        now = parts_of(runner)
+        edited = [name.removeprefix('code.') for name, code in now.items()
+                  if name.startswith('code.') and self._parts.get(name, code) != code]
+        if edited:
+            runner.logger.warning(
+                f'the code of {listed(edited)} has changed since {self._path} was written. If the '
+                'training depends on it, the result is not that of the uninterrupted run')
 
     def training_begins(self, runner: Any) -> None:
         """Note the parts before the hooks of the first epoch."""
