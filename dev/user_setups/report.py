@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .setup import EQUAL, FOUND, GOOD, NAMED, REFUSED, SETUPS, Outcome
 
-SHOWN = 110  # characters of a message
+SHOWN = 66  # characters of a message
 
 MEANINGS = {
     EQUAL: 'all runs have the bits of the first one',

@@ -229,7 +229,7 @@ def a_scheduler_by_epoch(cfg):
 
 @setup(CONFIG)
 def iterations_instead_of_epochs(cfg):
-    cfg.train_cfg = dict(by_epoch=False, max_iters=12, val_interval=4)
+    cfg.train_cfg = dict(by_epoch=False, max_iters=24, val_interval=8)
     cfg.train_dataloader.sampler = dict(type='InfiniteSampler', shuffle=True)
 
 

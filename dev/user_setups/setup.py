@@ -173,8 +173,11 @@ class Look(Hook):
             name: value.detach() for name, value in outputs.items()}), digest(model.state_dict())]
 
 
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        self.rows.setdefault(-runner.iter, []).append(digest(data_batch))
+
     def after_val_epoch(self, runner, metrics=None):
-        self.rows[-runner.iter] = [repr(sorted(metrics.items()))]
+        self.rows.setdefault(-runner.iter, []).append(repr(sorted(metrics.items())))
 
 
 class Ran(NamedTuple):
