@@ -55,7 +55,10 @@ class _Variable(NamedTuple):
     digest: str
 
     def changed(self) -> bool:
-        return _digest(getattr(self.owner, self.name, None)) != self.digest
+        try:
+            return _digest(_value(self.owner, self.name)) != self.digest
+        except Exception:  # of an object of the user, whose attributes may be properties
+            return True
 
 
 class UserVariables:
@@ -167,7 +170,7 @@ class UserVariables:
 def _bound(variable: _Variable) -> Iterator[None]:
     """Give a variable a copy of its captured value inside the block."""
     owner, name, content = variable.owner, variable.name, variable.content
-    before = getattr(owner, name)
+    before = _value(owner, name)
     if content is _MISSING:
         delattr(owner, name)
     else:
@@ -178,6 +181,12 @@ def _bound(variable: _Variable) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+def _value(owner: Any, name: str) -> Any:
+    """Return a variable as its owner has it, not what a descriptor makes of it."""
+    return vars(owner).get(name) if isinstance(owner, (ModuleType, type)) else getattr(
+        owner, name, None)
+
+
 def _is_cached(value: Any) -> bool:
     return hasattr(value, 'cache_parameters') and hasattr(value, '__wrapped__')
 
@@ -186,6 +195,8 @@ def _may_change(value: Any) -> bool:
     if isinstance(value, _PLAIN) or _is_cached(value):
         return True
     if isinstance(value, (*GENERATORS, ModuleType, type)) or _is_large(value):
+        return False
+    if hasattr(type(value), '__get__'):  # of a class: methods of any kind, properties, slots
         return False
     # containers, arrays, tensors, and objects of the user
     module = type(value).__module__.partition('.')[0]
