@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from mmengine.runner import BaseLoop
 from mmengine.runner.checkpoint import get_state_dict
 from torch import nn
 
@@ -60,9 +61,9 @@ def parts_of(runner: Any) -> dict[str, str]:
                  for count in [_hooks_of_user(module)] if count)
     parts.update((f'code.{_class(module)}', _source(type(module))) for module in model.modules()
                  if belongs_to_user(type(module).__module__))
-    dataset = getattr(runner.train_dataloader, 'dataset', None)
-    if dataset is not None:
-        parts['pipeline'] = ', '.join(map(_class, dataset_tree.pipelines(dataset)))
+    if isinstance(runner._train_loop, BaseLoop):  # runner.train_dataloader would build it
+        pipelines = dataset_tree.pipelines(runner._train_loop.dataloader.dataset)
+        parts['pipeline'] = ', '.join(map(_class, pipelines))
     return parts
 
 
