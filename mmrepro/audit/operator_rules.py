@@ -12,6 +12,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,12 +30,16 @@ def mmcv_operators(subject: Subject) -> Iterator[Found]:
         return
     compiled = _has_extension()
     needed: dict[str, str] = {}  # file of mmcv.ops -> a module that needs it
+    called: set[str] = set()  # names of classes and functions of these files
     for cls, path in _classes_of(subject.model).items():
-        for file in _files_of(cls):
+        for file, name in _used_by(cls):
             needed.setdefault(file, path)
+            called.add(_plain(name))
     for source, path in sorted(needed.items()):
         rows = [row for row in TABLE.values() if row.source == source]
         lacking = [row.name for row in rows if not row.target]
+        if len(lacking) < len(rows):  # the file has operators of several functions
+            lacking = [name for name in lacking if _plain(name) in called]
         atomics = [row.name for row in rows if row.compiled == 'atomics']
         if lacking and not compiled:
             yield Found(path, f'mmcv.ops.{source[:-3]} ({", ".join(lacking)}) has no form in '
@@ -54,18 +59,27 @@ def _has_extension() -> bool:
         'mmcv._ext', package.submodule_search_locations) is not None
 
 
-def _files_of(cls: type) -> set[str]:
-    """Return the file of ``mmcv.ops`` that a class is from, or those that its own code uses."""
+def _plain(name: str) -> str:
+    """Return what the name of a class or function shares with those of its operators.
+
+    >>> _plain('CARAFENaive') == _plain('carafe_naive_forward')
+    True
+    """
+    return re.sub('_(forward|backward)$', '', name).replace('_', '').lower()
+
+
+def _used_by(cls: type) -> set[tuple[str, str]]:
+    """Return files of ``mmcv.ops`` with what a class uses of them: itself, or what it calls."""
     if cls.__module__.startswith('mmcv.ops.'):
-        return {cls.__module__.rpartition('.')[2] + '.py'}
+        return {(cls.__module__.rpartition('.')[2] + '.py', cls.__name__)}
     source, tree = _source_of(cls)
     if not source.imports('mmcv'):
         return set()
     names = {source.full_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     owners = [getattr(importlib.import_module('mmcv.ops'), name.split('.')[2], None)
               for name in names if name.startswith('mmcv.ops.')]
-    return {f'{(getattr(owner, "__module__", "") or "").rpartition(".")[2]}.py'
-            for owner in owners}
+    return {(f'{(getattr(owner, "__module__", "") or "").rpartition(".")[2]}.py',
+             getattr(owner, '__name__', '')) for owner in owners}
 
 
 def _classes_of(model: Any) -> dict[type, str]:

@@ -45,8 +45,9 @@ class TrainingStart:
         given = copy.deepcopy(model) if isinstance(model, dict) else None
         with determinism.filled_memory():
             built = stock(model)
-            if given is not None and not resumed and self._config.self_checks.steps and (
-                    self._config.deterministic is True and built_twice.is_by_user(built)):
+            checked = self._config.deterministic is True and not self._config.legacy and (
+                self._config.self_checks.steps)
+            if checked and given is not None and not resumed and built_twice.is_by_user(built):
                 with isolate_rng(), built_twice.quiet():
                     seed()
                     self._twin = stock(given), exact_digest(built_twice.content(built))

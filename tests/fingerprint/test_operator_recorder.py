@@ -17,6 +17,7 @@ from harness import ROOT, environment
 from torch import nn
 
 from mmrepro.diagnosis.diagnosis import diagnose
+from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint import generator_states
 from mmrepro.fingerprint.operator_recorder import OperatorRecorder
 from mmrepro.fingerprint.records import UNINITIALIZED, read_records, write_records
@@ -310,7 +311,7 @@ def test_files_hold_what_was_recorded(records, tmp_path):
     assert read_records(path) == records
     with open(path, 'a') as file:
         file.write('{"phase": "forw')
-    with pytest.raises(ValueError, match=f'{path}, line .*not a record'):
+    with pytest.raises(FingerprintError, match=f'{path}, line .*not a record'):
         read_records(path)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 
 import pytest
@@ -121,7 +122,7 @@ class Entropy(BaseTransform):
         return results
 
 
-@pytest.mark.parametrize('vary, where', [('process', 'reference/output.txt'),
+@pytest.mark.parametrize('vary, where', [('process', r'(reference|process)/output.txt'),
                                          ('kills', 'kills/reference/rank0.log')])
 def test_a_finding_of_a_self_check_is_a_verdict(config, logs, monkeypatch, capsys, vary, where):
     """One block and no traceback."""
@@ -133,5 +134,6 @@ def test_a_finding_of_a_self_check_is_a_verdict(config, logs, monkeypatch, capsy
     out, err = capsys.readouterr()
     assert 'DIFFERENT' in out and 'Entropy' in out and 'Traceback' not in out + err
     assert out.count('was loaded twice from the same random numbers') == 1
-    assert f'work_dirs/verify/{where}' in out
+    # two runs train at once, and either of them may be the first to end
+    assert re.search(f'work_dirs/verify/{where}', out)
     assert 'was loaded twice' in text_of('found.json')
