@@ -1,8 +1,8 @@
 """Find what code of the user reads from its process, or leaves there, while a training runs.
 
-The self-checks of a training take samples and steps again with the attributes that datasets and
-models had before. They see no variable of the environment, of a module or of a class, and they
-repeat no hook, no optimizer and no sampler of data.
+The self-checks of a training take samples and steps again with what datasets, models and the
+modules of the user had before. They see no variable of the environment, and repeat no hook, no
+optimizer and no loop, in which variables of modules and classes change as well.
 """
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ resume compares these lines with those of its own parts.
 """
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
@@ -96,6 +97,7 @@ def _settings(module: nn.Module) -> str:
     return f'{_class(module)}({text})'
 
 
+@functools.cache
 def _source(cls: type) -> str:
     """Return a digest of the source of a class and of the user's classes that it inherits from."""
     lines = []
@@ -125,8 +127,8 @@ class Fit:
         Raises:
             ResumeError: something does not fit, with ``resume_strict``; otherwise it is a warning.
         """
-        self._compare(runner, RESTORED, ())
         now = parts_of(runner)
+        self._compare(runner, now, RESTORED, ())
         edited = [name.removeprefix('code.') for name, code in now.items()
                   if name.startswith('code.') and self._parts.get(name, code) != code]
         if edited:
@@ -148,12 +150,12 @@ class Fit:
             ResumeError: as :meth:`check_restored`.
         """
         if self._at_the_start is not None:
-            self._compare(runner, SET_UP, (self._at_the_start, ))
+            self._compare(runner, parts_of(runner), SET_UP, (self._at_the_start, ))
             self._at_the_start = None
 
-    def _compare(self, runner: Any, groups: tuple[str, ...],
+    def _compare(self, runner: Any, now: Mapping[str, str], groups: tuple[str, ...],
                  before: tuple[Mapping[str, str], ...]) -> None:
-        now, then = parts_of(runner), self._parts
+        then = self._parts
         if 'optimizer' not in {name.partition('.')[0] for name in now}:
             groups = ('weights.', )  # for a validation: no optimizer has been built
         rows = [FactDifference(name, then.get(name, ABSENT), now.get(name, ABSENT), CHANGES,

@@ -39,7 +39,8 @@ NOT_RUN = {
 }
 # beginning of a shown text -> why it does not come here
 NOT_SHOWN = {
-    'NO CAUSE FOUND': 'of a config of your own', '  workers  ': 'a run that differs', 'DIFFERENT after': 'a check that fails',
+    'NO CAUSE FOUND': 'of a config of your own', '  workers  ': 'a run that differs',
+    'DIFFERENT after': 'a check that fails',
     '  cpu  ': 'an option of the command', '   0 s  iteration': 'the code was changed in between',
     'goldens/': 'a list of files', 'first difference': 'the text of the tutorial',
     ' attribute  ': 'of another model; tests/checkpoint/test_lost_state.py loses its state',
