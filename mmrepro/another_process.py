@@ -28,6 +28,7 @@ from .scoped import replaced
 MAX_ITEMS = 2000  # of a container; larger ones hold annotations, which copies share
 MAX_BYTES = 1 << 20  # of an array or tensor, likewise
 MAX_OBJECTS = 10_000  # visited; the nearest ones first
+MAX_IN_VARIABLE = 300  # objects; one that holds more, such as a runner, is no state of its own
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MISSING = object()  # the content of a variable that did not exist
 # of a function: defaults and the variables of enclosing functions
@@ -155,6 +156,8 @@ class UserVariables:
         plain_name = name.startswith('__') and name not in _DEFAULTS
         if plain_name or not _may_change(value):
             return
+        if not _is_small(value):
+            return
         content = _copy(value)
         if content is not None or value is None:
             with suppress(Exception):  # objects of the user, whose attributes may be properties
@@ -211,9 +214,22 @@ def _copy(value: Any) -> Any:
     return value if isinstance(value, _PLAIN) else copied(value)
 
 
+def _is_small(value: Any) -> bool:
+    """Whether a value is copied and compared in no time."""
+    if isinstance(value, _PLAIN) or _is_cached(value):
+        return True
+    walk = Walk([('', value)], MAX_IN_VARIABLE)
+    for path, thing in walk:
+        if not isinstance(thing, _PLAIN):
+            walk.add(inside(thing, path))
+    return len(walk.queue) <= MAX_IN_VARIABLE
+
+
 def _digest(value: Any) -> str:
     if _is_cached(value):
         return str(value.cache_info().currsize)
+    if not _is_small(value):
+        return 'large'
     return exact_digest(dict(value) if hasattr(value, 'valuerefs') else value)
 
 

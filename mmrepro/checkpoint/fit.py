@@ -60,8 +60,9 @@ def parts_of(runner: Any) -> dict[str, str]:
                  if not parameter.requires_grad)
     parts.update((f'hooks.{name}', str(count)) for name, module in model.named_modules()
                  for count in [_hooks_of_user(module)] if count)
-    parts.update((f'code.{_class(module)}', _source(type(module))) for module in model.modules()
-                 if belongs_to_user(type(module).__module__))
+    classes: dict[Any, None] = dict.fromkeys(map(type, model.modules()))
+    parts.update((f'code.{_name(cls)}', _source(cls)) for cls in classes
+                 if belongs_to_user(cls.__module__))
     if isinstance(runner._train_loop, BaseLoop):  # runner.train_dataloader would build it
         pipelines = dataset_tree.pipelines(runner._train_loop.dataloader.dataset)
         parts['pipeline'] = ', '.join(map(_class, pipelines))
@@ -85,8 +86,12 @@ def _size(value: torch.Tensor) -> str:
 
 
 def _class(part: Any) -> str:
-    module = type(part).__module__
-    return ('' if module.startswith('torch.') else f'{module}.') + type(part).__qualname__
+    return _name(type(part))
+
+
+def _name(cls: type) -> str:
+    module = cls.__module__
+    return ('' if module.startswith('torch.') else f'{module}.') + cls.__qualname__
 
 
 def _settings(module: nn.Module) -> str:
