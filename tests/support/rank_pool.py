@@ -20,11 +20,11 @@ import torch.distributed as dist
 LIMIT = timedelta(seconds=120)
 
 
-def _serve(pipe, port) -> None:
+def _serve(pipe) -> None:
     # loopback: without it gloo looks up the host's name, which may take seconds
     os.environ.update(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo')
     torch.set_num_threads(1)
-    store = dist.TCPStore('127.0.0.1', port, is_master=False, timeout=LIMIT)
+    store = dist.TCPStore('127.0.0.1', pipe.recv(), is_master=False, timeout=LIMIT)
     while True:
         number, function, rank, world, group, args = pipe.recv()
         try:
@@ -45,15 +45,18 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context('fork')
-        self.store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
         self.calls = 0
         self.pipes, self.processes = [], []
         for _ in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, self.store.port), daemon=True)
+            process = context.Process(target=_serve, args=(there, ), daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
+        # when all are forked: its thread locks libc's resolver, and a fork would keep the lock
+        self.store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+        for pipe in self.pipes:
+            pipe.send(self.store.port)
 
     def outcomes(self, function, world, *args, group=True):
         """Per rank: (True, result) or (False, (exception, traceback))."""
