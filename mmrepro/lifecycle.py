@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Callable
 
-from mmengine.dist import get_rank, get_world_size, is_distributed
+from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
 
 from . import determinism, seeds
 from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import local_loading
+from .checkpoint.outcome import outcome
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
@@ -257,6 +258,8 @@ class RunLifecycle:
     def after_train(self, runner: Any) -> Iterator[None]:
         with local_loading():  # CheckpointHook publishes: it loads what it has written
             yield
+        if is_main_process() and not self.config.legacy:
+            runner.logger.info(outcome(runner))
 
     # -------------------------------------------------------------------------------------
 

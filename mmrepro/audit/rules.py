@@ -5,11 +5,11 @@ The tests apply the settings of a row to that config and expect the rule to be s
 from __future__ import annotations
 
 from ..activation import REFUSED_RUNNERS
+from ..nested import class_name
 from ..text import page
 from . import checks, operator_rules
 from .checks import START_ENV, source_hits
 from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule, when
-from .subject import class_name
 
 _AUDIT = page('how-to/audit.md')
 _CAUSES = page('explanation/causes.md')

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..config import LEGACY_KEYS, RandomnessConfig
 from ..errors import RandomnessError
-from ..nested import named_dicts
+from ..nested import class_name, named_dicts
 from ..reachable import belongs_to_user
 from .findings import TWO_LINES
 from .running_code import hits_of
@@ -39,16 +39,6 @@ class Part(NamedTuple):
     key: str  # where it is in the config, as in train_dataloader.dataset.pipeline[2]
     name: str  # the type's bare name
     node: Mapping[str, Any]
-
-
-def class_name(kind: Any) -> str:
-    """Return the bare name of a config's ``type``, a class or a string with or without a scope.
-
-    >>> class_name('mmdet.Resize'), class_name(int)
-    ('Resize', 'int')
-    """
-    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(
-        kind, '__name__', type(kind).__name__)
 
 
 @dataclass(frozen=True)

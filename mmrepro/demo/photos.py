@@ -97,8 +97,8 @@ def required(module: str, what_for: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"the demonstration dataset {what_for}; install its packages with: pip install "
-            "'mmrepro[demo]', or from a checkout: pip install '.[demo]'") from error
+            f'the demonstration dataset {what_for}; to install what it needs: pip install '
+            'scikit-image pycocotools') from error
 
 
 def photo_dir() -> str:

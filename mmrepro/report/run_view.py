@@ -37,7 +37,7 @@ class RunView:
     # manifest of the start that the later starts continue
     began: dict[str, Any] = field(default_factory=dict)
     checkpoints: dict[str, str] = field(default_factory=dict)  # file name -> path
-    starts: int = 0  # how often the run was started
+    starts: int = 0  # how often the run was started, from its beginning on
     notes: list[str] = field(default_factory=list)  # torn lines, missing files, and so on
 
     @property
@@ -105,14 +105,17 @@ def load_run(path: str) -> RunView:
     try:
         if os.path.isdir(os.path.join(work_dir, FOLDER)):
             _read_fingerprints(view)
-        for log in logs:
-            _read_log(view, log)
+        whole = [log for log in logs if _read_log(view, log)]
     except FingerprintError as error:
         raise RunError(str(error)) from error
     if not view.ranks and not view.scalars:
         lacking = ('nothing to compare' if view.notes else
                    f'neither {FOLDER}/{fingerprint_name(0)} nor */{LOGS}')
         raise RunError('; '.join([f'{path}: {lacking}{only_checkpoints(work_dir)}', *view.notes]))
+    if len(whole) > 1:
+        earlier = os.path.relpath(whole[-2], work_dir).split(os.sep)[0]
+        view.notes.append(f'{len(whole)} trainings began in {path}; the last of them is compared. '
+                          f'For the log of another, give its folder: {path}/{earlier}')
     if not view.manifest:
         _read_config(view, logs)
     view.checkpoints = {os.path.basename(file): file
@@ -128,7 +131,9 @@ def _read_fingerprints(view: RunView) -> None:
         return
     view.ranks = run.ranks
     view.notes += run.notes
-    view.starts = max((len(log.starts) for log in run.ranks.values()), default=0)
+    starts = [start['iteration'] for start in max(
+        (log.starts for log in run.ranks.values()), key=len, default=[])]
+    view.starts = [*reversed(starts), 0].index(0) + 1 if starts else 0
     for rank, log in run.ranks.items():
         if not log.ended:
             last = max(log.steps, default=None)
@@ -147,10 +152,14 @@ def _logs(folder: str) -> list[str]:
                   + glob.glob(os.path.join(glob.escape(folder), 'scalars.json')))
 
 
-def _read_log(view: RunView, path: str) -> None:
-    """Add the log of a start; iterations that it repeats replace earlier ones."""
+def _read_log(view: RunView, path: str) -> bool:
+    """Add the log of a start; iterations that it repeats replace earlier ones.
+
+    Returns:
+        Whether it replaces all of them: a training that began anew.
+    """
     lines = lines_of(path)
-    first = True
+    first, anew = True, False
     for count, line in enumerate(lines, 1):
         row = read_line(path, count, line, count >= len(lines) - 1, view.notes, _LOGGED)
         if row is None:
@@ -165,12 +174,16 @@ def _read_log(view: RunView, path: str) -> None:
             if first:  # a resumed run: what was trained after the checkpoint was lost
                 for lost in [i for i in view.scalars if i >= iteration]:
                     del view.scalars[lost]
-            first = False
+                first, anew = False, not view.scalars
+                if anew:
+                    view.logged_vals.clear()
+                    view.starts = view.starts if view.ranks else 0
             view.scalars[iteration] = values
         elif values:
             view.logged_vals.setdefault(iteration, {}).update(values)
     if not view.ranks:
         view.starts += 1
+    return anew
 
 
 def _read_config(view: RunView, logs: list[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 
 from ..errors import ConfigError
+from ..text import listed
 from . import reduction
 
 SEED = 0  # of runs that are compared, where the config has none
@@ -76,9 +77,10 @@ def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[
     else:
         longest = reduction.shrink(cfg)
         images = reduction.IMAGES * (virtual_ranks(cfg) or 1)
-        reduction.few_images(cfg, 'train', images)
+        whole = reduction.few_images(cfg, 'train', images)
+        but = f' (all of {listed(whole)}: no argument `indices`)' if whole else ''
         notes.append(f'reduced: longest side {min(longest, reduction.LONGEST)} of {longest} '
-                     f'pixels, {images} images, no pretrained weights '
+                     f'pixels, {images} images{but}, no pretrained weights '
                      '(--full: as the config is)')
     return [*notes, 'no checkpoints and no validation, but for what is varied; fingerprints']
 

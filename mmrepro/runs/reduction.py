@@ -1,11 +1,16 @@
 """Reduce a training without changing its code path: fewer and smaller images."""
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from mmengine.dataset import BaseDataset
+from mmengine.registry import DATASETS
+
 from ..errors import MissingDataError
+from ..nested import class_name
 
 LONGEST = 256  # pixels of the longer side of an image
 IMAGES = 8
@@ -71,10 +76,31 @@ def innermost(dataset: Any) -> list[Any]:
     return innermost(dataset['dataset']) if 'dataset' in dataset else [dataset]
 
 
-def few_images(cfg: Any, phase: str, count: int) -> None:
-    """Keep the first ``count`` images of every dataset of 'train' or 'val'."""
-    for dataset in innermost(cfg[f'{phase}_dataloader']['dataset']):
-        dataset['indices'] = count
+def few_images(cfg: Any, phase: str, count: int) -> list[str]:
+    """Keep the first ``count`` images of every dataset of 'train' or 'val'.
+
+    Returns:
+        Names of the classes that have no argument ``indices``: their datasets stay whole.
+    """
+    datasets = innermost(cfg[f'{phase}_dataloader']['dataset'])
+    whole = [dataset for dataset in datasets if not _takes_indices(dataset.get('type'))]
+    for dataset in datasets:
+        if dataset not in whole:
+            dataset['indices'] = count
+    return [class_name(dataset['type']) for dataset in whole]
+
+
+def _takes_indices(kind: Any) -> bool:
+    """Whether a dataset's ``type`` has the argument, as those of MMEngine and MMDetection have."""
+    registries, name = [DATASETS], class_name(kind)
+    for registry in registries:
+        registries += registry.children.values()
+    found = kind if callable(kind) else next(
+        (registry.module_dict[name] for registry in registries if name in registry.module_dict),
+        BaseDataset)  # of a package that is not imported yet
+    arguments = inspect.signature(found).parameters
+    return 'indices' in arguments or any(
+        argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
 
 
 def check_data(cfg: Any, phases: tuple[str, ...], exists: Callable[[str], bool] = os.path.exists

@@ -166,6 +166,9 @@ def test_two_virtual_ranks_train(shell):
     said = shell.type(f'{TWO_RANKS} --cfg-options train_cfg.max_epochs=1 '
                       'train_dataloader.dataset.indices=4 val_dataloader.dataset.indices=2')
     assert 'steps were repeated: same bits' in said
+    # and so says the command in the last line, typed
+    weights, again = re.search(r'weights (\w{16}) after .*; to repeat: (.*)', said).groups()
+    assert f'weights {weights} after' in shell.type(again)
 
 
 @pytest.mark.slow

@@ -38,19 +38,19 @@ def test_a_resumed_run_checks_the_same_iterations(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------ what a run says of it
 
-def last_line(work_dir):
-    """Of the log, without the time."""
+def last_lines(work_dir):
+    """What the log says of the checks and of the outcome, without the time."""
     log, = work_dir.glob('*/*.log')
-    return log.read_text().rstrip().splitlines()[-1].split(' - ')[-1]
+    return [line.split(' - ')[-1] for line in log.read_text().rstrip().splitlines()[-2:]]
 
 
 @pytest.mark.parametrize('checks, says', [
     (1000, '5 samples and 4 steps were repeated: same bits (not repeated: QuietHook)'),
     (0, '5 samples and 0 steps were repeated: same bits (steps are not repeated: '
         'randomness.self_checks.steps=0; not repeated: QuietHook)')])
-def test_the_last_line_of_the_log_counts(checks, says, tmp_path):
+def test_the_log_counts_at_its_end(checks, says, tmp_path):
     finish(config(tmp_path, checks=checks, log_level='INFO'))
-    assert last_line(tmp_path) == says
+    assert last_lines(tmp_path)[0] == says
 
 
 def test_nothing_is_said_without_deterministic(tmp_path):
@@ -91,7 +91,7 @@ def test_a_batch_that_cannot_be_copied_is_said(tmp_path):
         lambda module, args: args[0]['label'].__delitem__(slice(2, None)))
     runner.register_hook(Odd())
     runner.train()
-    assert last_line(tmp_path) == (
+    assert last_lines(tmp_path)[0] == (
         '5 samples and 0 steps were repeated: same bits (steps are not repeated: a batch cannot be '
         'copied: TypeError: it holds a lock; not repeated: QuietHook, Odd)')
 

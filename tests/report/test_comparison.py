@@ -159,6 +159,19 @@ def test_a_resumed_log_replaces_what_was_lost():
     assert comparison.equal and comparison.b.starts == 2 and comparison.common == list(range(15))
 
 
+def test_trainings_in_one_folder_are_told_apart():
+    write_log('a', 20, off=3)
+    write_log('a', 15, stamp='20260102_000000')
+    write_log('a', 15, stamp='20260103_000000', first=10)
+    write_log('b', 15)
+    comparison = compare('a', 'b')
+    assert comparison.equal and comparison.a.starts == 2
+    assert [note for note in comparison.notes if 'trainings began' in note] == [
+        'A: 2 trainings began in a; the last of them is compared. For the log of another, give '
+        'its folder: a/20260101_000000']
+    assert compare('a/20260101_000000', 'b').first.iteration == 3
+
+
 def test_a_log_alone_and_a_folder_of_one_start_are_runs(tmp_path):
     write_log('a')
     start = tmp_path / 'a' / '20260101_000000'

@@ -1,5 +1,6 @@
 """A training that is made small keeps its code path."""
 from mmengine.config import Config, ConfigDict
+from mmengine.registry import DATASETS
 
 from mmrepro.runs import reduction
 
@@ -21,3 +22,19 @@ def test_sizes_keep_their_proportions_and_are_multiples():
     assert cfg.model.data_preprocessor.batch_augments[0].random_size_range == (96, 160)
     assert cfg.model.backbone.init_cfg is None and cfg.model.backbone.scale == (999, 999)
     assert cfg.load_from is None
+
+
+@DATASETS.register_module(force=True)
+class WholeDataset:
+    """Has no argument ``indices``, as datasets that are not derived from MMEngine's."""
+
+    def __init__(self, size=8):
+        self.size = size
+
+
+def test_datasets_that_cannot_be_cut_stay_whole_and_are_named():
+    cfg = Config(dict(train_dataloader=dict(dataset=dict(type='ConcatDataset', datasets=[
+        dict(type='WholeDataset'), dict(type='CocoDataset'), dict(type='BaseDataset')]))))
+    assert reduction.few_images(cfg, 'train', 3) == ['WholeDataset']
+    assert [dataset.get('indices') for dataset in cfg.train_dataloader.dataset.datasets] == [
+        None, 3, 3]

@@ -1,0 +1,42 @@
+"""The last line of a training: its weights, their file, and the command that repeats it."""
+from __future__ import annotations
+
+import os
+import shlex
+from typing import Any
+
+from mmengine.dist import get_world_size
+
+from ..digests import state_digest
+from ..distributed.unwrap import unwrap
+
+DIGITS = 16  # of the digest, in hexadecimal
+
+
+def outcome(runner: Any) -> str:
+    """Return the line. The digest is :func:`mmrepro.digests.state_digest` of the trained weights
+    and buffers, which are not those that EMAHook saves for inference.
+    """
+    digest = state_digest(unwrap(runner.model).state_dict())[:DIGITS]
+    # written by CheckpointHook, also in a folder of its own
+    path = runner.message_hub.get_info('last_ckpt', None)
+    text = f'weights {digest} after {runner.iter} iterations, {path or "not saved"}'
+    command = repeating(runner)
+    return f'{text}; to repeat: {command}' if command else text
+
+
+def repeating(runner: Any) -> str | None:
+    """Return the command that trains again in another folder; None without a config."""
+    cfg = runner.cfg
+    if 'model' not in cfg:  # the runner was built from objects
+        return None
+    # the file that MMEngine has written, with the seed and all options in effect
+    name = os.path.basename(cfg.filename) if cfg.filename else f'{runner.timestamp}.py'
+    words = ['mmrepro', 'train', os.path.join(runner.work_dir, name), '--work-dir',
+             f'{os.path.normpath(runner.work_dir)}-again']
+    launcher = cfg.get('launcher', 'none')
+    if launcher != 'none':
+        processes = os.environ.get('WORLD_SIZE') or get_world_size()
+        words = ['torchrun', f'--nproc_per_node={processes}', '-m', *words,
+                 '--launcher', 'pytorch']
+    return shlex.join(words)
