@@ -132,29 +132,37 @@ def _module(name: Any) -> str:
     return '__main__' if name == '__mp_main__' else str(name)
 
 
-def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
-    """Yield the code of a function and of those defined in it."""
-    waiting = [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        waiting += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-        yield code
+@functools.lru_cache(maxsize=1 << 14)
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names in the code of a function and of those defined in it."""
+    codes = [code]
+    names: dict[str, None] = {}
+    while codes:
+        code = codes.pop()
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        names.update(dict.fromkeys(code.co_names))
+    return tuple(names)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_generator(cls: Any) -> bool:
+    # torch.Generator's own check is Python code, and most values are none
+    return issubclass(cls, GENERATORS)
 
 
 def _used_globals(function: types.FunctionType) -> Iterator[Named]:
     """Yield the generators, and functions of the same module, that a function names."""
-    for code in _codes(function):
-        for name in code.co_names:
-            value = function.__globals__.get(name)
-            if isinstance(value, GENERATORS) or (
-                    isinstance(value, types.FunctionType)
-                    and value.__globals__ is function.__globals__):
-                yield f'{_module(function.__module__)}:{name}', value
+    for name in _names_in(function.__code__):
+        value = function.__globals__.get(name)
+        if _is_generator(type(value)) or (
+                isinstance(value, types.FunctionType)
+                and value.__globals__ is function.__globals__):
+            yield f'{_module(function.__module__)}:{name}', value
 
 
 def named_globals(function: types.FunctionType) -> dict[str, Any]:
     """Return all globals that a function names, and what it names in modules of the user."""
-    names = list(dict.fromkeys(name for code in _codes(function) for name in code.co_names))
+    names = _names_in(function.__code__)
     values: dict[str, Any] = {}
     waiting = deque([(_module(function.__module__), function.__globals__)])
     looked_at = {id(function.__globals__)}
@@ -191,7 +199,7 @@ def _inside_object(thing: Any, path: str) -> Iterator[Named]:
     yield from _named(thing, path)
     for cls in type(thing).__mro__[:-1]:
         for name, value in vars(cls).items():
-            if isinstance(value, GENERATORS):
+            if _is_generator(type(value)):
                 yield f'{path}.{name}', value
             elif isinstance(value, types.FunctionType):
                 yield from _used_globals(value)

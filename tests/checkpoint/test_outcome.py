@@ -44,7 +44,7 @@ def test_the_command_trains_with_the_seed_in_effect(trained, tmp_path):
 
 def test_processes_of_a_launcher_are_in_the_command(trained, monkeypatch):
     runner, _ = trained
-    monkeypatch.setitem(runner.cfg, 'launcher', 'pytorch')
+    monkeypatch.setattr(runner, 'cfg', Config(dict(model=dict(), launcher='pytorch')))
     monkeypatch.setenv('WORLD_SIZE', '2')
     assert outcome.repeating(runner).startswith('torchrun --nproc_per_node=2 -m mmrepro train ')
     assert outcome.repeating(runner).endswith(' --launcher pytorch')
