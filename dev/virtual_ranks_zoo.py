@@ -1,6 +1,7 @@
 """Every family of MMDetection's zoo on virtual ranks: does the number of processes change a bit?
 
     python dev/virtual_ranks_zoo.py --out docs/results/virtual_ranks_zoo.json
+    python dev/virtual_ranks_zoo.py --ranks 1 --out docs/results/zoo_trained.json
 
 For each family, three ranks take four iterations, with a validation and a checkpoint after the
 second. One process runs all ranks first. Then two processes from the beginning, two processes that
@@ -8,6 +9,8 @@ go on with the checkpoint of one, and one that goes on with the checkpoint of tw
 dev/virtual_ranks_matrix.py, whose digests are used: for every iteration and rank, as bytes, the
 batch and the losses, and after the step gradients, parameters, buffers, optimizer state and
 averages; the metrics of validations.
+
+With ``--ranks 1`` there are no virtual ranks: a run, and one that goes on with its checkpoint.
 
 All settings of ``randomness`` are the defaults, with ``deterministic=True``: steps and samples are
 repeated, and ranks share weights where they can. A family is trained with the first width that
@@ -53,7 +56,7 @@ from mmrepro.distributed.virtual.weight_hooks import KEEP_WEIGHTS  # noqa: E402
 
 RANKS = 3
 # processes, and those of the run that wrote the checkpoint; 0: none
-ROWS = ((1, 0), (2, 0), (2, 1), (1, 2))
+ROWS = {RANKS: ((1, 0), (2, 0), (2, 1), (1, 2)), 1: ((1, 0), (1, 1))}  # by number of ranks
 KEYS = ('family', 'config', 'processes', 'resumed_from')
 ZOO = Path(__file__).resolve().parents[1] / 'docs' / 'results' / 'zoo_cpu.json'
 FAMILY_LIMIT = 3600  # seconds for a family, on a machine that may be busy
@@ -124,7 +127,8 @@ def _stock(cfg: Any) -> None:
         Runner.from_cfg(cfg).train()
 
 
-def fitting(member: Member, data_root: str, folder: Path) -> tuple[Any | None, str]:
+def fitting(member: Member, data_root: str, folder: Path,
+            ranks: int = RANKS) -> tuple[Any | None, str]:
     """The config in the first width that MMDetection can train, and the width.
 
     Returns:
@@ -133,7 +137,7 @@ def fitting(member: Member, data_root: str, folder: Path) -> tuple[Any | None, s
     problem = ''
     for width in WIDTHS if member.data else ():
         try:
-            cfg = training(member, data_root, RANKS, width)
+            cfg = training(member, data_root, ranks, width)
             cfg.work_dir = str(folder / 'stock')
             Child(_stock, copy.deepcopy(cfg)).result()
             return cfg, width
@@ -153,19 +157,20 @@ def _message(error: BaseException) -> str:
 
 # --------------------------------------------------------------------------------------- the rows
 
-def family_rows(member: Member, data_root: str, folder: Path,
-                table: Sequence[tuple[int, int]] = ROWS) -> Iterator[dict[str, Any]]:
+def family_rows(member: Member, data_root: str, folder: Path, ranks: int = RANKS,
+                table: Sequence[tuple[int, int]] = ()) -> Iterator[dict[str, Any]]:
     """Run a family; yields its rows with their outcomes."""
     same = dict(family=member.family, config=member.config)
-    cfg, width = fitting(member, data_root, folder)
+    cfg, width = fitting(member, data_root, folder, ranks)
     if cfg is None:
         yield dict(same, processes=0, resumed_from=0, difference='', cannot=_reason(member, width))
         return
-    yield from compared(cfg, folder, dict(same, width=width), table)
+    yield from compared(cfg, folder, dict(same, width=width), table or ROWS[ranks], ranks)
 
 
 def compared(cfg: Any, folder: Path, same: dict[str, Any],
-             table: Sequence[tuple[int, int]] = ROWS) -> Iterator[dict[str, Any]]:
+             table: Sequence[tuple[int, int]] = ROWS[RANKS],
+             ranks: int = RANKS) -> Iterator[dict[str, Any]]:
     """The runs in ``table``, each compared with one process that begins; ``same``: in all rows."""
     cfg = changed(cfg, lambda cfg: cfg.update(custom_hooks=[
         *(cfg.get('custom_hooks') or ()), dict(type='RunFactsHook')]))
@@ -173,8 +178,8 @@ def compared(cfg: Any, folder: Path, same: dict[str, Any],
     for processes, before in table:
         start, work_dir = time.monotonic(), folder / f'{before} to {processes}'
         try:
-            found = run(*_arguments(cfg, folder, processes, before))
-            expected = expected or _reference(found)
+            found = run(*_arguments(cfg, folder, ranks, processes, before))
+            expected = expected or _reference(found, ranks)
             text = difference(expected, found, RESUMED_AT if before else 0)
             facts = _facts(work_dir)
         except Exception as error:  # of a run; the other rows go on
@@ -187,20 +192,21 @@ def compared(cfg: Any, folder: Path, same: dict[str, Any],
             return
 
 
-def _arguments(cfg: Any, folder: Path, processes: int, before: int) -> tuple:
+def _arguments(cfg: Any, folder: Path, ranks: int, processes: int, before: int) -> tuple:
     work_dir = folder / f'{before} to {processes}'
+    virtual = ranks if ranks > 1 else None
     if not before:
-        return cfg, RANKS, processes, work_dir
+        return cfg, virtual, processes, work_dir
     last = changed(cfg, lambda cfg: cfg.default_hooks.checkpoint.update(interval=100))
-    return last, RANKS, processes, work_dir, folder / f'0 to {before}' / f'iter_{RESUMED_AT}.pth'
+    return last, virtual, processes, work_dir, folder / f'0 to {before}' / f'iter_{RESUMED_AT}.pth'
 
 
-def _reference(lines: list[list[dict]]) -> list[list[dict]]:
+def _reference(lines: list[list[dict]], ranks: int) -> list[list[dict]]:
     """The run that the others are compared with: it trained every rank, on data of its own."""
-    assert len(lines) == RANKS
+    assert len(lines) == ranks
     for own in lines:
         assert len([line for line in own if 'data' in line]) == zoo.ITERATIONS
-    assert len({own[0]['data'] for own in lines}) == RANKS, 'ranks had the same batch'
+    assert len({own[0]['data'] for own in lines}) == ranks, 'ranks had the same batch'
     weights = {line['weights'] for line in lines[0] if 'data' in line}
     assert len(weights) > 1, 'no step has changed a weight'
     return lines
@@ -222,13 +228,13 @@ def _reason(member: Member, error: str) -> str:
     return f'needs {", ".join(missing)}' if missing else f'MMDetection: {error}'
 
 
-def _whole_family(member: Member, data_root: str, folder: str) -> list[dict[str, Any]]:
+def _whole_family(member: Member, data_root: str, folder: str, ranks: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir=folder) as own:
-        return list(family_rows(member, data_root, Path(own)))
+        return list(family_rows(member, data_root, Path(own), ranks))
 
 
 def sweep(members: Sequence[Member], data_root: str, folder: str, jobs: int,
-          done: Callable[[dict[str, Any]], None]) -> None:
+          done: Callable[[dict[str, Any]], None], ranks: int = RANKS) -> None:
     """Run families, ``jobs`` at a time, each in a process of its own; ``done`` gets the rows."""
     import mmdet.datasets
     import mmdet.models  # noqa: F401  once, before the processes are forked
@@ -242,7 +248,7 @@ def sweep(members: Sequence[Member], data_root: str, folder: str, jobs: int,
     for member in members:
         if len(running) >= jobs:
             finish()
-        running.append(Child(_whole_family, member, data_root, folder))
+        running.append(Child(_whole_family, member, data_root, folder, ranks))
     while running:
         finish()
 
@@ -251,12 +257,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--out', required=True)
+    parser.add_argument('--ranks', type=int, choices=sorted(ROWS), default=RANKS)
     parser.add_argument('--families', nargs='+', default=[], help='all without it')
     parser.add_argument('--jobs', type=int, default=1, help='families at the same time')
     parser.add_argument('--again', action='store_true', help='also rows that show a difference')
     args = parser.parse_args()
     from mmrepro.demo.dataset import write_dataset
-    file = RowFile(args.out, KEYS, torch=torch.__version__, ranks=RANKS,
+    file = RowFile(args.out, KEYS, torch=torch.__version__, ranks=args.ranks,
                    iterations=zoo.ITERATIONS)
     members = chosen(args.families)
     if args.again:
@@ -264,14 +271,15 @@ def main() -> None:
         file.rows[:] = [row for row in file.rows if row['family'] not in red]
     counts = Counter(row['family'] for row in file.rows if 'cannot' not in row)
     file.rows[:] = [row for row in file.rows  # a family that was interrupted begins again
-                    if 'cannot' in row or counts[row['family']] == len(ROWS) or row['difference']]
+                    if 'cannot' in row or counts[row['family']] == len(ROWS[args.ranks])
+                    or row['difference']]
     finished = {row['family'] for row in file.rows}
     with tempfile.TemporaryDirectory() as folder:
         data_root = os.path.join(folder, 'data')
         write_dataset(data_root, num_val=VAL_IMAGES)
         zoo.write_extras(data_root)
         sweep([one for one in members if one.family not in finished], data_root, folder,
-              args.jobs, file.add)
+              args.jobs, file.add, args.ranks)
 
 
 if __name__ == '__main__':

@@ -9,7 +9,8 @@ from dev.zoo.families import FAMILIES, Member
 from dev.zoo.run_facts import FILE, facts_of
 from dev.zoo.training import VAL_IMAGES, training, write_extras
 
-REPORT = Path(__file__).resolve().parents[2] / 'docs' / 'results' / 'virtual_ranks_zoo.json'
+RESULTS = Path(__file__).resolve().parents[2] / 'docs' / 'results'
+REPORTS = {3: RESULTS / 'virtual_ranks_zoo.json', 1: RESULTS / 'zoo_trained.json'}  # by ranks
 NAMES = list(dict.fromkeys(member.family for member in FAMILIES))
 
 
@@ -23,24 +24,21 @@ def photographs(tmp_path_factory):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize('ranks', REPORTS)
 @pytest.mark.parametrize('name', NAMES)
-def test_every_family(name, photographs, tmp_path):
-    rows = list(zoo.family_rows(*zoo.chosen([name]), photographs, tmp_path))
+def test_every_family(name, ranks, photographs, tmp_path):
+    rows = list(zoo.family_rows(*zoo.chosen([name]), photographs, tmp_path, ranks))
     assert {row['difference'] for row in rows} == {''}
-    assert len(rows) == (1 if 'cannot' in rows[0] else len(zoo.ROWS))
+    assert len(rows) == (1 if 'cannot' in rows[0] else len(zoo.ROWS[ranks]))
 
 
-@pytest.mark.nightly
-def test_the_published_table_has_every_family():
-    rows = json.loads(REPORT.read_text())['rows']
+@pytest.mark.parametrize('ranks', REPORTS)
+def test_the_published_table_has_every_family_and_is_equal(ranks):
+    rows = json.loads(REPORTS[ranks].read_text())['rows']
     found = {(row['family'], row['processes'], row['resumed_from']) for row in rows}
     alone = {row['family'] for row in rows if 'cannot' in row}
     assert found == {(name, *run) for name in NAMES
-                     for run in ([(0, 0)] if name in alone else zoo.ROWS)}
-
-
-def test_the_published_table_is_equal_and_was_checked():
-    rows = json.loads(REPORT.read_text())['rows']
+                     for run in ([(0, 0)] if name in alone else zoo.ROWS[ranks])}
     assert [row for row in rows if row['difference']] == []
     trained = [row for row in rows if 'cannot' not in row]
     assert all(row['steps'] and row['samples'] and row['memory'] != 'mixed' for row in trained)

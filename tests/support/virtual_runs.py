@@ -4,12 +4,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch.distributed as dist
 from demo_runs import changed
 from harness import Child, digest
+from mmengine.dist import get_rank
 from ranks import free_port
 
 from mmrepro.config import with_virtual_ranks
+from mmrepro.distributed.unwrap import unwrap
 from mmrepro.distributed.virtual.weight_hooks import KEEP_WEIGHTS
 
 # ranks share weights as without the hook that looks at them
@@ -26,7 +27,7 @@ def _recorder(lines: list[dict]) -> Any:
             self.data = digest(data_batch)
 
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            model = runner.model.module
+            model = unwrap(runner.model)
             lines.append(dict(
                 iteration=runner.iter, data=self.data, losses=digest(dict(outputs)),
                 gradients=digest({name: one.grad for name, one in model.named_parameters()}),
@@ -55,7 +56,7 @@ def _process(process: int, processes: int, port: int, cfg: Any) -> dict[int, lis
     found: dict[int, list[dict]] = {}
 
     def main() -> None:
-        lines = found[dist.get_rank()] = []
+        lines = found[get_rank()] = []
         runner = Runner.from_cfg(cfg)
         runner.register_hook(_recorder(lines), priority=100)
         runner.train()
@@ -64,10 +65,12 @@ def _process(process: int, processes: int, port: int, cfg: Any) -> dict[int, lis
     return found
 
 
-def start(cfg: Any, ranks: int, processes: int, work_dir: Any, resume: Any = None) -> list[Child]:
-    """``resume``: path of a checkpoint."""
+def start(cfg: Any, ranks: int | None, processes: int, work_dir: Any,
+          resume: Any = None) -> list[Child]:
+    """``ranks`` None: no virtual ones. ``resume``: path of a checkpoint."""
     def change(cfg: Any) -> None:
-        cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
+        if ranks is not None:
+            cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
         cfg.work_dir = str(work_dir)
         if resume is not None:
             cfg.resume, cfg.load_from = True, str(resume)
