@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .setup import EQUAL, FOUND, GOOD, NAMED, REFUSED, SETUPS, Outcome
 
-SHOWN = 66  # characters of a message
+SHOWN = 240  # characters of a message
 
 MEANINGS = {
     EQUAL: 'all runs have the bits of the first one',
@@ -48,8 +48,6 @@ def write(outcomes: Mapping[str, Outcome]) -> str:
 
 def _row(name: str, outcome: Outcome) -> str:
     says = ' '.join(outcome.says.split()).replace('|', '/').replace('<', '&lt;')
-    # paths of this run
-    says = ' '.join('...' if word.startswith('/tmp/') else word for word in says.split(' '))
     if len(says) > SHOWN:
         says = f'{says[:SHOWN].rsplit(" ", 1)[0]} ...'
     mark = outcome.outcome if outcome.outcome in GOOD else f'**{outcome.outcome}**'

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -46,6 +47,7 @@ FOUND_BY = (BuildDiffersError, SampleDiffersError, StepDiffersError, ValidationC
 EQUAL, FOUND, REFUSED, NAMED = 'equal', 'found', 'refused', 'named'
 SILENT, FALSE_ALARM, ERROR = 'silent', 'false alarm', 'error'
 GOOD = (EQUAL, FOUND, REFUSED, NAMED)
+LINES = 3  # of an error
 
 REGISTRIES = dict(
     transform=TRANSFORMS, data=DATASETS, collate=FUNCTIONS, sampler=DATA_SAMPLERS, model=MODELS,
@@ -293,7 +295,7 @@ def judge(name: str) -> Outcome:
             if not ran.error and variation and differing(first, ran):
                 differ.append(variation)
             if ran.error and not (differ and not warned):
-                outcome = Outcome(ran.by, variation or 'first', ran.error.splitlines()[0])
+                outcome = Outcome(ran.by, variation or 'first', _beginning(ran.error, folder))
                 if ran.by == FOUND and not _is_true(name):
                     outcome = outcome._replace(outcome=FALSE_ALARM)
                 return outcome
@@ -302,6 +304,11 @@ def judge(name: str) -> Outcome:
         return Outcome(NAMED if warned else SILENT, ', '.join(differ), warned)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _beginning(error: str, folder: str) -> str:
+    """Return the first sentences of an error, without the paths of this run."""
+    return ' '.join(' '.join(error.splitlines()[:LINES]).replace(f'{folder}/', '').split())
 
 
 def _is_true(name: str) -> bool:
@@ -321,4 +328,8 @@ def _warning(name: str, log: str) -> str:
         'WARNING' in line or 'were repeated' in line)) or 'a sample has written' in line
              or 'the code of' in line
              or ('WARNING' in line and 'the validation at iteration' in line)]
-    return lines[0].split(' - ', 3)[-1] if lines else ''
+    said = lines[0].split(' - ', 3)[-1] if lines else ''
+    # of the last line, what it names beside the hooks that every set-up has
+    names = re.search(r'not repeated: ([^;)]*)', said)
+    return said if names is None else 'not repeated: ' + ', '.join(
+        one for one in names[1].split(', ') if one not in ('QuietHook', 'Look'))

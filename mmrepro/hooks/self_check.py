@@ -14,7 +14,6 @@ from ..reachable import belongs_to_user
 from ..step_check.check import StepCheck
 from ..step_check.state import StartAttributes
 from ..step_check.train_step import around_next_step
-from ..text import listed
 
 NOT_REPEATED = 'steps are not repeated: {}'
 
@@ -89,7 +88,7 @@ class SelfCheckHook(Hook):
             notes.append(NOT_REPEATED.format(self._not_repeated))
         names = _not_repeated(runner)
         if names:
-            notes.append(f'not repeated: {listed(names)}')
+            notes.append(f'not repeated: {", ".join(names)}')
         return f'{text} ({"; ".join(notes)})' if notes else text
 
 
