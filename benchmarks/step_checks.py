@@ -19,6 +19,7 @@ from overhead import batches, paused_runner
 
 from mmrepro.hooks.self_check import is_due
 from mmrepro.step_check.check import StepCheck
+from mmrepro.step_check.state import StartAttributes
 from mmrepro.step_check.train_step import around_next_step
 
 MODELS = ('faster-rcnn_r50_fpn', 'rtmdet_tiny')
@@ -31,16 +32,17 @@ def measure(name: str, data_root: str, folder: str, pairs: int) -> dict[str, Any
     from mmrepro.demo.shipped_configs import demo_config
     runner = paused_runner(demo_config(name, data_root), f'{folder}/{name}', True)
     source = batches(runner)
+    start = StartAttributes(runner)
     times: dict[str, list[float]] = dict(plain=[], checked=[])
     for index in range(pairs + 2):
         for kind in ('plain', 'checked') if index % 2 else ('checked', 'plain'):
             batch = next(source)
             gc.collect()
-            start = time.process_time()
+            begun = time.process_time()
             if kind == 'checked':
-                around_next_step(runner.model, StepCheck(runner))
+                around_next_step(runner.model, StepCheck(runner, start=start))
             runner.train_loop.run_iter(index, batch)
-            times[kind].append(time.process_time() - start)
+            times[kind].append(time.process_time() - begun)
     plain, checked = (statistics.median(times[kind][2:]) for kind in ('plain', 'checked'))
     return dict(plain_s=plain, checked_s=checked, ratio=checked / plain, shares={
         str(length): (checked / plain - 1) * sum(

@@ -22,6 +22,7 @@ from virtual_processes import alone, results_of, same_for_every_number
 
 from mmrepro import RandomnessError, on_virtual_ranks
 from mmrepro.digests import state_digest
+from mmrepro.distributed.virtual import entry
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.scheduler import current
 from mmrepro.errors import CollectiveMismatch, Deadlock
@@ -349,6 +350,26 @@ def test_a_launcher_that_did_not_start_this_process_is_refused(monkeypatch):
     monkeypatch.delitem(os.environ, 'RANK', raising=False)
     with pytest.raises(RandomnessError, match="launcher='pytorch', .* RANK is not set"):
         on_virtual_ranks(4, steps, 'pytorch')
+
+
+def test_cuda_is_not_started_before_the_runner_has_set_its_variables(monkeypatch):
+    def start():
+        raise AssertionError('CUDA was started')
+
+    monkeypatch.setattr(entry, 'has_accelerator', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'current_device', start)
+    assert alone(dist.get_rank, 2) == [0, 1]
+
+
+def test_a_process_group_finds_the_variable_of_cublas(monkeypatch):
+    seen = []
+    monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', '')  # put back at the end, whatever it was
+    monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG')
+    monkeypatch.setattr(entry, 'ensure_process_group', lambda *args, **kwargs: seen.append(
+        os.environ['CUBLAS_WORKSPACE_CONFIG']) or True)
+    entry._ensure_group('pytorch', {})
+    assert seen == [':4096:8']
 
 
 def test_without_virtual_ranks_main_is_called_as_it_is():

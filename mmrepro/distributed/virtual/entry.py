@@ -28,6 +28,8 @@ _logger = logging.getLogger('mmrepro')
 Result = TypeVar('Result')
 
 M_ARENA_MAX = -8  # of malloc.h
+CUBLAS_WORKSPACE = next(row.default for row in determinism.tables.ENV
+                        if row.name == 'CUBLAS_WORKSPACE_CONFIG')
 
 
 def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: str = 'none',
@@ -58,9 +60,10 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
     _ensure_group(launcher, env_cfg)
     scheduler = _worlds(ranks).scheduler
     determinism.import_flags()
-    device = torch.cuda.current_device() if has_accelerator() and torch.cuda.is_available() \
-        else None
-    if device is None and len(scheduler.ranks) > 1:
+    # a device that was chosen holds for the thread that chose it; asking would start CUDA, before
+    # the runner has set the variables that it reads
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    if not has_accelerator() and len(scheduler.ranks) > 1:
         _use_one_arena()
 
     def begin() -> Result:
@@ -130,5 +133,7 @@ def _ensure_group(launcher: str, env_cfg: Mapping[str, Any]) -> None:
     """Make the process group of the real processes as a runner does, if there is none."""
     if launcher == 'none' or dist.is_initialized():
         return
+    # making the group starts CUDA, and cuBLAS may read it from then on
+    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', CUBLAS_WORKSPACE)
     if not ensure_process_group(launcher, **group_options(env_cfg)):
         init_dist(launcher, **dict(env_cfg.get('dist_cfg') or {}))

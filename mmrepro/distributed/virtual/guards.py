@@ -98,7 +98,7 @@ def guarded(turns: Turns) -> Iterator[None]:
         # in the names of log files; MMEngine takes LOCAL_RANK for the number of a device
         stack.enter_context(replaced(
             mmengine.logging.logger, _get_device_id=lambda:
-            torch.cuda.current_device() if torch.cuda.is_available() else 0))
+            torch.cuda.current_device() if torch.cuda.is_initialized() else 0))
         stack.enter_context(replaced(c10d, _world=world, _new_process_group_helper=new_group,
                                      _store_based_barrier=wait))
         for module, name, why in REFUSED:
