@@ -215,14 +215,38 @@ def _of_compiler(module: str, name: str, value: bool, why: str,
                  later: Callable[[Mapping[str, str]], Any]) -> Flag:
     """Return the row of a setting of torch's compiler, which takes seconds to import."""
 
-    def config() -> Any:
-        if module not in sys.modules:
-            raise AttributeError(f'{module} is not in use')
-        return sys.modules[module]
-
-    return Flag(f'{module}.{name}', lambda: getattr(config(), name),
-                lambda wanted: setattr(config(), name, wanted), _deterministic(value), why,
+    return Flag(f'{module}.{name}', lambda: getattr(_imported(module), name),
+                lambda wanted: setattr(_imported(module), name, wanted), _deterministic(value), why,
                 later=later, module=module)
+
+
+def _imported(module: str) -> Any:
+    if module not in sys.modules:
+        raise AttributeError(f'{module} is not in use')
+    return sys.modules[module]
+
+
+_SCANS = 'torch._inductor.ir'
+
+
+def _splits_scans() -> bool:
+    return not hasattr(_imported(_SCANS).Scan.num_splits, 'stock')
+
+
+def _split_scans(wanted: bool) -> None:
+    scan = _imported(_SCANS).Scan
+    if wanted == _splits_scans():
+        return
+    if wanted:
+        scan.num_splits = scan.num_splits.stock
+        return
+    stock = vars(scan)['num_splits']
+
+    def num_splits(cls: Any, *args: Any, **kwargs: Any) -> tuple[Any, int]:
+        return stock.__get__(None, cls)(*args, **kwargs)[0], 1
+
+    num_splits.stock = stock  # type: ignore[attr-defined]
+    scan.num_splits = classmethod(num_splits)
 
 
 def _reduction(kind: str, why: str) -> Flag:
@@ -316,6 +340,9 @@ FLAGS = (
     _of_compiler('torch._dynamo.config', 'fail_on_recompile_limit_hit', True,
                  'beyond the limit of sizes a model runs uncompiled, without a word',
                  lambda env: False),
+    Flag('mmrepro.split_scans', _splits_scans, _split_scans, _deterministic(False),
+         'compiled cumulative sums of many elements are split, and each part adds what others have '
+         'finished by then (PyTorch #190946)', later=lambda env: True, module=_SCANS),
     _attribute('torch.utils.deterministic.fill_uninitialized_memory', _deterministic(False),
                'most of the price of determinism, and only of use to find reads of unset memory'),
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,

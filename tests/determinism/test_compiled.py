@@ -53,6 +53,23 @@ def test_too_many_sizes_are_an_error():
         compiled_for(SIZES)
 
 
+def test_compiled_scans_are_not_split(monkeypatch):
+    """On CUDA, inductor splits the scan of 1,000,000 elements into parts that look back."""
+    from torch._inductor import ir
+    monkeypatch.setattr(ir.Reduction, 'num_splits', staticmethod(lambda **settings: ('hint', 8)))
+
+    def splits():
+        return ir.Scan.num_splits(
+            device=torch.device('cuda'), dtype=torch.float32, inner_fn=None, axis=0,
+            pointwise_ranges=[], scan_ranges=[1_000_000], combine_fn=None, scan_numel=1_000_000)
+
+    assert splits() == ('hint', 8)
+    determinism.enable(env={})
+    assert splits() == ('hint', 1) and not determinism.drifted()
+    determinism.disable()
+    assert splits() == ('hint', 8)
+
+
 def test_the_compiler_may_be_imported_later():
     done = subprocess.run([sys.executable, '-W', 'ignore', '-c', (
         'import sys; from mmrepro import determinism; determinism.enable(); '
