@@ -24,6 +24,7 @@ from dev import (  # noqa: E402
     kernel_table_report,
     layers,
     matrix,
+    triton_kernels,
     virtual_ranks_report,
 )
 from dev.hosts import __main__ as hosts  # noqa: E402
@@ -62,6 +63,8 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('evidence/hosts.md', 'python benchmarks/cpu_levels.py',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'cpu_levels.py'))['table'](
          result('cpu_levels_cpu.json'))),
+    ('evidence/gpu.md', 'python -m dev.triton_kernels',
+     lambda: triton_kernels.table(result('triton_kernels.json'))),
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),
     ('results/check_cpu_quick.md', '',
      lambda: check_report.table(result('check_cpu_quick.json'), GROUPS) + '\n'),

@@ -5,10 +5,12 @@ What a GPU computes with them is not shown here; that they compile for one, and 
 from __future__ import annotations
 
 import collections
+import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from mmrepro.ops import triton
 from mmrepro.ops.guard import OperatorGuard
 from mmrepro.ops.mmcv import ms_deform_attn, nms, roi_align
 
+ROOT = Path(__file__).resolve().parents[3]
 # as far as possible from what rounding does, as near as half an ulp of the output's dtype
 CLOSE = {torch.float64: 1e-14, torch.float32: 3e-7, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -227,79 +230,18 @@ def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
         assert torch.equal(found, expected)
 
 
-COMPILE = '''
-import collections, json, re, sys
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver, jit
-
-
-class NoDevice:
-    """What the compiler asks of a driver."""
-
-    def __init__(self, target):
-        self.get_current_target = lambda: target
-        self.get_current_device = lambda: 0
-        self.get_current_stream = lambda device=0: 0
-        self.get_active_torch_device = lambda: torch.device('cpu')
-        self.map_python_to_cpp_type = str
-        self.get_device_interface = lambda: torch.cuda
-
-
-rows, launch = [], jit.JITFunction.run
-dtype = None
-
-
-def compiled(self, *args, **kwargs):
-    kernel = launch(self, *args, **{**kwargs, 'warmup': True})
-    rows.append((self.__name__.strip('_'), str(dtype), kernel.asm['ptx'],
-                 kernel.asm['sass'] if sys.argv[1] == 'sass' else ''))
-
-
-jit.JITFunction.run = compiled
-from mmrepro.ops import gather
-from mmrepro.ops.triton import attention_kernels, nms_kernels, roi_align_kernels
-gather.scatter_sum = lambda source, row, weight, size: source.new_zeros(size, source.shape[1])
-for capability in (80, 90):
-    driver.set_active(NoDevice(GPUTarget('cuda', capability, 32)))
-    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        feature, nothing = torch.zeros(2, 256, 100, 168, dtype=dtype), torch.zeros(0)
-        rois = torch.tensor([[0, 1, 1, 50, 50.], [1, 2, 2, 90, 90.]], dtype=dtype)
-        grad = torch.zeros(2, 256, 7, 7, dtype=dtype)
-        arguments = (7, 7, 1 / 8, 0, 1, True)
-        roi_align_kernels.roi_align_forward(feature, rois, grad, nothing, nothing, *arguments)
-        roi_align_kernels.roi_align_backward(grad, rois, nothing, nothing, feature, *arguments)
-        # a map of one line: numbers that are 1 become part of the kernel
-        line = feature[:, :, :1]
-        roi_align_kernels.roi_align_forward(line, rois, grad, nothing, nothing, *arguments)
-        roi_align_kernels.roi_align_backward(grad, rois, nothing, nothing, line, *arguments)
-        shapes, starts = torch.tensor([[25, 42], [13, 21]]), torch.tensor([0, 1050])
-        inputs = (torch.zeros(2, 1323, 8, 32, dtype=dtype), shapes, starts,
-                  torch.zeros(2, 10, 8, 2, 4, 2, dtype=dtype),
-                  torch.zeros(2, 10, 8, 2, 4, dtype=dtype))
-        attention_kernels.ms_deform_attn_forward(*inputs, 64)
-        attention_kernels.ms_deform_attn_backward(
-            *inputs, torch.zeros(2, 10, 256, dtype=dtype), inputs[0], inputs[3], inputs[4], 64)
-    dtype = torch.float32
-    for count in (1, 2000, 30000):
-        nms_kernels.nms(torch.rand(count, 4), torch.rand(count), .5, count % 2)
-print(json.dumps(rows))
-'''
-
-
 @pytest.fixture(scope='module')
-def machine_code():
-    """(kernel, dtype, PTX, SASS) of every kernel, compiled for two generations of GPUs."""
+def machine_code(tmp_path_factory):
+    """What dev/triton_kernels.py compiles, for three generations of GPUs."""
     if triton.version() is None:
         pytest.skip('no triton here')
-    import json
-    disassembles = tuple(map(int, triton.version().split('.')[:2])) >= (3, 3)
+    path = tmp_path_factory.mktemp('kernels') / 'kernels.json'
     done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', COMPILE, 'sass' if disassembles else 'ptx'],
-        capture_output=True, text=True, timeout=900,
+        [sys.executable, '-W', 'ignore', '-m', 'dev.triton_kernels', '--code', '--out', str(path)],
+        capture_output=True, text=True, timeout=900, cwd=ROOT,
         env={k: v for k, v in os.environ.items() if k != 'TRITON_INTERPRET'})
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(path.read_text())['rows']
 
 
 def words(text):
@@ -307,34 +249,51 @@ def words(text):
 
 
 def test_kernels_compile_for_a_gpu(machine_code):
-    names = collections.Counter(name for name, *_ in machine_code)
-    assert set(names) == {
+    assert {row['kernel'] for row in machine_code} == {
         'filter_kernel', 'mean_kernel', 'list_kernel', 'scatter_kernel', 'attend_kernel',
         'slope_kernel', 'conflict_kernel', 'sweep_kernel', 'peak_kernel', 'add_kernel',
         'convert_kernel'}
-    assert all(ptx for _, _, ptx, _ in machine_code)
+    targets = {re.search(r'\.target sm_(\d+)', row['ptx'])[1] for row in machine_code}
+    assert targets >= {'80', '90'} and targets == {str(row['architecture'])
+                                                   for row in machine_code}
 
 
 def test_atomics_are_on_integers(machine_code):
     """Their results do not depend on the order; only the scattered sum has any."""
-    for name, dtype, ptx, sass in machine_code:
-        found = [word for word in words(ptx) if re.match(r'(atom|red)\.', word)]
+    for row in machine_code:
+        found = [word for word in words(row['ptx']) if re.match(r'(atom|red)\.', word)]
         # REDUX is an integer reduction within a warp
-        code = [word for word in words(sass) if re.match(r'(ATOM|ATOMG|ATOMS|RED)(\.|$)', word)]
-        assert bool(found) == (name in ('peak_kernel', 'add_kernel')), (name, dtype, found)
+        code = [word for word in words(row['sass'])
+                if re.match(r'(ATOM|ATOMG|ATOMS|RED)(\.|$)', word)]
+        assert bool(found) == (row['kernel'] in ('peak_kernel', 'add_kernel')), (row, found)
         assert all(re.search(r'\.(max\.s32|add\.u64|or\.b32)$', word) for word in found), found
-        assert not [word for word in code if re.search(r'F(16|32|64)|BF16', word)], (name, code)
+        assert not [word for word in code if re.search(r'F(16|32|64)|BF16', word)], (row, code)
 
 
 def test_products_and_sums_are_not_contracted(machine_code):
     """Or bits would depend on the compiler. Divisions are made of fused operations, rightly."""
-    for name, dtype, ptx, sass in machine_code:
+    for row in machine_code:
         # a sum of bfloat16 is written as a product with 1
-        found = [word for word in words(ptx) if re.match(r'fma\.(?!rn\.bf16)', word)]
-        if name in ('mean_kernel', 'scatter_kernel', 'attend_kernel', 'slope_kernel', 'add_kernel'):
-            found += {'FFMA', 'DFMA'} & {word.split('.')[0] for word in words(sass)}
-        assert not found, (name, dtype)
-        assert 'div.full.f32' not in words(ptx), f'{name}: an approximate division'
+        found = [word for word in words(row['ptx']) if re.match(r'fma\.(?!rn\.bf16)', word)]
+        if row['kernel'] in ('mean_kernel', 'scatter_kernel', 'attend_kernel', 'slope_kernel',
+                             'add_kernel'):
+            found += {'FFMA', 'DFMA'} & {word.split('.')[0] for word in words(row['sass'])}
+        assert not found, row
+        assert 'div.full.f32' not in words(row['ptx']), row
+
+
+def test_resources_of_kernels_are_within_limits(machine_code):
+    """A thread has 255 registers; what does not fit goes to memory, which is slow."""
+    for row in machine_code:
+        if 'registers' in row:
+            assert row['registers'] < 200 and row['stack'] <= 8 and not row['local'], row
+            assert row['shared'] <= 48 << 10, row
+
+
+def test_the_published_resources_are_of_all_kernels(machine_code):
+    published = json.loads((ROOT / 'docs' / 'results' / 'triton_kernels.json').read_text())['rows']
+    assert {row['kernel'] for row in published} == {row['kernel'] for row in machine_code}
+    assert {row['architecture'] for row in published} == {80, 90, 100}
 
 
 # ------------------------------------------------------------------------------ how one gets them
