@@ -153,6 +153,7 @@ def _put() -> None:
             setattr(torch.cuda.random, name, value)
     torch.backends.cuda.is_built = lambda: True
     torch._C._cuda_getDevice = lambda: 0
+    torch._C._cuda_setDevice = _nothing
     torch._C._cuda_getDriverVersion = lambda: 13000
     torch.UntypedStorage.clone = _clone
     torch.storage._to = _to

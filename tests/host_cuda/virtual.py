@@ -1,0 +1,53 @@
+"""Virtual ranks on the device of this folder, in one process and in two.
+
+    python tests/host_cuda/virtual.py WORK_DIR
+
+Prints, as JSON, whether each run has the bits of the same ranks in one process.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pretend  # noqa: F401  makes the device
+import torch
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
+import conftest  # noqa: E402, F401  one thread per operator
+from faults.tiny import validating_and_saving  # noqa: E402
+from mmengine.hooks import Hook  # noqa: E402
+from mmengine.registry import HOOKS  # noqa: E402
+from virtual_runs import run  # noqa: E402
+
+
+@HOOKS.register_module()
+class OnDeviceHook(Hook):
+    """Ends a run that is not on the device."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        assert next(runner.model.parameters()).is_cuda, 'the model is not on the device'
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    cfg = validating_and_saving(folder)
+    cfg.custom_hooks = [dict(type='EMAHook'), dict(type='OnDeviceHook')]
+    cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
+    equal = {}
+    for ranks in (2, 4):
+        first = run(cfg, ranks, 1, folder / f'{ranks} on 1')
+        assert len(first) == ranks and all(len(lines) > 3 for lines in first)
+        equal[f'{ranks} on 2'] = run(cfg, ranks, 2, folder / f'{ranks} on 2') == first
+        resumed = run(cfg, ranks, 2, folder / f'{ranks} resumed',
+                      folder / f'{ranks} on 1' / 'iter_1.pth')
+        # what the first run did behind its checkpoint
+        equal[f'{ranks} resumed on 2'] = [lines[-len(resumed[0]):] for lines in first] == resumed
+        assert 1 < len(resumed[0]) < len(first[0])
+    print(json.dumps(equal))
+
+
+if __name__ == '__main__':
+    torch.set_num_threads(1)
+    main()
