@@ -71,4 +71,4 @@ def _environment(differences: Sequence[FactDifference]) -> Report:
     return Report('', '', tables=[Table(
         ('environment', '', 'then', 'now', 'consequence'), rows,
         styles=[styles.get(row.severity, '') for row in differences],
-        shown=min(len(rows), MAX_ROWS), rest=f'and {len(rows) - MAX_ROWS} more')])
+        shown=MAX_ROWS, rest='more')])

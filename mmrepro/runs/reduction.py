@@ -4,13 +4,13 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
 from ..errors import MissingDataError
-from ..nested import class_name
+from ..nested import class_name, dicts
 
 LONGEST = 256  # pixels of the longer side of an image
 IMAGES = 8
@@ -33,7 +33,12 @@ def shrink(cfg: Any) -> int:
         for node, key, size in sizes:
             node[key] = type(size)(max(STEP, round(side * LONGEST / longest / STEP) * STEP)
                                    for side in size)
-    _drop_downloads(cfg._cfg_dict)
+    for node in dicts(cfg._cfg_dict):  # random weights, so that none are downloaded
+        start = node.get('init_cfg')
+        if isinstance(start, dict) and start.get('type') == 'Pretrained':
+            node['init_cfg'] = None
+        if 'load_from' in node and 'model' in node:
+            node['load_from'] = None
     cfg.train_dataloader.batch_size = min(cfg.train_dataloader.get('batch_size', 1), MAX_BATCH)
     return longest
 
@@ -54,19 +59,6 @@ def _sizes(node: Any, within: str = '') -> Iterator[tuple[Any, Any, Any]]:
 def _is_pair(value: Any) -> bool:
     return (isinstance(value, (list, tuple)) and len(value) == 2
             and all(isinstance(side, int) and side >= 64 for side in value))
-
-
-def _drop_downloads(node: Any) -> None:
-    """Start from random weights, so that none are downloaded."""
-    for value in list(node.values() if isinstance(node, dict) else node):
-        if isinstance(value, (dict, list, tuple)):
-            _drop_downloads(value)
-    if isinstance(node, dict):
-        start = node.get('init_cfg')
-        if isinstance(start, dict) and start.get('type') == 'Pretrained':
-            node['init_cfg'] = None
-        if 'load_from' in node and 'model' in node:
-            node['load_from'] = None
 
 
 def innermost(dataset: Any) -> list[Any]:
@@ -103,12 +95,11 @@ def _takes_indices(kind: Any) -> bool:
         argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
 
 
-def check_data(cfg: Any, phases: tuple[str, ...], exists: Callable[[str], bool] = os.path.exists
-               ) -> None:
+def check_data(cfg: Any, phases: tuple[str, ...]) -> None:
     """Check that the files of all datasets exist."""
     for phase in phases:
         for path in _files(cfg, phase):
-            if not exists(path):
+            if not os.path.exists(path):
                 raise MissingDataError(
                     f'{_missing(path, phase)}. Get the dataset, or change data_root with '
                     '--cfg-options; or take the demonstration dataset instead, which works for '
