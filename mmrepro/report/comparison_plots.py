@@ -25,12 +25,8 @@ def _mark_first(axes: Any, comparison: Comparison) -> None:
 
 def _shown(losses: dict[str, Column]) -> list[str]:
     """Return the names of the total and of the largest parts."""
-    names = sorted(losses, key=lambda name: -max((abs(v) for v in losses[name][1]
-                                                  if math.isfinite(v)), default=0.))
-    if _TOTAL in names:
-        names.remove(_TOTAL)
-        names.insert(0, _TOTAL)
-    return names[:MAX_LOSSES]
+    return sorted(losses, key=lambda name: (name != _TOTAL, -max(
+        (abs(v) for v in losses[name][1] if math.isfinite(v)), default=0.)))[:MAX_LOSSES]
 
 
 def loss_curves(comparison: Comparison) -> bytes | None:

@@ -92,7 +92,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     whole = end == last and all(log.ended for log in original.ranks.values())
     run = plan('replay', work_dir,
                [Training(os.path.abspath(config), iterations=None if whole else end)], env,
-               manifest.processes, cwd if os.path.isdir(cwd) else None)
+               manifest.content['processes'], cwd if os.path.isdir(cwd) else None)
     started, text = time.monotonic(), ''
     environment: list[Any] | None = None
     logs: dict[int, RankLog] = {}
