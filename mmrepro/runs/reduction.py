@@ -1,4 +1,7 @@
-"""Reduce a training without changing its code path: fewer and smaller images."""
+"""Reduce a training without changing its code path: fewer and smaller images.
+
+What needs torch is imported late: the process may have to start again first.
+"""
 from __future__ import annotations
 
 import inspect
@@ -6,11 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from mmengine.dataset import BaseDataset
-from mmengine.registry import DATASETS
-
 from ..errors import MissingDataError
-from ..nested import class_name, dicts
 
 LONGEST = 256  # pixels of the longer side of an image
 IMAGES = 8
@@ -25,6 +24,7 @@ SIZES = ('scale', 'scales', 'img_scale', 'img_scales', 'size', 'crop_size', 'ran
 
 def shrink(cfg: Any) -> int:
     """Shrink the images of pipelines and preprocessor; return the longest side before."""
+    from ..nested import dicts
     nodes = [cfg.get('train_dataloader'), cfg.get('val_dataloader'), cfg.get('custom_hooks'),
              cfg.model.get('data_preprocessor')]
     sizes = [size for node in nodes if node for size in _sizes(node)]
@@ -74,6 +74,7 @@ def few_images(cfg: Any, phase: str, count: int) -> list[str]:
     Returns:
         Names of the classes that have no argument ``indices``: their datasets stay whole.
     """
+    from ..nested import class_name
     datasets = innermost(cfg[f'{phase}_dataloader']['dataset'])
     whole = [dataset for dataset in datasets if not _takes_indices(dataset.get('type'))]
     for dataset in datasets:
@@ -84,6 +85,10 @@ def few_images(cfg: Any, phase: str, count: int) -> list[str]:
 
 def _takes_indices(kind: Any) -> bool:
     """Whether a dataset's ``type`` has the argument, as those of MMEngine and MMDetection have."""
+    from mmengine.dataset import BaseDataset
+    from mmengine.registry import DATASETS
+
+    from ..nested import class_name
     registries, name = [DATASETS], class_name(kind)
     for registry in registries:
         registries += registry.children.values()
