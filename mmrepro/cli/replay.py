@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish(Report(
         '', verdict, DONE if difference is None else DIFFERENT, notes=list(outcome.notes),
         data=dict(run=args.run, work_dir=work_dir, same=difference is None,
-                  compared=outcome.compared, rank=outcome.rank,
+                  compared=outcome.compared, rank=difference.rank if difference else 0,
                   difference=None if difference is None else difference.as_dict(),
                   environment=outcome.environment)), args)
 

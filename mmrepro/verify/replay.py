@@ -28,10 +28,6 @@ class ReplayOutcome(NamedTuple):
     environment: list[Any]  # differences between the two manifests
     notes: list[str]  # notes on the files of the original
 
-    @property
-    def rank(self) -> int:
-        return self.difference.rank if self.difference else 0
-
 
 def prepare(manifest: Manifest, work_dir: str,
             changes: Mapping[str, Any] | None = None) -> str:
