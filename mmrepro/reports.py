@@ -17,6 +17,7 @@ from typing import Any
 from mmengine.config import Config
 
 from .audit.auditing import audit
+from .checkpoint.lost_state import Lost
 from .config import with_virtual_ranks
 from .demo import use_data, write_dataset
 from .errors import ConfigError, MMReproError
@@ -35,11 +36,11 @@ from .verify import variations as verification
 from .verify.control import Control
 from .verify.kills.campaign import Campaign, CampaignSettings
 from .verify.kills.kinds import KINDS, allowed
-from .verify.state_probe import StateVerdict, probe
+from .verify.state_probe import lost_attributes
 from .verify.variations import USUAL, VARIATIONS, VariationResult
 
-__all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'kills', 'localise', 'lost_state',
-           'seeds', 'verify']
+__all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'kills', 'localise', 'seeds',
+           'verify']
 
 Say = Callable[[str], None]
 # variations that are events of a run, not changes of its config: parameters of localise_config
@@ -54,7 +55,8 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
            level: str = 'step', full: bool = False, ranks: int | None = None,
            demo_data: str | None = None, options: Mapping[str, Any] | None = None,
            jobs: int | None = None, work_dir: str = os.path.join('work_dirs', 'verify'),
-           explain: bool = False, say: Say = lambda text: None) -> Report:
+           at: int | None = None, explain: bool = False, lost_state: bool = False,
+           say: Say = lambda text: None) -> Report:
     """Train a config in fresh processes, vary what must not matter, and compare the bits.
 
     Args:
@@ -69,7 +71,10 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         options: dotted key -> value, changes of the config.
         jobs: runs at a time; None: as many as the machine has room for.
         work_dir: where the runs write.
+        at: iterations before the resume and the validation; None: half of them.
         explain: name the cause of the first variation that differs.
+        lost_state: vary the process and the resume, and name attributes of modules, of objects
+            that these hold, and of hooks that the resumed run has lost.
         say: called with lines about the progress.
 
     Returns:
@@ -81,11 +86,14 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         MissingDataError: a file that the config reads does not exist.
         TrainingFailed: a training ended with an error.
     """
-    names = list(dict.fromkeys(USUAL if vary is None else vary))
+    names = ['process', 'resume'] if lost_state else list(dict.fromkeys(
+        USUAL if vary is None else vary))
     unknown = [name for name in names if name not in VARIATIONS]
     if unknown or not names:
         raise ConfigError(f'--vary: {", ".join(unknown) or "nothing"} is not allowed; allowed: '
                           f'{",".join(VARIATIONS)}')
+    if at is not None and not 0 < at < iterations:
+        raise ConfigError(f'--at {at} --iters {iterations}: 0 < K < N is needed')
     cfg = config_of(config, options)
     if ranks is not None:
         cfg.randomness = with_virtual_ranks(cfg.get('randomness'), ranks)
@@ -97,11 +105,12 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         use_data(cfg, os.path.abspath(demo_data))
         notes.append(f'data: the demonstration dataset in {demo_data}')
     notes += prepare(cfg, names, full)
-    started = time.monotonic()
+    started, half = time.monotonic(), at or max(1, iterations // 2)
     data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
     try:
-        results = verification.verify(cfg, work_dir, names, iterations, jobs or _jobs(), level, say)
-        control = verification.control_of(results, work_dir, say)
+        results = verification.verify(cfg, work_dir, names, iterations, half, jobs or _jobs(),
+                                      level, say, lost_state)
+        control = verification.control_of(results, work_dir, half, say)
     except TrainingFailed as error:
         if error.finding is None:
             raise
@@ -111,8 +120,10 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
             data=dict(data, same=False, variations=[], finding=error.finding, log=error.log))
     notes.append(f'{iterations} iterations, fingerprints of level {level}, '
                  f'{time.monotonic() - started:.0f} s')
-    cause = _cause(results, work_dir, iterations) if explain else None
-    return certificate(config, results, notes, work_dir, data, cause, control)
+    cause = _cause(results, work_dir, iterations, half) if explain else None
+    lost = lost_attributes(*(os.path.join(work_dir, name) for name in (
+        'resume', 'reference', 'process'))) if lost_state and not results[1].skipped else None
+    return certificate(config, results, notes, work_dir, data, cause, control, lost)
 
 
 def _jobs() -> int:
@@ -126,8 +137,9 @@ def _jobs() -> int:
 
 def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
                 work_dir: str, data: Mapping[str, Any] = {},
-                cause: LocaliseResult | None = None, control: Control | None = None) -> Report:
-    """Report verified variations."""
+                cause: LocaliseResult | None = None, control: Control | None = None,
+                lost: Sequence[Lost] | None = None) -> Report:
+    """Report verified variations, and attributes that a resume loses if they were looked for."""
     rows = [(result.name, result.title,
              f'not run: {result.skipped}' if result.skipped else
              f'DIFFERENT  {result.difference.text()}' if result.difference else
@@ -153,10 +165,23 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     tables = [Table((), rows, styles=styles)]
     if cause is not None:
         tables.append(_first_difference(cause))
+    if lost:
+        code = DIFFERENT
+        verdict = f'{len(lost)} attributes are lost when the run resumes\n{verdict}'
+        tables.append(Table(
+            ('attribute', 'in the uninterrupted run', 'in the resumed run'),
+            [(f'{row.owner} ({row.cls}).{row.attribute}', row.then, row.now) for row in lost]))
+        advice += ['keep them in checkpoints, in a module that the config imports:',
+                   '  from mmrepro.checkpoint import adapters']
+        for cls in dict.fromkeys(row.cls for row in lost):
+            names = ', '.join(repr(row.attribute) for row in lost if row.cls == cls)
+            advice.append(f"  adapters.register({cls}, {names}, why='...')")
+    elif lost is not None:
+        verdict = f'no attribute is lost\n{verdict}'
     return Report(
         config, verdict, code, tables, list(notes), advice, data={
             **data, 'same': code == DONE, 'localise': cause.as_dict() if cause else None,
-            'control': control,
+            'control': control, 'lost': lost,
             'variations': [dict(
                 name=result.name, title=result.title, equal=result.equal,
                 skipped=result.skipped or None, remark=result.remark or None,
@@ -164,8 +189,8 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
                 for result in results]})
 
 
-def _cause(results: Sequence[VariationResult], work_dir: str,
-           iterations: int) -> LocaliseResult | None:
+def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
+           half: int) -> LocaliseResult | None:
     """Name the cause of the first variation that differs; see :func:`localise`."""
     first = next((result for result in results if result.difference is not None), None)
     if first is None:
@@ -185,7 +210,6 @@ def _cause(results: Sequence[VariationResult], work_dir: str,
             return entry.localise_runs(reference, run, folder)
         # the reference's config has no validation that run B could do
         config = os.path.join(reference if name == 'resume' else run, 'config.py')
-        half = max(1, iterations // 2)
         print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {half} --iters '
               f'{iterations}', file=sys.stderr, flush=True)
         event: dict[str, Any] = {EVENTS[name]: half}
@@ -278,46 +302,6 @@ def campaign_report(outcome: Mapping[str, Any]) -> Report:
         '', '\n'.join(lines), DIFFERENT if not outcome['equal'] else DONE if seen else NOT_VERIFIED,
         [Table(('interruption', 'times', 'exit codes', 'iterations done again (most)',
                 'seconds to the end (most)'), rows)], data=dict(outcome))
-
-
-# ------------------------------------------------------------------------------------- lost state
-
-def lost_state(cfg: Config, at: int, iterations: int, work_dir: str) -> Report:
-    """Name the state in Python attributes that a config loses when it resumes.
-
-    Args:
-        cfg: a complete config.
-        at: resume after this number of iterations.
-        iterations: number of iterations of the uninterrupted runs.
-        work_dir: where the runs write.
-
-    Raises:
-        TrainingError: a training failed, or ended before ``iterations``.
-    """
-    return lost_state_report(probe(cfg, at, iterations, work_dir))
-
-
-def lost_state_report(state: StateVerdict) -> Report:
-    """Report a probe of state."""
-    span = f'iterations {state.at} to {state.iterations - 1}'
-    lines = [f'{span}: the resumed run ' + (f'differs first in {state.first}' if state.first
-                                            else 'has the bits of the uninterrupted one')]
-    advice: list[str] = []
-    if state.lost:
-        lines.append(f'{len(state.lost)} attributes are lost when the run resumes')
-        advice = ['keep them in checkpoints, in a module that the config imports:',
-                  '  from mmrepro.checkpoint import adapters']
-        for cls in dict.fromkeys(row.cls for row in state.lost):
-            names = ', '.join(repr(row.attribute) for row in state.lost if row.cls == cls)
-            advice.append(f"  adapters.register({cls}, {names}, why='...')")
-    else:
-        lines.append('no attribute explains it: `mmrepro localise` compares operators'
-                     if state.first else 'no attribute is lost')
-    rows = [(f'{row.owner} ({row.cls}).{row.attribute}', str(row.then), str(row.now))
-            for row in state.lost]
-    tables = [Table(('attribute', 'in the uninterrupted run', 'in the resumed run'), rows)]
-    return Report('', '\n'.join(lines), DONE if state.good else DIFFERENT, tables if rows else [],
-                  advice=advice, data=state._asdict())
 
 
 # --------------------------------------------------------------------------------------- localise

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish(Report(
         '', verdict, DONE if difference is None else DIFFERENT, notes=list(outcome.notes),
         data=dict(run=args.run, work_dir=work_dir, same=difference is None,
-                  compared=outcome.compared, rank=outcome.rank,
+                  compared=outcome.compared, rank=difference.rank if difference else 0,
                   difference=None if difference is None else difference.as_dict(),
                   environment=outcome.environment)), args)
 
@@ -71,4 +71,4 @@ def _environment(differences: Sequence[FactDifference]) -> Report:
     return Report('', '', tables=[Table(
         ('environment', '', 'then', 'now', 'consequence'), rows,
         styles=[styles.get(row.severity, '') for row in differences],
-        shown=min(len(rows), MAX_ROWS), rest=f'and {len(rows) - MAX_ROWS} more')])
+        shown=MAX_ROWS, rest='more')])

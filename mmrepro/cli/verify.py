@@ -3,13 +3,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 
 from ..config import randomness_of, with_virtual_ranks
-from ..reports import interruptible, kills, lost_state, verify
+from ..reports import interruptible, kills, verify
 from ..runs.config_files import config_of
 from ..runs.progress import progress_line
 from ..runs.startup import restart_for
@@ -19,8 +17,8 @@ from .arguments import Parser, at_least, finish, shared
 
 ALL, KILLS = 'all', 'kills'  # of --vary
 WORK_DIR = os.path.join('work_dirs', 'verify')
-# options of ordinary variations, which have no meaning for kills and for --explain
-ORDINARY = ('full', 'demo_data', 'jobs', 'localise')
+# options of ordinary variations, which have no meaning for kills
+ORDINARY = ('full', 'demo_data', 'jobs', 'at', 'localise', 'explain')
 OF_KILLS = ('kills', 'kill_seed', 'ranks', 'processes', 'interval', 'span', 'kinds')
 
 
@@ -52,11 +50,10 @@ def _parser() -> Parser:
                         'GPU)')
     parser.add_argument('--localise', action='store_true',
                         help='when bits differ, go on and name the cause')
-    group = parser.add_argument_group('--vary resume')
-    group.add_argument('--explain', action='store_true',
-                       help='name attributes that are lost when the run resumes')
-    group.add_argument('--at', type=at_least(1), default=2, metavar='K',
-                       help='resume after this many iterations (default: 2)')
+    parser.add_argument('--at', type=at_least(1), metavar='K', help='resume and validate after '
+                        'this many iterations (default: half of them)')
+    parser.add_argument('--explain', action='store_true', help='with --vary resume, alone: name '
+                        'attributes that are lost when the run resumes')
     group = parser.add_argument_group('--vary kills, which trains the config as it is')
     group.add_argument('--kills', type=at_least(1), metavar='N', help='interruptions in all (10)')
     group.add_argument('--kill-seed', type=int, metavar='S',
@@ -81,37 +78,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = None if args.vary is None else [
         name.strip() for name in args.vary.split(',') if name.strip()]
     if names == [KILLS]:
-        parser.refuse(args, f'has no meaning with --vary {KILLS}', *ORDINARY, 'explain')
+        parser.refuse(args, f'has no meaning with --vary {KILLS}', *ORDINARY)
         return _kills(args, parser)
     parser.refuse(args, f'is for --vary {KILLS}, alone', *OF_KILLS)
-    if args.explain:
-        if names != ['resume']:
-            parser.error('--explain is for --vary resume, alone')
-        parser.refuse(args, 'has no meaning with --explain', *ORDINARY)
-        return _lost_state(args, parser)
+    if args.explain and names != ['resume']:
+        parser.error('--explain is for --vary resume, alone')
     names = list(VARIATIONS) if names == [ALL] else names
     work_dir = parser.make_folder(args.work_dir or WORK_DIR)
     with progress_line(sys.stderr) as say:
         report = verify(
             args.config, vary=names, iterations=args.iters, level=args.level, full=args.full,
             ranks=args.virtual_ranks, demo_data=args.demo_data, options=args.cfg_options,
-            jobs=args.jobs, work_dir=work_dir, explain=args.localise, say=say)
-    return finish(report, args)
-
-
-def _lost_state(args: argparse.Namespace, parser: Parser) -> int:
-    if not args.at < args.iters:
-        parser.error(f'--at {args.at} --iters {args.iters}: 0 < K < N is needed')
-    cfg = config_of(args.config, args.cfg_options)
-    if args.virtual_ranks is not None:
-        cfg.randomness = with_virtual_ranks(cfg.get('randomness'), args.virtual_ranks)
-    restart_for(cfg)
-    folder = args.work_dir or tempfile.mkdtemp(prefix='mmrepro-state-')
-    try:
-        report = lost_state(cfg, args.at, args.iters, parser.make_folder(folder))
-    finally:
-        if args.work_dir is None:
-            shutil.rmtree(folder)
+            jobs=args.jobs, work_dir=work_dir, at=args.at, explain=args.localise,
+            lost_state=args.explain, say=say)
     return finish(report, args)
 
 

@@ -120,3 +120,12 @@ class CallSites:
         elif isinstance(owner, OPTIMIZERS):
             phase = phase or 'optimizer'
         return phase, path
+
+
+def method_site(cls: type, *names: str) -> tuple[str, int, str]:
+    """Return file, line and name of the first of these methods that the nearest class has."""
+    methods = ((getattr(vars(base)[name], 'func', vars(base)[name]), f'{cls.__name__}.{name}')
+               for base in cls.__mro__ for name in names if name in vars(base))
+    function, shown = next(methods, (None, cls.__name__))
+    code = getattr(function, '__code__', None)
+    return (code.co_filename, code.co_firstlineno, shown) if code else ('', 0, shown)

@@ -30,23 +30,15 @@ ENTROPY = ('os.urandom', 'os.getrandom')
 PROCESS_ID = ('os.getpid', 'os.getppid')
 
 
-def _qualified(*names: str) -> list[str]:
-    """Return names as functions in C have them, without the module.
-
-    >>> _qualified('time.time', 'datetime.datetime.now')
-    ['time', 'datetime.now']
-    """
-    return [name.partition('.')[2] for name in names]
-
-
 # name of a C function -> what it reads; the interpreter reports calls to them, however imported
 WATCHED = {
-    **dict.fromkeys(_qualified(*ENTROPY), 'entropy of the operating system'),
+    # functions in C have their names without the module
+    **{name.partition('.')[2]: what for what, names in (
+        ('entropy of the operating system', ENTROPY), ('clock', CLOCK), ('process id', PROCESS_ID))
+       for name in names},
     'Random.seed': 'a generator is seeded',
     'Generator.seed': 'entropy of the operating system',
-    **dict.fromkeys(_qualified(*CLOCK), 'clock'),
     **dict.fromkeys(('listdir', 'scandir'), 'directory listing'),
-    **dict.fromkeys(_qualified(*PROCESS_ID), 'process id'),
     **dict.fromkeys(('randn', 'randu', 'randShuffle'), 'generator of OpenCV'),
     **dict.fromkeys(('start_new_thread', 'start_joinable_thread'), 'thread'),
 }

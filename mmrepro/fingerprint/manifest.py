@@ -54,11 +54,6 @@ class Manifest(NamedTuple):
         return self.content.get('variables') or {}
 
     @property
-    def processes(self) -> int:
-        """Number of processes that trained: one for each rank, unless ranks were virtual."""
-        return self.content['processes']
-
-    @property
     def values(self) -> dict[str, Any]:
         """Facts and all other fields by name; files and repositories count by their last name."""
         content = {name: value for name, value in self.content.items() if name not in NOT_COMPARED}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..facts.training_data import file_record
+from ..nested import dicts
 from ..variables import Read
 
 # Variables that reach kernels, libraries, launchers; all others, secrets among them, stay out.
@@ -142,19 +143,14 @@ def weights(config: Mapping[str, Any]) -> dict[str, Any]:
     return files
 
 
-def _checkpoints(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if isinstance(node.get('load_from'), str):
-            yield node['load_from']
+def _checkpoints(config: Any) -> Iterator[str]:
+    for node in dicts(config):
         start = node.get('init_cfg')
-        for init in start if isinstance(start, (list, tuple)) else [start]:
-            if isinstance(init, Mapping) and isinstance(init.get('checkpoint'), str):
-                yield init['checkpoint']
-        node = node.values()
-    elif not isinstance(node, (list, tuple)):
-        return
-    for value in node:
-        yield from _checkpoints(value)
+        inits = start if isinstance(start, (list, tuple)) else [start]
+        for name in (node.get('load_from'), *(init.get('checkpoint') for init in inits
+                                              if isinstance(init, Mapping))):
+            if isinstance(name, str):
+                yield name
 
 
 def _local(name: str) -> str | None:

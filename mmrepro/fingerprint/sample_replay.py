@@ -13,6 +13,7 @@ from ..data import dataset_tree
 from ..digests import exact_digest
 from ..reachable import attributes, belongs_to_user, closure, named_globals
 from . import generator_states
+from .call_sites import method_site
 from .generator_states import call_site
 
 MAX_KEPT = 1000  # items of a list or dict that are compared; longer ones count by their length
@@ -180,13 +181,10 @@ def _fix(observations: Sequence[str]) -> str:
 
 def _method_site(thing: Any) -> str:
     """Return file and line of a function, or of the main method of an object or class."""
-    function = _function(thing)
-    cls = thing if isinstance(thing, type) else type(thing)
-    if not hasattr(function, '__code__'):
-        function = next((vars(base)[name] for name in MAIN_METHODS for base in cls.__mro__
-                         if hasattr(vars(base).get(name), '__code__')), None)
-    code = getattr(function, '__code__', None)
-    return f'{code.co_filename}:{code.co_firstlineno}' if code else ''
+    code = getattr(_function(thing), '__code__', None)
+    file, line, _ = (code.co_filename, code.co_firstlineno, '') if code else method_site(
+        thing if isinstance(thing, type) else type(thing), *MAIN_METHODS)
+    return f'{file}:{line}' if file else ''
 
 
 def _function(thing: Any) -> Any:

@@ -33,14 +33,8 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
                     values: bool = True) -> LocaliseResult:
     """Train a config as run A and as run B, and find their first difference.
 
-    Args:
-        work_dir: an empty folder.
-        common: settings of the config for both runs, by dotted key.
-        settings, env: settings and environment variables for A and for B.
-        ranks: processes of each run.
-        resume_b: end run B before this iteration and resume it.
-        validate_b: let run B validate before this iteration.
-        values: run once more to measure how far the results of the operator are apart.
+    The arguments are those of :func:`mmrepro.reports.localise`; ``work_dir`` is an empty folder,
+    and ``common`` are the settings of both runs.
     """
     specs = []
     seeded = [seed_of(read_config(config, {**common, **options})) for options in settings]

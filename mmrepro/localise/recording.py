@@ -21,13 +21,14 @@ from ..diagnosis.attributes import record_attributes
 from ..diagnosis.diagnosis import Diagnosis, diagnose
 from ..distributed.unwrap import unwrap
 from ..fingerprint import generator_states, records, run_state
+from ..fingerprint.call_sites import method_site
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
 from ..hooks.fingerprint import FingerprintHook
 from ..nested import named_tensors
 from ..runs.stopping import StopTraining
 from ..scoped import replaced
-from .sample_recorder import SampleRecorder, method_site, read_samples
+from .sample_recorder import SampleRecorder, read_samples
 
 # methods of hooks between two training steps; the iterations of a validation change no weights
 HOOK_METHODS = (

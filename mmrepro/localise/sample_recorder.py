@@ -16,6 +16,7 @@ from ..data import dataset_tree
 from ..data.batch_context import current_batch
 from ..digests import exact_digest
 from ..fingerprint import generator_states
+from ..fingerprint.call_sites import method_site
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps
@@ -198,12 +199,3 @@ def _kept_values(transform: Any) -> dict[str, str]:
             **{f'{prefix}{name}': repr(value)[:VALUE_TEXT]
                for prefix, namespace in namespaces.items() for name, value in namespace.items()
                if isinstance(value, (bool, int, float, str)) and not name.startswith('__')}}
-
-
-def method_site(cls: type, *names: str) -> tuple[str, int, str]:
-    """Return file, line and name of the first of these methods that the nearest class has."""
-    methods = ((getattr(vars(base)[name], 'func', vars(base)[name]), f'{cls.__name__}.{name}')
-               for base in cls.__mro__ for name in names if name in vars(base))
-    function, shown = next(methods, (None, cls.__name__))
-    code = getattr(function, '__code__', None)
-    return (code.co_filename, code.co_firstlineno, shown) if code else ('', 0, shown)

@@ -86,7 +86,7 @@ def _manifest(comparison: Comparison) -> Table:
         [(row.name, shorten(row.then, 40), shorten(row.now, 40), row.severity, row.consequence)
          for row in rows], title,
         ['soft' if row.severity == 'harmless' else '' for row in rows], shown=shown, code=(0, 1, 2),
-        rest=f'{more} more difference{"" if more == 1 else "s"} in what they were made of, '
+        rest=f'more difference{"" if more == 1 else "s"} in what they were made of, '
              f'{"all" if harmless == more else harmless} harmless; --all lists them')
 
 
@@ -160,8 +160,7 @@ def _weights(comparison: Comparison) -> Table:
           '; '.join(f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
          for row in checkpoints],
         'Checkpoints', ['bad' if row.distance else '' for row in checkpoints], shown=differing,
-        rest=f'{len(checkpoints) - differing} '
-             f'checkpoint{"s" if len(checkpoints) > differing + 1 else ""} without a difference',
+        rest=f'checkpoint{"s" if len(checkpoints) > differing + 1 else ""} without a difference',
         code=(0, 3))
 
 

@@ -25,12 +25,8 @@ def _mark_first(axes: Any, comparison: Comparison) -> None:
 
 def _shown(losses: dict[str, Column]) -> list[str]:
     """Return the names of the total and of the largest parts."""
-    names = sorted(losses, key=lambda name: -max((abs(v) for v in losses[name][1]
-                                                  if math.isfinite(v)), default=0.))
-    if _TOTAL in names:
-        names.remove(_TOTAL)
-        names.insert(0, _TOTAL)
-    return names[:MAX_LOSSES]
+    return sorted(losses, key=lambda name: (name != _TOTAL, -max(
+        (abs(v) for v in losses[name][1] if math.isfinite(v)), default=0.)))[:MAX_LOSSES]
 
 
 def loss_curves(comparison: Comparison) -> bytes | None:
@@ -62,7 +58,8 @@ def loss_differences(comparison: Comparison) -> bytes | None:
     names = _shown(comparison.losses)
     if not names:
         return None
-    with figure(1, 2, figsize=(10, 3.8)) as (fig, (linear, log)):
+    with figure(1, 2, figsize=(10, 3.8), sharex=True) as (fig, (linear, log)):
+        linear.set_xmargin(.03)
         positive = False
         for name, color in zip(names, palette(len(names))):
             steps, values_a, values_b = comparison.losses[name]
@@ -86,10 +83,6 @@ def loss_differences(comparison: Comparison) -> bytes | None:
         else:
             log.text(.5, .5, 'no difference', transform=log.transAxes, ha='center', va='center',
                      color=SOFT)
-        if comparison.common:
-            margin = max(1, len(comparison.common)) * .03
-            for axes in (linear, log):
-                axes.set_xlim(comparison.common[0] - margin, comparison.common[-1] + margin)
         fig.legend(*linear.get_legend_handles_labels(), loc='outside lower center', ncols=4)
         return png(fig)
 

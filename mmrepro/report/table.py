@@ -14,7 +14,7 @@ class Table:
             styles.
         text: a paragraph before the rows.
         shown: number of rows on a terminal; None: all of them.
-        rest: on a terminal, the line that stands for the rows that are not shown.
+        rest: on a terminal, what follows the number of the rows that are not shown.
         code: columns that a web page sets in a fixed pitch.
     """
     header: Sequence[str]

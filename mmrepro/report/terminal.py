@@ -49,5 +49,5 @@ def print_table(out: Any, table: Table, everything: bool) -> None:
             shown.add_row(*map(Text, row), style=STYLES[style])
         out.print(shown if table.header else Padding(shown, (0, 0, 0, 2), expand=False))
     if table.rest and count < len(rows):
-        print_line(out, table.rest, 'soft')
+        print_line(out, f'{len(rows) - count} {table.rest}', 'soft')
     out.print()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ConfigError
-from ..fingerprint.schema import value_of
+from ..fingerprint.divergence import divergences
 from .comparison import Comparison, columns
 from .table import Table
 
@@ -60,7 +60,7 @@ class Tolerance(NamedTuple):
               '-' if row.ulps is None else str(row.ulps), str(row.at),
               '-' if row.exceeds is None else f'iteration {row.exceeds}')
              for row in self.distances], 'Numbers that both runs recorded', shown=MAX_ROWS,
-            rest=f'and {len(self.distances) - MAX_ROWS} that are nearer')
+            rest='more that are nearer')
 
 
 def relative(a: float, b: float) -> float:
@@ -123,13 +123,7 @@ def _distance(name: str, steps: list[int], a: list[float], b: list[float],
 
 def _unequal(comparison: Comparison) -> tuple[int, str] | None:
     """Return the first iteration and field in which fingerprints show different samples."""
-    if not comparison.exact:
-        return None
-    for rank in sorted(set(comparison.a.ranks) & set(comparison.b.ranks)):
-        first, second = (run.ranks[rank].steps for run in (comparison.a, comparison.b))
-        for iteration in sorted(set(first) & set(second)):
-            for field in EXACT:
-                values = [value_of(steps[iteration], field) for steps in (first, second)]
-                if None not in values and values[0] != values[1]:
-                    return iteration, field
-    return None
+    return next(((found.iteration, field.field)
+                 for found in divergences(comparison.a.ranks, comparison.b.ranks)
+                 for fields in found.ranks.values() for field in fields
+                 if field.field in EXACT), None)

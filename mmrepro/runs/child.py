@@ -4,11 +4,11 @@
 """
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
 from ..config import randomness_of
 from ..errors import SampleDiffersError, StepDiffersError, ValidationChangesError
@@ -42,7 +42,7 @@ class Training(NamedTuple):
 def train_here(training: Training) -> None:
     """Train in this process."""
     if training.prepare is not None:
-        _function(training.prepare)()
+        resolve_name(training.prepare)()
     cfg = read_config(training.config)
     if any(name.startswith('randomness.') for name in training.settings):
         # a dotted name does not fit into virtual_ranks=8
@@ -60,7 +60,7 @@ def _train(cfg: Any, training: Training) -> None:
     runner.register_hook(EventHook(training.iterations, training.kill_after,
                                    training.validate_after), priority=EventHook.priority)
     if training.attach is not None:
-        _function(training.attach)(runner, **training.given)
+        resolve_name(training.attach)(runner, **training.given)
     done = None
     try:
         runner.train()
@@ -70,11 +70,6 @@ def _train(cfg: Any, training: Training) -> None:
         iteration = runner.iter if done is None else done
         runner.save_checkpoint(runner.work_dir, training.save, by_epoch=False,
                                meta=dict(epoch=runner.epoch, iter=iteration))
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(':')
-    return getattr(importlib.import_module(module), function)
 
 
 def outcome(training: Training) -> int:

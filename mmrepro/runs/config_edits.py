@@ -8,6 +8,7 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
+from ..config import randomness_of
 from ..errors import ConfigError
 from ..text import listed
 from . import reduction
@@ -31,8 +32,6 @@ def import_mmrepro(cfg: Config) -> bool:
 
 
 def virtual_ranks(cfg: Config) -> int | None:
-    # imports torch, which has to wait until the process has started itself again
-    from ..config import randomness_of
     return randomness_of(cfg).virtual_ranks.ranks
 
 
@@ -87,13 +86,10 @@ def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[
 
 def add_fingerprints(cfg: Any, level: str, interval: int = 1) -> None:
     """Add a FingerprintHook of this level; it replaces those of the config."""
-    kept = [hook for hook in cfg.get('custom_hooks') or [] if not _is_fingerprint(hook)]
+    from ..nested import class_name  # imports torch, see reduction
+    kept = [hook for hook in cfg.get('custom_hooks') or [] if not (
+        isinstance(hook, Mapping) and class_name(hook.get('type')) == 'FingerprintHook')]
     cfg.custom_hooks = [*kept, dict(type='FingerprintHook', level=level, interval=interval)]
-
-
-def _is_fingerprint(hook: Any) -> bool:
-    kind: Any = hook.get('type') if isinstance(hook, Mapping) else None
-    return getattr(kind, '__name__', str(kind).rsplit('.', 1)[-1]) == 'FingerprintHook'
 
 
 def without_checkpoints(cfg: Config) -> None:

@@ -218,10 +218,8 @@ def _unknown(key: str, value: Any, where: str, part: str, near: str) -> str:
 def _nearest(key: str, *known: Iterable[str]) -> str:
     """Return the name of which ``key`` is a misspelling, or ''."""
     names = dict.fromkeys(name for names in known for name in names if isinstance(name, str))
-    for near in difflib.get_close_matches(key, names, n=3, cutoff=SIMILAR):
-        if _is_misspelt(key, near):
-            return near
-    return ''
+    return next((near for near in difflib.get_close_matches(key, names, n=3, cutoff=SIMILAR)
+                 if _is_misspelt(key, near)), '')
 
 
 def _is_misspelt(key: str, near: str) -> bool:

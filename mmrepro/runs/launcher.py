@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Callable, NamedTuple
 
 from ..errors import TrainingError
@@ -114,7 +114,8 @@ class LaunchedTraining:
     def kill(self) -> None:
         """Kill all processes, and the workers of those that have ended."""
         for process in self._processes:
-            kill_group(process.pid)
+            with suppress(ProcessLookupError, PermissionError):  # all of its group have ended
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def terminate(self) -> None:
@@ -124,10 +125,8 @@ class LaunchedTraining:
                 process.terminate()
         end = time.monotonic() + GRACE
         for process in self._processes:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(max(end - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                pass
         self.kill()
 
 
@@ -212,14 +211,6 @@ def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
             training.kill()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def kill_group(pid: int) -> None:
-    """Kill the leader of a process group, and its workers."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # all of them have ended
-        pass
 
 
 def rank_variables(rank: int, ranks: int, port: int | None) -> dict[str, str]:

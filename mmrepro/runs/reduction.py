@@ -1,16 +1,15 @@
-"""Reduce a training without changing its code path: fewer and smaller images."""
+"""Reduce a training without changing its code path: fewer and smaller images.
+
+What needs torch is imported late: the process may have to start again first.
+"""
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Iterator
-from typing import Any, Callable
-
-from mmengine.dataset import BaseDataset
-from mmengine.registry import DATASETS
+from typing import Any
 
 from ..errors import MissingDataError
-from ..nested import class_name
 
 LONGEST = 256  # pixels of the longer side of an image
 IMAGES = 8
@@ -25,6 +24,7 @@ SIZES = ('scale', 'scales', 'img_scale', 'img_scales', 'size', 'crop_size', 'ran
 
 def shrink(cfg: Any) -> int:
     """Shrink the images of pipelines and preprocessor; return the longest side before."""
+    from ..nested import dicts
     nodes = [cfg.get('train_dataloader'), cfg.get('val_dataloader'), cfg.get('custom_hooks'),
              cfg.model.get('data_preprocessor')]
     sizes = [size for node in nodes if node for size in _sizes(node)]
@@ -33,7 +33,12 @@ def shrink(cfg: Any) -> int:
         for node, key, size in sizes:
             node[key] = type(size)(max(STEP, round(side * LONGEST / longest / STEP) * STEP)
                                    for side in size)
-    _drop_downloads(cfg._cfg_dict)
+    for node in dicts(cfg._cfg_dict):  # random weights, so that none are downloaded
+        start = node.get('init_cfg')
+        if isinstance(start, dict) and start.get('type') == 'Pretrained':
+            node['init_cfg'] = None
+        if 'load_from' in node and 'model' in node:
+            node['load_from'] = None
     cfg.train_dataloader.batch_size = min(cfg.train_dataloader.get('batch_size', 1), MAX_BATCH)
     return longest
 
@@ -56,19 +61,6 @@ def _is_pair(value: Any) -> bool:
             and all(isinstance(side, int) and side >= 64 for side in value))
 
 
-def _drop_downloads(node: Any) -> None:
-    """Start from random weights, so that none are downloaded."""
-    for value in list(node.values() if isinstance(node, dict) else node):
-        if isinstance(value, (dict, list, tuple)):
-            _drop_downloads(value)
-    if isinstance(node, dict):
-        start = node.get('init_cfg')
-        if isinstance(start, dict) and start.get('type') == 'Pretrained':
-            node['init_cfg'] = None
-        if 'load_from' in node and 'model' in node:
-            node['load_from'] = None
-
-
 def innermost(dataset: Any) -> list[Any]:
     """Return the datasets that read files, inside of the wrappers of a dataset config."""
     if isinstance(dataset.get('datasets'), (list, tuple)):
@@ -82,6 +74,7 @@ def few_images(cfg: Any, phase: str, count: int) -> list[str]:
     Returns:
         Names of the classes that have no argument ``indices``: their datasets stay whole.
     """
+    from ..nested import class_name
     datasets = innermost(cfg[f'{phase}_dataloader']['dataset'])
     whole = [dataset for dataset in datasets if not _takes_indices(dataset.get('type'))]
     for dataset in datasets:
@@ -92,6 +85,10 @@ def few_images(cfg: Any, phase: str, count: int) -> list[str]:
 
 def _takes_indices(kind: Any) -> bool:
     """Whether a dataset's ``type`` has the argument, as those of MMEngine and MMDetection have."""
+    from mmengine.dataset import BaseDataset
+    from mmengine.registry import DATASETS
+
+    from ..nested import class_name
     registries, name = [DATASETS], class_name(kind)
     for registry in registries:
         registries += registry.children.values()
@@ -103,12 +100,11 @@ def _takes_indices(kind: Any) -> bool:
         argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
 
 
-def check_data(cfg: Any, phases: tuple[str, ...], exists: Callable[[str], bool] = os.path.exists
-               ) -> None:
+def check_data(cfg: Any, phases: tuple[str, ...]) -> None:
     """Check that the files of all datasets exist."""
     for phase in phases:
         for path in _files(cfg, phase):
-            if not exists(path):
+            if not os.path.exists(path):
                 raise MissingDataError(
                     f'{_missing(path, phase)}. Get the dataset, or change data_root with '
                     '--cfg-options; or take the demonstration dataset instead, which works for '

@@ -15,8 +15,7 @@ from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
-from ..config import RandomnessConfig, randomness_of
-from ..determinism import missing_at_start
+from ..config import RandomnessConfig
 from ..errors import RandomnessError, SeedsError, TrainingError
 from ..exit_codes import PREEMPTED
 from ..reading import NUMBER, Rule, mismatch, read_json
@@ -46,8 +45,6 @@ class SeedJob(NamedTuple):
     digest: str  # of the effective settings, without the seed
     seed: int
     folder: str  # work directory
-    # variables that the process has to start with; without them it would start twice
-    variables: tuple[tuple[str, str], ...] = ()
     stream: str = ''  # the stream whose root is ``seed``; '': all streams
     root: int = 0  # root of the other streams
 
@@ -89,13 +86,8 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
     randomness.pop('seed', None)
     text = Config(settings).pretty_text + repr(sorted(randomness.items()))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    effective = randomness_of(cfg)
-    missing = missing_at_start(os.environ, mode=effective.deterministic,
-                               num_threads=effective.numerics.num_threads,
-                               cpu=effective.numerics.cpu)
     return [SeedJob(label, config, tuple(options), digest, seed,
-                os.path.join(work_dir, label, f'seed_{seed}'), tuple(sorted(missing.items())))
-            for seed in seeds]
+                    os.path.join(work_dir, label, f'seed_{seed}')) for seed in seeds]
 
 
 def vary_stream(job: SeedJob, stream: str, seeds: Sequence[int]) -> list[SeedJob]:
@@ -160,7 +152,7 @@ def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any
         command += ['--cfg-options', *options]
     log = os.path.join(job.folder, LOG)
     try:
-        run_all([PlannedRun(job.label, job.folder, [Launch(command, log, dict(job.variables))])])
+        run_all([PlannedRun(job.label, job.folder, [Launch(command, log)])])
     except TrainingFailed as error:
         text = ('pre-empted, with a checkpoint; the same command continues'
                 if error.code == PREEMPTED else str(error))

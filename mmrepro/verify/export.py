@@ -59,7 +59,7 @@ def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[s
         'Run': [
             f'iterations recorded: {iterations}',
             f'ranks: {content.get("world_size", UNKNOWN)}',
-            f'processes: {manifest.processes}',
+            f'processes: {content["processes"]}',
             f'started: {content.get("created") or UNKNOWN}',
             f'command: `{" ".join(content.get("command") or [UNKNOWN])}`',
             f'resumed from: {content.get("resumed_from") or "nothing"}',

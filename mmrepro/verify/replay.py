@@ -28,10 +28,6 @@ class ReplayOutcome(NamedTuple):
     environment: list[Any]  # differences between the two manifests
     notes: list[str]  # notes on the files of the original
 
-    @property
-    def rank(self) -> int:
-        return self.difference.rank if self.difference else 0
-
 
 def prepare(manifest: Manifest, work_dir: str,
             changes: Mapping[str, Any] | None = None) -> str:
@@ -92,7 +88,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     whole = end == last and all(log.ended for log in original.ranks.values())
     run = plan('replay', work_dir,
                [Training(os.path.abspath(config), iterations=None if whole else end)], env,
-               manifest.processes, cwd if os.path.isdir(cwd) else None)
+               manifest.content['processes'], cwd if os.path.isdir(cwd) else None)
     started, text = time.monotonic(), ''
     environment: list[Any] | None = None
     logs: dict[int, RankLog] = {}

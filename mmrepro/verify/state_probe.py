@@ -1,25 +1,18 @@
 """Name the state that a config loses when it resumes: why the variation ``resume`` differs."""
 from __future__ import annotations
 
-import copy
 import json
 import os
-import shutil
-from typing import Any, NamedTuple
+from typing import Any
 
-from mmengine.config import Config
+from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 
 from ..checkpoint.lost_state import Lost, lost_state, snapshot
 from ..errors import TrainingError
-from ..fingerprint.divergence import first_divergence
-from ..fingerprint.reader import read_ranks
-from ..fingerprint.schema import FOLDER
-from ..runs.child import Training
-from ..runs.config_edits import add_fingerprints
-from ..runs.launcher import plan, run_all
+from ..reading import read_json
 
-CHECKPOINT = 'probe.pth'
+SEEN = 'seen.json'  # in the work directory of a run
 
 
 def attach(runner: Any, **given: Any) -> None:
@@ -28,11 +21,11 @@ def attach(runner: Any, **given: Any) -> None:
 
 
 class ProbeHook(Hook):
-    """Writes the attributes before iteration ``at`` and after the last iteration to ``out``."""
+    """Writes the attributes before iteration ``at`` and after the last iteration."""
     priority = 99  # before the hook that ends the training
 
-    def __init__(self, at: int, iterations: int, out: str, save: bool) -> None:
-        self._at, self._iterations, self._out, self._save = at, iterations, out, save
+    def __init__(self, at: int, iterations: int) -> None:
+        self._at, self._iterations = at, iterations
         self._seen: dict[str, Any] = {}
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
@@ -41,63 +34,29 @@ class ProbeHook(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: dict | None = None) -> None:
-        done = runner.iter + 1
-        if done == self._at and self._save:
-            runner.save_checkpoint(runner.work_dir, CHECKPOINT, by_epoch=False)
-        if done == self._iterations:
+        if runner.iter + 1 == self._iterations and is_main_process():
             self._seen['after'] = snapshot(runner)
-            with open(self._out, 'w', encoding='utf-8') as file:
+            with open(os.path.join(runner.work_dir, SEEN), 'w', encoding='utf-8') as file:
                 json.dump(self._seen, file)
 
 
-class StateVerdict(NamedTuple):
-    """The outcome of a probe."""
-    # attributes that differ in the resumed run, even after its last iteration
-    lost: list[Lost]
-    first: str  # field and iteration that differ first; '' when all bits agree
-    at: int
-    iterations: int
+def lost_attributes(resumed: str, *runs: str) -> list[Lost]:
+    """Return attributes that a resumed run lacks, even after its last iteration.
 
-    @property
-    def good(self) -> bool:
-        return not self.lost and not self.first
+    Args:
+        resumed: work directory of a run that was watched.
+        runs: those of uninterrupted runs; what differs among them is not lost.
 
-
-def probe(cfg: Config, at: int, iterations: int, work_dir: str) -> StateVerdict:
-    """Train ``cfg`` twice for ``iterations``, resume it at ``at``, and compare."""
-    recorded = copy.deepcopy(cfg)
-    add_fingerprints(recorded, 'step')
-
-    def training(name: str, **more: Any) -> Training:
-        folder = os.path.join(work_dir, name)
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier call
-        os.makedirs(folder)
-        path, out = (os.path.join(folder, file) for file in ('probe.py', 'seen.json'))
-        recorded.dump(path)
-        given = dict(at=at, iterations=iterations, out=out, save=name == 'run')
-        return Training(path, folder, iterations=iterations, attach=f'{__name__}:attach',
-                        given=given, **more)
-
-    trainings = [training('run'), training('again'), training(
-        'resumed', resume=True, checkpoint=os.path.join(work_dir, 'run', CHECKPOINT))]
-    run_all([plan(folder, folder, [training]) for training in trainings
-             for folder in [str(training.work_dir)]])
-    *runs, resumed = map(_seen, trainings)
-    before, after = (lost_state([run[key] for run in runs], resumed[key])
+    Raises:
+        TrainingError: a run ended before it wrote its attributes.
+    """
+    seen = []
+    for folder in (*runs, resumed):
+        if not os.path.exists(os.path.join(folder, SEEN)):
+            raise TrainingError(f'the run in {folder} ended before its last iteration')
+        seen.append(read_json(os.path.join(folder, SEEN), TrainingError))
+    before, after = (lost_state([run[key] for run in seen[:-1]], seen[-1][key])
                      for key in ('before', 'after'))
     still = {(row.owner, row.attribute) for row in after}
     # an attribute that is there again after a few iterations is a cache
-    lost = [row for row in before if (row.owner, row.attribute) in still]
-    logs = [read_ranks(os.path.join(work_dir, name, FOLDER)) for name in ('run', 'resumed')]
-    difference = first_divergence(logs[0], logs[1])
-    first = f'{difference.field.first_part()[0]} of iteration {difference.iteration}' \
-        if difference else ''
-    return StateVerdict(lost, first, at, iterations)
-
-
-def _seen(training: Training) -> dict[str, Any]:
-    if not os.path.exists(training.given['out']):
-        raise TrainingError(f'the run in {training.work_dir} ended before iteration '
-                            f'{training.given["iterations"]}')
-    with open(training.given['out'], encoding='utf-8') as file:
-        return json.load(file)
+    return [row for row in before if (row.owner, row.attribute) in still]

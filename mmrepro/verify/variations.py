@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from mmengine.config import Config
@@ -18,7 +18,7 @@ from ..runs.config_edits import only_fingerprints, virtual_ranks
 from ..runs.launcher import PlannedRun, one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..text import listed
-from . import surroundings
+from . import state_probe, surroundings
 from .control import ITERATIONS, Control, control, only
 
 REFERENCE = 'reference'  # folder of the run with which variations are compared
@@ -27,8 +27,8 @@ REFERENCE = 'reference'  # folder of the run with which variations are compared
 class Variation(NamedTuple):
     """A condition that must not matter."""
     title: str  # for the certificate
-    # changes the config of the reference in place, given the number of iterations
-    change: Callable[[Config, int], None] = lambda cfg, iterations: None
+    # changes the config of the reference in place, given the iterations before an event
+    change: Callable[[Config, int], None] = lambda cfg, half: None
     # changed variables; they may depend on this machine
     env: Callable[[], dict[str, str]] = dict
     prepare: str | None = None  # 'module:function' that the process calls first
@@ -42,7 +42,7 @@ class Variation(NamedTuple):
     impossible: Callable[[Config, int], str] = lambda cfg, iterations: ''
 
 
-def _other_workers(cfg: Config, iterations: int) -> None:
+def _other_workers(cfg: Config, half: int) -> None:
     loader = cfg.train_dataloader
     # 0 and 1 worker load in the same order: one of the runs has several
     loader.num_workers = 0 if loader.get('num_workers', 0) > 1 else 2
@@ -50,10 +50,9 @@ def _other_workers(cfg: Config, iterations: int) -> None:
     loader.prefetch_factor = 3 if loader.num_workers else None
 
 
-def _keep_checkpoint(cfg: Config, iterations: int) -> None:
+def _keep_checkpoint(cfg: Config, half: int) -> None:
     # all are kept: the control resumes from the first
-    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False,
-                                        interval=max(1, iterations // 2))
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False, interval=half)
 
 
 def _cannot_resume(cfg: Config, iterations: int) -> str:
@@ -125,16 +124,18 @@ def variations_of(cfg: Config) -> dict[str, Variation]:
         f'{ranks} virtual ranks on {processes} processes', processes=processes)}
 
 
-def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jobs: int,
-           level: str = 'step', say: Callable[[str], None] = lambda text: None
-           ) -> list[VariationResult]:
+def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, half: int, jobs: int,
+           level: str = 'step', say: Callable[[str], None] = lambda text: None,
+           probed: bool = False) -> list[VariationResult]:
     """Train the reference and all variations in fresh processes.
 
     Args:
         work_dir: for configs, logs and fingerprints; those of an earlier call are removed.
         names: keys of :data:`VARIATIONS`.
+        half: number of iterations before a resume or a validation.
         jobs: number of runs at a time.
         say: is called with a line on the progress.
+        probed: let the runs write what :func:`.state_probe.lost_attributes` reads.
     """
     prepared = copy.deepcopy(cfg)
     only_fingerprints(prepared, level)
@@ -147,7 +148,9 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, jo
         if name not in skipped:
             planned.update({_reference_of(name, table[name]): table[name], name: table[name]}
                            if table[name].twice else {name: table[name]})
-    runs = [_planned(name, variation, prepared, work_dir, iterations, cfg)
+    attached = dict(attach=f'{state_probe.__name__}:attach',
+                    given=dict(at=half, iterations=iterations)) if probed else {}
+    runs = [_planned(name, variation, prepared, work_dir, iterations, half, cfg, attached)
             for name, variation in planned.items()]
     run_with_progress(runs, iterations, say, jobs)
     return [result_of(name, os.path.join(work_dir, _reference_of(name, table[name])),
@@ -177,18 +180,17 @@ def _impossible(cfg: Config, variation: Variation, iterations: int) -> str:
 
 
 def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, iterations: int,
-             original: Config) -> PlannedRun:
+             half: int, original: Config, attached: dict[str, Any]) -> PlannedRun:
     folder = os.path.abspath(os.path.join(work_dir, name))
     os.makedirs(folder, exist_ok=True)
     for stale in os.listdir(folder):
-        if stale == 'last_checkpoint' or stale.endswith('.pth'):
+        if stale in ('last_checkpoint', state_probe.SEEN) or stale.endswith('.pth'):
             os.remove(os.path.join(folder, stale))
     cfg = copy.deepcopy(prepared)
-    variation.change(cfg, iterations)
+    variation.change(cfg, half)
     cfg.work_dir = folder
     path = os.path.join(folder, 'config.py')
-    half = max(1, iterations // 2)
-    training = Training(path, iterations=iterations, prepare=variation.prepare)
+    training = Training(path, iterations=iterations, prepare=variation.prepare, **attached)
     if variation.validate:
         for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
             cfg[key] = original[key]
@@ -205,7 +207,7 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
     return plan(name, folder, trainings, env, variation.processes, cwd)
 
 
-def control_of(results: Sequence[VariationResult], work_dir: str,
+def control_of(results: Sequence[VariationResult], work_dir: str, half: int,
                say: Callable[[str], None] = lambda text: None) -> Control | None:
     """Control one comparison of :func:`verify`, if no variation differs; None otherwise.
 
@@ -216,7 +218,7 @@ def control_of(results: Sequence[VariationResult], work_dir: str,
         return None
     result = next((result for result in compared if VARIATIONS[result.name].kill), compared[0])
     variation = VARIATIONS[result.name]
-    start = max(1, result.iterations // 2) if variation.kill else 0
+    start = half if variation.kill else 0
     reference, folder, checkpoint = (os.path.abspath(os.path.join(work_dir, name)) for name in (
         result.reference, 'control', f'{result.name}/iter_{start}.pth'))
     training = Training(

@@ -13,9 +13,11 @@ from small_runs import config
 
 from mmrepro.checkpoint import adapters
 from mmrepro.checkpoint.lost_state import Lost, lost_state, snapshot
-from mmrepro.reports import lost_state_report
+from mmrepro.errors import TrainingError
+from mmrepro.reports import certificate
 from mmrepro.runs import launcher
-from mmrepro.verify.state_probe import probe
+from mmrepro.verify.state_probe import lost_attributes
+from mmrepro.verify.variations import control_of, verify
 
 
 class Memory:
@@ -67,6 +69,13 @@ def forked(monkeypatch):
     monkeypatch.setattr(launcher, 'LaunchedTraining', ForkedTraining)
 
 
+def probe(cfg, at, iterations, folder):
+    results = verify(cfg, str(folder), ['process', 'resume'], iterations, at, 1, probed=True)
+    control = control_of(results, str(folder), at)
+    lost = lost_attributes(*(str(folder / name) for name in ('resume', 'reference', 'process')))
+    return certificate('', results, [], str(folder), control=control, lost=lost), lost
+
+
 def settings(tmp_path, **model):
     cfg = config(tmp_path)
     cfg.model = dict(type='Forgetful', **model)
@@ -91,14 +100,13 @@ def test_attributes_that_only_the_class_has_are_seen():
 
 
 def test_modules_their_parts_and_hooks_are_named(tmp_path):
-    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path))
-    assert not verdict.good and verdict.first == 'losses.loss of iteration 3'
-    found = {(row.cls, row.attribute): (row.then, row.now) for row in verdict.lost}
+    report, lost = probe(settings(tmp_path), 3, 6, tmp_path)
+    found = {(row.cls, row.attribute): (row.then, row.now) for row in lost}
     assert found.pop(('Forgetful', 'memory.recent'))
     assert found == {('Layer', 'calls'): ('3', '0'), ('Forgetful', 'memory.seen'): ('3', '0'),
                      ('Countdown', 'left'): ('7', '10')}
-    text = str(lost_state_report(verdict))
-    assert 'differs first in losses.loss of iteration 3' in text
+    text = str(report)
+    assert report.exit_code == 1 and 'iteration 3, losses.loss: ' in text
     assert "adapters.register(Layer, 'calls', why='...')" in text
 
 
@@ -113,15 +121,14 @@ def kept():
 
 
 def test_what_the_advice_says_is_enough(tmp_path, kept):
-    verdict = probe(settings(tmp_path), 3, 6, str(tmp_path))
-    assert verdict.good, verdict
+    report, lost = probe(settings(tmp_path), 3, 6, tmp_path)
+    assert report.exit_code == 0 and not lost, report
 
 
 def test_state_that_moves_no_bit_is_named_too(tmp_path):
-    verdict = probe(settings(tmp_path, matters=False), 3, 6, str(tmp_path))
-    assert not verdict.first and not verdict.good
-    assert 'has the bits of the uninterrupted one' in str(lost_state_report(verdict))
-    assert {row.cls for row in verdict.lost} == {'Forgetful', 'Countdown'}
+    report, lost = probe(settings(tmp_path, matters=False), 3, 6, tmp_path)
+    assert report.exit_code == 1 and 'SAME BITS' in str(report)
+    assert {row.cls for row in lost} == {'Forgetful', 'Countdown'}
 
 
 @pytest.mark.parametrize('model', ['yolox_s', pytest.param('rtmdet_tiny',
@@ -130,8 +137,8 @@ def test_a_detector_loses_nothing(model, data_root, tmp_path):
     import mmdet.models  # noqa: F401
     cfg = small(model, data_root)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    verdict = probe(cfg, 2, 3, str(tmp_path))
-    assert verdict.good, verdict
+    report, lost = probe(cfg, 2, 3, tmp_path)
+    assert report.exit_code == 0 and not lost, report
 
 
 def test_what_differs_between_two_runs_is_not_lost():
@@ -144,5 +151,5 @@ def test_what_differs_between_two_runs_is_not_lost():
 
 def test_a_run_that_fails_is_told(tmp_path):
     cfg = settings(tmp_path)
-    with pytest.raises(RuntimeError, match='ended before iteration 60'):
-        probe(cfg, 3, 60, str(tmp_path))
+    with pytest.raises(TrainingError, match='reference ended before its last iteration'):
+        probe(cfg, 3, 60, tmp_path)

@@ -14,7 +14,7 @@ REPORT = Report(
     'a title', 'DIFFERENT: all', DIFFERENT,
     [Table((), [('cause', 'clock: [not markup]'), ('fix', 'Seed it. ' + 'x' * 200)],
            styles=['warn', 'fix']),
-     Table(('name', 'value'), [('a', '1'), ('<b>', '2')], 'numbers', shown=1, rest='1 more')],
+     Table(('name', 'value'), [('a', '1'), ('<b>', '2')], 'numbers', shown=1, rest='more')],
     ['a note'], ['an advice'], {'plot': Figure('A plot', lambda: b'PNG')}, dict(first=3))
 
 
