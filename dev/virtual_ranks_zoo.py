@@ -53,6 +53,7 @@ from dev.zoo.step import one_rank  # noqa: E402
 from dev.zoo.training import RESUMED_AT, VAL_IMAGES, WIDTHS, training  # noqa: E402
 from mmrepro.config import RandomnessConfig  # noqa: E402
 from mmrepro.distributed.virtual.weight_hooks import KEEP_WEIGHTS  # noqa: E402
+from mmrepro.nested import dicts as nodes  # noqa: E402
 
 RANKS = 3
 # processes, and those of the run that wrote the checkpoint; 0: none
@@ -138,6 +139,8 @@ def fitting(member: Member, data_root: str, folder: Path,
     for width in WIDTHS if member.data else ():
         try:
             cfg = training(member, data_root, ranks, width)
+            if ranks == 1 and any(node.get('type') == 'MMSyncBN' for node in nodes(cfg.model)):
+                return None, 'MMSyncBN needs several processes'
             cfg.work_dir = str(folder / 'stock')
             Child(_stock, copy.deepcopy(cfg)).result()
             return cfg, width
