@@ -17,7 +17,7 @@ from mmengine import registry
 from mmengine.config import Config
 from torch.overrides import TorchFunctionMode
 
-from ..config import LEGACY_KEYS, RandomnessConfig
+from ..config import RandomnessConfig, randomness_of
 from ..errors import RandomnessError
 from ..nested import class_name, named_dicts
 from ..reachable import belongs_to_user
@@ -68,12 +68,8 @@ class Subject:
 
     @cached_property
     def _parsed(self) -> tuple[RandomnessConfig, str]:
-        given = dict(self.cfg.get('randomness') or {})
-        for old, new in LEGACY_KEYS.items():
-            if old in self.cfg:
-                given.setdefault(new, self.cfg[old])
         try:
-            return RandomnessConfig.parse(given), ''
+            return randomness_of(self.cfg), ''
         except RandomnessError as error:
             return RandomnessConfig(), str(error)
 
