@@ -109,7 +109,7 @@ class StepCheck:
     def _problem(self) -> str:
         """Return why the batch of some rank cannot be given to a second pass; '' if it can."""
         try:
-            _copied(self._runner, self._args, self._kwargs)
+            self._copied()
             problem = ''
         except Exception as error:  # raised by whatever the user's dataset puts into a batch
             problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
@@ -126,10 +126,10 @@ class StepCheck:
             ending()
             raise _Reached
 
-        args, kwargs = _copied(self._runner, self._args, self._kwargs)
+        args, kwargs = self._copied()
         with ExitStack() as contexts:
-            for context in self._paused:
-                contexts.enter_context(context())
+            for paused in self._paused:
+                contexts.enter_context(paused())
             if recorder is not None:
                 contexts.enter_context(recorder)
             with suppress(_Reached), context():
@@ -172,8 +172,7 @@ class StepCheck:
         record_attributes(recorder, self._runner)
         return self._pass(recorder, context=context), recorder.records()
 
-
-def _copied(runner: Any, args: tuple, kwargs: dict) -> tuple:
-    """Copy a batch: models change it in place, and datasets may hold the same objects."""
-    known = {id(runner.optim_wrapper): runner.optim_wrapper}
-    return copy.deepcopy((args, kwargs), known)
+    def _copied(self) -> tuple:
+        """Copy the batch: models change it in place, and datasets may hold the same objects."""
+        wrapper = self._runner.optim_wrapper
+        return copy.deepcopy((self._args, self._kwargs), {id(wrapper): wrapper})
