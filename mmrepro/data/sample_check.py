@@ -24,6 +24,7 @@ from ..config import RandomnessConfig
 from ..digests import exact_digest, first_difference
 from ..errors import RandomnessError, SampleDiffersError
 from ..intervals import is_due
+from ..nested import class_name
 from ..text import listed
 from . import dataset_tree, written_files
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
@@ -350,23 +351,16 @@ def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
     return list(config.self_checks.nonrepeatable_datasets)
 
 
-def _names(loader: Any) -> Iterator[str]:
-    if isinstance(loader, DataLoader):
-        yield from (type(node.dataset).__name__ for node in dataset_tree.nodes(loader.dataset))
-    elif isinstance(loader, Mapping):
-        yield from _types(loader.get('dataset'))
-
-
-def _types(cfg: Any) -> Iterator[str]:
-    """Yield class names in the config of a dataset, without those of transforms."""
-    if isinstance(cfg, Mapping):
-        if 'type' in cfg:
-            kind = cfg['type']
-            yield getattr(kind, '__name__', None) or str(kind).rpartition('.')[2]
+def _names(given: Any) -> Iterator[str]:
+    """Yield class names of datasets, without those of transforms."""
+    if isinstance(given, Mapping):
+        if 'type' in given:
+            yield class_name(given['type'])
         for key in ('dataset', 'datasets'):
-            yield from _types(cfg.get(key))
-    elif isinstance(cfg, (list, tuple)):
-        for item in cfg:
-            yield from _types(item)
-    elif cfg is not None and not isinstance(cfg, str):
-        yield from (type(node.dataset).__name__ for node in dataset_tree.nodes(cfg))
+            yield from _names(given.get(key))
+    elif isinstance(given, (list, tuple)):
+        for item in given:
+            yield from _names(item)
+    elif given is not None and not isinstance(given, str):
+        dataset = given.dataset if isinstance(given, DataLoader) else given
+        yield from (type(node.dataset).__name__ for node in dataset_tree.nodes(dataset))
