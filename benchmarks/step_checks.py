@@ -18,8 +18,9 @@ import torch
 from overhead import batches, paused_runner
 
 from mmrepro.hooks.self_check import is_due
+from mmrepro.scoped import around_next_step
 from mmrepro.step_check.check import StepCheck
-from mmrepro.step_check.train_step import around_next_step
+from mmrepro.step_check.state import StartAttributes
 
 MODELS = ('faster-rcnn_r50_fpn', 'rtmdet_tiny')
 LENGTHS = (1_000, 10_000, 90_000)  # iterations of trainings
@@ -30,7 +31,7 @@ def measure(name: str, data_root: str, folder: str, pairs: int) -> dict[str, Any
     """Return processor seconds of steps, and the number of passes of a check."""
     from mmrepro.demo.shipped_configs import demo_config
     runner = paused_runner(demo_config(name, data_root), f'{folder}/{name}', True)
-    source = batches(runner)
+    source, start_of_training = batches(runner), None
     times: dict[str, list[float]] = dict(plain=[], checked=[])
     for index in range(pairs + 2):
         for kind in ('plain', 'checked') if index % 2 else ('checked', 'plain'):
@@ -38,7 +39,9 @@ def measure(name: str, data_root: str, folder: str, pairs: int) -> dict[str, Any
             gc.collect()
             start = time.process_time()
             if kind == 'checked':
-                around_next_step(runner.model, StepCheck(runner))
+                start_of_training = start_of_training or StartAttributes(runner)
+                around_next_step(runner.model, StepCheck(
+                    runner, (), lambda runner, problem: None, start_of_training))
             runner.train_loop.run_iter(index, batch)
             times[kind].append(time.process_time() - start)
     plain, checked = (statistics.median(times[kind][2:]) for kind in ('plain', 'checked'))

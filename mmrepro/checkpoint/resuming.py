@@ -11,7 +11,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..config import RandomnessConfig
 from ..data import placement_of
-from ..data.cursor import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
+from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
 from ..errors import CheckpointError, RandomnessError, ResumeError
 from ..facts import compatibility

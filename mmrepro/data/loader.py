@@ -19,11 +19,6 @@ from .worker_processes import use_own_start_method
 _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own streams"
 
 
-def placement_of(loader: Any) -> Placement | None:
-    """Return the placement of an adopted loader, or None."""
-    return getattr(getattr(loader, 'batch_sampler', None), '_mmrepro_placement', None)
-
-
 def use_stream(loader: Any, stream: str) -> None:
     """Let the next pass of an adopted loader use ``stream``: validation and test may share one."""
     fetch = getattr(loader, '_mmrepro_fetch', None)
