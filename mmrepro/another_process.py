@@ -11,7 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -104,11 +104,19 @@ class UserVariables:
         Args:
             paths: of the variables to which this is restricted.
         """
-        with ExitStack() as block:
-            for variable in self._changed():
-                if paths is None or variable.path in paths:
-                    block.enter_context(_bound(variable))
+        before = []
+        try:
+            for path, owner, name, content, _ in self._changed():
+                if paths is None or path in paths:
+                    before.append((owner, name, _value(owner, name)))
+                    if content is _MISSING:
+                        delattr(owner, name)
+                    else:
+                        setattr(owner, name, _copy(content))
             yield
+        finally:
+            for changed in before:
+                setattr(*changed)
 
     def _functions(self, path: str, value: Any) -> None:
         if isinstance(value, FunctionType) and belongs_to_user(value.__module__):
@@ -160,21 +168,6 @@ class UserVariables:
         if content is not None or value is None:
             with suppress(Exception):  # objects of the user, whose attributes may be properties
                 self._variables.append(_Variable(path, owner, name, content, _digest(value)))
-
-
-@contextmanager
-def _bound(variable: _Variable) -> Iterator[None]:
-    """Give a variable a copy of its captured value inside the block."""
-    owner, name, content = variable.owner, variable.name, variable.content
-    before = _value(owner, name)
-    if content is _MISSING:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, _copy(content))
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _value(owner: Any, name: str) -> Any:

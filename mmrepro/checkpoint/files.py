@@ -30,10 +30,7 @@ _CHUNK = 1 << 22
 def _digest(file: BinaryIO, size: int) -> bytes:
     state = hashlib.sha256()
     file.seek(0)
-    while size > 0:
-        block = file.read(min(_CHUNK, size))
-        if not block:
-            break
+    while block := file.read(min(_CHUNK, size)):  # of 0 bytes at the end
         state.update(block)
         size -= len(block)
     return state.hexdigest().encode()
@@ -159,9 +156,7 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
 
 def is_local(folder: str, options: Mapping[str, Any]) -> bool:
     """Whether MMEngine would write to a local disk."""
-    if options.get('backend_args') or options.get('file_client_args'):
-        return False
-    return '://' not in folder
+    return not (options.get('backend_args') or options.get('file_client_args') or '://' in folder)
 
 
 @contextmanager

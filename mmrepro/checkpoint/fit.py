@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -58,8 +59,11 @@ def parts_of(runner: Any) -> dict[str, str]:
     parts.update((f'module.{name}', _settings(module)) for name, module in model.named_modules())
     parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters()
                  if not parameter.requires_grad)
-    parts.update((f'hooks.{name}', str(count)) for name, module in model.named_modules()
-                 for count in [_hooks_of_user(module)] if count)
+    hooks = Counter(
+        name for name, module in model.named_modules() for kind in HOOKS
+        for hook in getattr(module, kind).values()
+        if belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__))
+    parts.update((f'hooks.{name}', str(count)) for name, count in hooks.items())
     classes: dict[Any, None] = dict.fromkeys(map(type, model.modules()))
     parts.update((f'code.{_name(cls)}', _source(cls)) for cls in classes
                  if belongs_to_user(cls.__module__))
@@ -67,11 +71,6 @@ def parts_of(runner: Any) -> dict[str, str]:
         pipelines = dataset_tree.pipelines(runner._train_loop.dataloader.dataset)
         parts['pipeline'] = ', '.join(map(_class, pipelines))
     return parts
-
-
-def _hooks_of_user(module: nn.Module) -> int:
-    return sum(belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__)
-               for kind in HOOKS for hook in getattr(module, kind).values())
 
 
 def _schedules(runner: Any, name: str) -> list[Any]:

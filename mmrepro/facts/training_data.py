@@ -71,16 +71,12 @@ def training_facts(dataset: Any) -> dict[str, Any]:
         facts['train_images'] = _lines(images)[:16]
     if not images and not annotations:
         with seeds.isolate_rng():
-            entries = [_without_paths(info) for innermost in _innermost(dataset)
-                       for info in _entries(innermost)]
+            entries = [  # without paths
+                {name: value for name, value in info.items() if not isinstance(value, str)}
+                if isinstance(info, dict) else info
+                for innermost in _innermost(dataset) for info in _entries(innermost)]
         facts.update(dict(train_entries=state_digest(entries)[:16]) if entries else {})
     return facts
-
-
-def _without_paths(info: Any) -> Any:
-    if not isinstance(info, dict):
-        return info
-    return {name: value for name, value in info.items() if not isinstance(value, str)}
 
 
 def _lines(texts: Iterable[str]) -> str:
