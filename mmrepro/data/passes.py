@@ -42,18 +42,12 @@ class Pass:
         self._first = self._done = 0  # batches before the first one, and since
         self._snapshot: DatasetSnapshot | None = None  # of the dataset that the workers have
         self._drawn: Any = None
-        self._ended = False
 
     def __iter__(self) -> Pass:
         return self
 
     def __len__(self) -> int:
         return len(self._loader)
-
-    @property
-    def running(self) -> bool:
-        """Whether batches may still come."""
-        return self._batches is not None and not self._ended
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -67,7 +61,6 @@ class Pass:
         try:
             batch = next(self._batches)
         except StopIteration:
-            self._ended = True
             _begun.discard(self)
             raise
         self._done += 1
@@ -83,7 +76,7 @@ class Pass:
             return
         workers: _PersistentWorkers = loader._mmrepro_workers
         user = workers.user()
-        if not loader.persistent_workers or (user is not None and user.running):
+        if not loader.persistent_workers or (user is not self and user in _begun):
             # a hook may look at the data in the middle of a pass: it gets workers of its own
             self._snapshot = DatasetSnapshot(loader.dataset)
             self._batches = loader._get_iterator() if loader.persistent_workers \
