@@ -33,7 +33,7 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
                 delattr(owner, name)
 
 
-def around_next_step(model: Any, around: Callable) -> None:
+def around_next_step(model: Any, around: Callable[..., Any]) -> None:
     """Let the next ``model.train_step(...)`` be ``around(train_step, ...)``.
 
     The method is back in place before ``around`` runs, also a compiled method, or one that other
