@@ -71,16 +71,21 @@ def items(content: Any, path: str, attributes: bool = False) -> list[Named]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def slot_names(cls: Any) -> tuple[str, ...]:
-    """Return the names of the attributes that objects of a class keep in slots."""
+def _slots(cls: Any) -> tuple[str, ...]:
     slots = (vars(base).get('__slots__', ()) for base in cls.__mro__)
     names = (name for given in slots for name in ((given, ) if isinstance(given, str) else given))
     return tuple(name for name in names if name not in ('__dict__', '__weakref__'))
 
 
+def slot_names(obj: Any) -> tuple[str, ...]:
+    """Return the names of the attributes that objects of this class keep in slots."""
+    cls: Any = type(obj)
+    return _slots(cls)
+
+
 def in_slots(obj: Any) -> dict[str, Any]:
     """Return the attributes that an object has in slots."""
-    return {name: getattr(obj, name) for name in slot_names(type(obj)) if hasattr(obj, name)}
+    return {name: getattr(obj, name) for name in slot_names(obj) if hasattr(obj, name)}
 
 
 def attributes(obj: Any) -> dict[str, Any]:
@@ -99,7 +104,7 @@ def is_stateful(obj: Any) -> bool:
 
     Modules and classes do not count: they are looked at by themselves.
     """
-    return (hasattr(obj, '__dict__') or bool(slot_names(type(obj)))) and not (
+    return (hasattr(obj, '__dict__') or bool(slot_names(obj))) and not (
         isinstance(obj, (type, torch.nn.Module))
         or callable(getattr(obj, '__get__', None))
         or type(obj).__module__.partition('.')[0] in _PROCESS)

@@ -43,7 +43,7 @@ def _reader(thing: Any) -> Callable[[Any], Any] | None:
         return _bytes if _is_small_array(thing) else None
     if isinstance(thing, _OPAQUE):
         return None
-    if slot_names(type(thing)) and belongs_to_user(type(thing).__module__):
+    if slot_names(thing) and belongs_to_user(type(thing).__module__):
         return attributes
     return vars if hasattr(thing, '__dict__') else None
 

@@ -76,7 +76,7 @@ class _Held(NamedTuple):
         for name in names if self.kind.write is None else ():
             if name not in self.content:  # the class had the value until then
                 object.__delattr__(self.obj, name)
-            elif name in slot_names(type(self.obj)):
+            elif name in slot_names(self.obj):
                 object.__setattr__(self.obj, name, self.content[name])
             else:  # not by setattr(), which may be the user's
                 vars(self.obj)[name] = self.content[name]
