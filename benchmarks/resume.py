@@ -104,8 +104,8 @@ def find_place(contestant: str, iteration: int) -> dict[str, Any]:
         loader = DataLoader(images, batch_size=BATCH_SIZE, sampler=sampler)
         if contestant == 'mmrepro':
             from mmrepro.config import RandomnessConfig
-            from mmrepro.data.cursor import seek
             from mmrepro.data.loader import adopt_loader
+            from mmrepro.data.passes import seek
             adopt_loader(loader, RandomnessConfig(seed=1), 'sample', 0)
         start = time.perf_counter()
         if contestant == 'mmrepro':

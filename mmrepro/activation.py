@@ -83,16 +83,12 @@ def _change(module: ModuleType) -> None:
 _active = False
 
 
-def _switch(active: bool) -> None:
-    global _active
-    _active = active
-
-
 def activate() -> None:
     """Make ``Runner`` reproducible however it is built, provide ``mmcv._ext``, and note which
     environment variables are read; idempotent.
     """
-    _switch(True)
+    global _active
+    _active = True
     variables.watch()
     ops.install()
     for name in TARGETS:
@@ -101,7 +97,8 @@ def activate() -> None:
 
 def deactivate() -> None:
     """Undo :func:`activate`, the patches, and the determinism flags: a config runs as before."""
-    _switch(False)
+    global _active
+    _active = False
     variables.watch(False)
     for name in TARGETS:
         imports.forget(name, _change)

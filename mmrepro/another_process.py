@@ -11,7 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ class UserVariables:
     def __init__(self, things: Iterable[Any]) -> None:
         self._variables: list[_Variable] = []
         self._owners: list[tuple[str, Any, set[str]]] = []  # and the names that they had
-        self._seen: set[int] = set()
+        self._walk = Walk()
         things = [getattr(thing, 'func', thing) for thing in things]
         classes = [cls for thing in things
                    for cls in (thing if isinstance(thing, type) else type(thing)).__mro__]
@@ -104,11 +104,19 @@ class UserVariables:
         Args:
             paths: of the variables to which this is restricted.
         """
-        with ExitStack() as block:
-            for variable in self._changed():
-                if paths is None or variable.path in paths:
-                    block.enter_context(_bound(variable))
+        before = []
+        try:
+            for path, owner, name, content, _ in self._changed():
+                if paths is None or path in paths:
+                    before.append((owner, name, _value(owner, name)))
+                    if content is _MISSING:
+                        delattr(owner, name)
+                    else:
+                        setattr(owner, name, _copy(content))
             yield
+        finally:
+            for changed in before:
+                setattr(*changed)
 
     def _functions(self, path: str, value: Any) -> None:
         if isinstance(value, FunctionType) and belongs_to_user(value.__module__):
@@ -116,7 +124,7 @@ class UserVariables:
             self._function(f'{path}.{value.__name__}', value)
 
     def _module(self, module: ModuleType | None) -> None:
-        if module is None or not self._is_new(module) or not belongs_to_user(module.__name__):
+        if module is None or not self._walk.is_new(module) or not belongs_to_user(module.__name__):
             return
         if 'site-packages' in (getattr(module, '__file__', None) or '') and (
                 module.__name__.partition('.')[0] not in self._packages):
@@ -136,7 +144,7 @@ class UserVariables:
                 self._variable(f'{module.__name__}.{name}', module, name, value)
 
     def _class(self, path: str, cls: type) -> None:
-        if not self._is_new(cls):
+        if not self._walk.is_new(cls):
             return
         self._owners.append((path, cls, set(vars(cls))))
         for name, value in list(vars(cls).items()):
@@ -149,39 +157,17 @@ class UserVariables:
         for name in _DEFAULTS:
             self._variable(f'{path}.{name}', function, name, getattr(function, name))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            if self._is_new(cell):
+            if self._walk.is_new(cell):
                 self._variable(f'{path}.{name}', cell, _CELL, getattr(cell, _CELL, None))
 
     def _variable(self, path: str, owner: Any, name: str, value: Any) -> None:
         plain_name = name.startswith('__') and name not in _DEFAULTS
-        if plain_name or not _may_change(value):
-            return
-        if not _is_small(value):
+        if plain_name or not _may_change(value) or not _is_small(value):
             return
         content = _copy(value)
         if content is not None or value is None:
             with suppress(Exception):  # objects of the user, whose attributes may be properties
                 self._variables.append(_Variable(path, owner, name, content, _digest(value)))
-
-    def _is_new(self, thing: Any) -> bool:
-        new = id(thing) not in self._seen
-        self._seen.add(id(thing))
-        return new
-
-
-@contextmanager
-def _bound(variable: _Variable) -> Iterator[None]:
-    """Give a variable a copy of its captured value inside the block."""
-    owner, name, content = variable.owner, variable.name, variable.content
-    before = _value(owner, name)
-    if content is _MISSING:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, _copy(content))
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _value(owner: Any, name: str) -> Any:

@@ -305,10 +305,9 @@ def _with_todays_keys(randomness: Mapping[str, Any]) -> dict[str, Any]:
     for old in [key for key in given if key in REMOVED_KEYS]:
         value = given.pop(old)
         without_effect, instead = REMOVED_KEYS[old]
-        if old == 'step_seed' and value is False and given.get('worker_seed') == 'mmengine':
-            without_effect = (False, )
-        elif not any(value is allowed for allowed in without_effect) or (
-                old == 'step_seed' and given.get('worker_seed') == 'mmengine'):
+        if old == 'step_seed':
+            without_effect = (given.get('worker_seed') != 'mmengine', )
+        if not any(value is allowed for allowed in without_effect):
             raise RandomnessError(f'randomness.{old}={value!r} is no key any more; remove it, or '
                                   f'write {instead}')
         written.append(f'nothing instead of {old}={value!r}')

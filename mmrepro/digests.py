@@ -14,9 +14,10 @@ The digests of the package, and why each exists:
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Callable
+from typing import Any, BinaryIO, Callable
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from .reachable import attributes, in_slots, items
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
 ARRAY = '__array_interface__'
 SHOWN = 60  # characters of a value in a message
+_CHUNK = 1 << 22  # bytes of a file that are read at a time
 
 
 def state_digest(state: Any) -> str:
@@ -60,6 +62,16 @@ def exact_digest(state: Any) -> str:
         digest.update(content)
 
     _update(digest, write, state, (), True)
+    return digest.hexdigest()
+
+
+def file_digest(file: BinaryIO, size: int = sys.maxsize) -> str:
+    """Return the SHA-256 of an open file, or of its first ``size`` bytes."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while block := file.read(min(_CHUNK, size)):
+        digest.update(block)
+        size -= len(block)
     return digest.hexdigest()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Callable
+from typing import Any
 
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
@@ -81,15 +81,9 @@ class RunLifecycle:
         self.config = config
         self.process.apply(config)
         self.facts = collect_facts(cfg, config.as_dict(), get_world_size())
-        self.resume.check(self.facts)
+        self.resume.differences = self.resume.compare(self.facts)
         if is_distributed():
             agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
-
-    def build_model(self, stock: Callable[[Any], Any], model: Any, logger: Any) -> Any:
-        """Let ``stock`` build the model."""
-        self.seed('init', 'model')  # again: loggers and visualizers may have drawn random numbers
-        return self.start.build_model(stock, model, self.resume.point is not None, logger,
-                                      lambda: self.seed('init', 'model'))
 
     def hooks(self, present: Sequence[Hook]) -> list[Hook]:
         """Return the hooks to register beside ``present``, those of the config."""
@@ -242,12 +236,6 @@ class RunLifecycle:
         self.evaluated.leave()
 
     # ----------------------------------------------------------------------- a checkpoint
-
-    def save(self, runner: Any, stock: Callable[..., None], out_dir: str, filename: str,
-             *args: Any, **kwargs: Any) -> None:
-        """Let ``stock`` write a checkpoint on rank 0; all ranks call this."""
-        with self.evaluated.suspended():
-            self.checkpoints.write(runner, stock, out_dir, filename, *args, **kwargs)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield

@@ -47,7 +47,8 @@ class ProcessSettings:
         self._enable()
 
     def _enable(self) -> None:
-        training_thread.claim(turns=self._takes_turns, builds=True)
+        if self._takes_turns:  # otherwise a thread that trains already stays the training thread
+            training_thread.claim(turns=True)
         self.report = determinism.enable(cudnn_benchmark=self._cudnn_benchmark,
                                          **self._config.flags)
 

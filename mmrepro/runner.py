@@ -126,7 +126,9 @@ class ReproRunnerMixin(_Base):
         self.lifecycle.start.load(self, super().load_or_resume)
 
     def build_model(self, model: Any) -> Any:
-        return self.lifecycle.build_model(super().build_model, model, self.logger)
+        return self.lifecycle.start.build_model(
+            super().build_model, model, self.lifecycle.resume.point is not None, self.logger,
+            lambda: self.lifecycle.seed('init', 'model'))
 
     def _init_model_weights(self) -> None:
         self.lifecycle.start.initialize(self, super()._init_model_weights)
@@ -201,7 +203,9 @@ class ReproRunnerMixin(_Base):
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         """As MMEngine's, but all ranks call it, and the file appears whole or not at all."""
-        self.lifecycle.save(self, super().save_checkpoint, out_dir, filename, *args, **kwargs)
+        with self.lifecycle.evaluated.suspended():
+            self.lifecycle.checkpoints.write(
+                self, super().save_checkpoint, out_dir, filename, *args, **kwargs)
 
 
 @RUNNERS.register_module()

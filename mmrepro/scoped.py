@@ -1,9 +1,9 @@
-"""Attributes that have another value inside a block."""
+"""Attributes that have another value inside a block, or until a call."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable
 
 
 @contextmanager
@@ -31,3 +31,19 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
                 setattr(owner, name, value)
             elif name in vars(owner):
                 delattr(owner, name)
+
+
+def around_next_step(model: Any, around: Callable[..., Any]) -> None:
+    """Let the next ``model.train_step(...)`` be ``around(train_step, ...)``.
+
+    The method is back in place before ``around`` runs, also a compiled method, or one that other
+    code has put there.
+    """
+    step, change = model.train_step, ExitStack()
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        if vars(model).get('train_step') is once:
+            change.close()
+        return around(step, *args, **kwargs)
+
+    change.enter_context(replaced(model, train_step=once))

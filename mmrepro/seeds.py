@@ -71,7 +71,7 @@ class RootSeed:
     """The root of all streams of a run.
 
     >>> root = RootSeed(42, dict(init=7))
-    >>> root.derive('init') == derive(7, 'init'), root.derive('step', 3) == derive(42, 'step', 3)
+    >>> derive(root, 'init') == derive(7, 'init'), derive(root, 'step', 3) == derive(42, 'step', 3)
     (True, True)
 
     Attributes:
@@ -84,10 +84,6 @@ class RootSeed:
     def of(self, stream: str) -> int:
         """Return the root of one stream."""
         return self.streams.get(stream, self.seed)
-
-    def derive(self, stream: str, *key: Key) -> Seeds:
-        """Return the seeds of a stream of this root; see :func:`derive`."""
-        return derive(self, stream, *key)
 
 
 Root = Union[int, RootSeed]  # what functions here accept
@@ -174,21 +170,10 @@ def _seed_accelerators(seed: int) -> None:
         if not torch.cuda._is_in_bad_fork():
             for generator in torch.cuda.default_generators:
                 generator.manual_seed(seed)
-    elif _cuda_built() and not _in_worker():
+    elif (torch.version.cuda or torch.version.hip) and torch.utils.data.get_worker_info() is None:
         torch.cuda.manual_seed_all(seed)
     for name in _other_accelerators():
         getattr(torch, name).manual_seed_all(seed)
-
-
-@cache
-def _cuda_built() -> bool:
-    import torch
-    return torch.version.cuda is not None or torch.version.hip is not None
-
-
-def _in_worker() -> bool:
-    import torch
-    return torch.utils.data.get_worker_info() is not None
 
 
 @cache

@@ -9,12 +9,11 @@ from ..config import LEGACY_KEYS
 from ..data.loader import without_positions
 from ..data.sampling_orders import STOCK_FAULTS, sampling_order_of, strided_stock
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
-from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
 from ..patches import CAUSES
 from ..runs.config_files import TOP_LEVEL
 from ..text import shorten
 from .findings import CHANGES, HINT, MAY, Found, Hits
-from .subject import Subject, is_stock
+from .subject import TRAIN_KEYS, Subject, is_stock
 
 # keys whose absence changes the run, whatever else the config says
 DECISIVE = ('randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from')
@@ -36,11 +35,6 @@ _BY_STREAMS: dict[str, tuple[str, str]] = {
 def not_run(s: Subject) -> bool:
     """Whether a pure-Python config names mmrepro in ``custom_imports``, without effect."""
     return s.lazy and not s.attached and 'mmrepro' in s.imports
-
-
-def order_matters(s: Subject) -> bool:
-    """Whether the order in which ranks are summed changes bits."""
-    return s.world_size >= ORDER_MATTERS_FROM and not s.strict
 
 
 def has_cuda() -> bool:
@@ -116,7 +110,7 @@ def known_parts(s: Subject) -> Hits:
         *((name, cause.id, cause.why, cause.condition) for cause in CAUSES for name in cause.types),
         *((name, 'B11', f'lost at a resume: {adapter.why}', '')
           for name, adapter in ADAPTERS.items())]
-    for part in s.training:
+    for part in s.parts_in(*TRAIN_KEYS):
         for name, cause, why, condition in faults:
             key, _, value = condition.partition('=')
             if name == part.name and (not key or str(part.node.get(key)) == value):

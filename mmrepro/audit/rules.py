@@ -5,6 +5,7 @@ The tests apply the settings of a row to that config and expect the rule to be s
 from __future__ import annotations
 
 from ..activation import REFUSED_RUNNERS
+from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
 from ..nested import class_name
 from ..text import page
 from . import checks, operator_rules
@@ -110,7 +111,8 @@ RULES: tuple[AuditRule, ...] = (
         settings={'compile': False}),
     # ranks
     AuditRule('gradient-order', CHANGES, when(
-        checks.order_matters, 'WORLD_SIZE', lambda s: f'{s.world_size} ranks'),
+        lambda s: s.world_size >= ORDER_MATTERS_FROM and not s.strict, 'WORLD_SIZE',
+        lambda s: f'{s.world_size} ranks'),
         why='a sum of three or more ranks depends on how DDP lays out its buckets, which changes '
             'after the first step, after a resume, and with find_unused_parameters in every batch',
         fix='gradients are then summed in the order of ranks', link=f'{_CAUSES} B9',

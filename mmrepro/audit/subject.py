@@ -17,7 +17,7 @@ from mmengine import registry
 from mmengine.config import Config
 from torch.overrides import TorchFunctionMode
 
-from ..config import LEGACY_KEYS, RandomnessConfig
+from ..config import RandomnessConfig, randomness_of
 from ..errors import RandomnessError
 from ..nested import class_name, named_dicts
 from ..reachable import belongs_to_user
@@ -29,9 +29,9 @@ from .sources import Hit, SourceFile
 STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
          'timm', 'transformers', 'numpy', 'builtins', 'albumentations')
 
+# what a training step depends on
 TRAIN_KEYS = ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'custom_hooks',
               'default_hooks', 'param_scheduler')
-_SCOPE_KEY = '_scope_'
 
 
 class Part(NamedTuple):
@@ -68,12 +68,8 @@ class Subject:
 
     @cached_property
     def _parsed(self) -> tuple[RandomnessConfig, str]:
-        given = dict(self.cfg.get('randomness') or {})
-        for old, new in LEGACY_KEYS.items():
-            if old in self.cfg:
-                given.setdefault(new, self.cfg[old])
         try:
-            return RandomnessConfig.parse(given), ''
+            return randomness_of(self.cfg), ''
         except RandomnessError as error:
             return RandomnessConfig(), str(error)
 
@@ -133,33 +129,21 @@ class Subject:
         """Return the parts under one of the top-level keys."""
         return [part for part in self.parts if part.key.partition('.')[0].partition('[')[0] in keys]
 
-    @property
-    def training(self) -> list[Part]:
-        """Parts that a training step depends on."""
-        return self.parts_in(*TRAIN_KEYS)
-
     @cached_property
     def scope(self) -> str:
-        return self.cfg.get('default_scope') or 'mmengine'
+        """The default scope, with its registries imported."""
+        scope = self.cfg.get('default_scope') or 'mmengine'
+        if scope not in ('mmengine', 'mmrepro'):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(f'{scope}.registry')
+        return scope
 
     def class_of(self, part: Part) -> type | None:
         """Return the class that a part would be built from; None if no registry knows it."""
         kind = part.node['type']
         if not isinstance(kind, str):
             return kind if isinstance(kind, type) else None
-        return self._classes.get(kind)
-
-    @cached_property
-    def _classes(self) -> dict[str, type]:
-        if self.scope not in ('mmengine', 'mmrepro'):
-            with contextlib.suppress(ModuleNotFoundError):
-                importlib.import_module(f'{self.scope}.registry')
-        classes: dict[str, type | None] = {}
-        for part in self.parts:
-            kind = part.node['type']
-            if isinstance(kind, str) and classes.get(kind) is None:
-                classes[kind] = _look_up(kind, part.node.get(_SCOPE_KEY, self.scope))
-        return {kind: cls for kind, cls in classes.items() if cls is not None}
+        return _look_up(kind, part.node.get('_scope_', self.scope))
 
     @cached_property
     def _built(self) -> tuple[Any | None, str]:

@@ -6,6 +6,7 @@ the method resolution order, in models (modules, and objects that modules hold) 
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,9 +15,6 @@ import torch
 from torch import nn
 
 from ..reachable import is_stateful
-
-__all__ = ['ADAPTERS', 'Adapter', 'collect', 'kept_attributes', 'named_hooks', 'register',
-           'restore']
 
 
 class Adapter(NamedTuple):
@@ -77,8 +75,12 @@ def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, 
                 yield from _parts(item, f'{path}.', depth + 1)
 
 
-def _known(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any, Adapter]]:
-    """Yield the objects of a model and the hooks that have an adapter, each with its name."""
+def _kept(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield the attributes of a model and of hooks that have an adapter.
+
+    Each comes as the name of the object with the adapter, the path that the adapter gives, the
+    object that has the attribute, and the attribute's name.
+    """
     objects: dict[str, Any] = {}
     for path, module in model.named_modules():
         objects[f'model:{path}'] = module
@@ -86,8 +88,9 @@ def _known(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, Any, Adapt
     for name, obj in [*objects.items(), *named_hooks(hooks)]:
         adapter = next((ADAPTERS[cls.__name__] for cls in type(obj).__mro__
                         if cls.__name__ in ADAPTERS), None)
-        if adapter is not None:
-            yield name, obj, adapter
+        for path in adapter.attributes if adapter is not None else ():
+            *parents, attribute = path.split('.')
+            yield name, path, functools.reduce(getattr, parents, obj), attribute
 
 
 def named_hooks(hooks: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -97,13 +100,6 @@ def named_hooks(hooks: list[Any]) -> Iterator[tuple[str, Any]]:
         name = type(hook).__name__
         yield f'hook:{name}:{numbers[name]}', hook
         numbers[name] += 1
-
-
-def _owner(obj: Any, path: str) -> tuple[Any, str]:
-    *parents, name = path.split('.')
-    for parent in parents:
-        obj = getattr(obj, parent)
-    return obj, name
 
 
 def _plain(value: Any) -> Any:
@@ -116,26 +112,23 @@ def _plain(value: Any) -> Any:
 
 
 def kept_attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
-    """Yield owner and name of every attribute of a model that checkpoints keep."""
-    for _, obj, adapter in _known(model, []):
-        for path in adapter.attributes:
-            yield _owner(obj, path)
+    """Return owner and name of every attribute of a model that checkpoints keep."""
+    return ((owner, name) for _, _, owner, name in _kept(model, []))
 
 
 def collect(model: nn.Module, hooks: list[Any]) -> dict[str, dict[str, Any]]:
     """Return the values of all known attributes, by the name of their owner."""
     state: dict[str, dict[str, Any]] = {}
-    for key, obj, adapter in _known(model, hooks):
-        owners = {path: _owner(obj, path) for path in adapter.attributes}
-        state[key] = {path: _plain(getattr(owner, name))
-                      for path, (owner, name) in owners.items() if hasattr(owner, name)}
+    for key, path, owner, name in _kept(model, hooks):
+        values = state.setdefault(key, {})
+        if hasattr(owner, name):
+            values[path] = _plain(getattr(owner, name))
     return state
 
 
 def restore(model: nn.Module, hooks: list[Any], state: dict[str, dict[str, Any]]) -> list[str]:
     """Put collected values back; returns what of ``state`` this run does not have."""
-    known = {f'{key}.{path}': _owner(obj, path) for key, obj, adapter in _known(model, hooks)
-             for path in adapter.attributes}
+    known = {f'{key}.{path}': (owner, name) for key, path, owner, name in _kept(model, hooks)}
     values = {f'{key}.{path}': value for key, of_key in state.items()
               for path, value in of_key.items()}
     for key in filter(known.__contains__, values):

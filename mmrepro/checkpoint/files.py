@@ -5,7 +5,6 @@ before it (APPNOTE.TXT 4.3.16); torch and ``zipfile`` read it as before.
 """
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import struct
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Callable
 
+from ..digests import file_digest
 from ..errors import CheckpointError, MissingCheckpointError
 from ..scoped import replaced
 from .safe_loading import ADDING, safe_load
@@ -24,19 +24,6 @@ LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run ca
 _END = struct.Struct('<4s4H2LH')  # end of central directory; the last field is the comment's length
 _END_MAGIC = b'PK\x05\x06'
 _COMMENT = len(MARK) + 64
-_CHUNK = 1 << 22
-
-
-def _digest(file: BinaryIO, size: int) -> bytes:
-    state = hashlib.sha256()
-    file.seek(0)
-    while size > 0:
-        block = file.read(min(_CHUNK, size))
-        if not block:
-            break
-        state.update(block)
-        size -= len(block)
-    return state.hexdigest().encode()
 
 
 def seal(path: str) -> None:
@@ -54,9 +41,9 @@ def seal(path: str) -> None:
             raise CheckpointError(f'{path} is not in the ZIP format of torch.save')
         file.seek(body)
         file.write(_END.pack(*_END.unpack(end)[:-1], _COMMENT))
-        comment = MARK + _digest(file, size)
+        digest = file_digest(file, size)
         file.seek(size)
-        file.write(comment)
+        file.write(MARK + digest.encode())
         file.flush()
         os.fsync(file.fileno())
 
@@ -74,7 +61,7 @@ def check_file(path: str) -> str | None:
         file.seek(max(0, size - tail_size))
         tail = file.read()
         sealed = len(tail) == tail_size and tail.startswith(_END_MAGIC)
-        if sealed and tail[_END.size:] != MARK + _digest(file, size - _COMMENT):
+        if sealed and tail[_END.size:] != MARK + file_digest(file, size - _COMMENT).encode():
             return 'is damaged (its digest does not match its contents)'
         return _check_archive(file, tail, sealed)
 
@@ -159,9 +146,7 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
 
 def is_local(folder: str, options: Mapping[str, Any]) -> bool:
     """Whether MMEngine would write to a local disk."""
-    if options.get('backend_args') or options.get('file_client_args'):
-        return False
-    return '://' not in folder
+    return not (options.get('backend_args') or options.get('file_client_args') or '://' in folder)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -48,30 +49,28 @@ def parts_of(runner: Any) -> dict[str, str]:
              if isinstance(value, torch.Tensor)}
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
         optimizer, path = wrapper.optimizer, f'optimizer.{name}'.rstrip('.')
-        parts[f'{path}.class'] = _class(optimizer)
+        parts[f'{path}.class'] = _name(type(optimizer))
         parts[f'{path}.groups'] = ', '.join(
             str(len(group['params'])) for group in optimizer.param_groups)
         parts[f'step.{name}'.rstrip('.')] = (
             f'accumulates {wrapper._accumulative_counts}, clips {wrapper.clip_grad_kwargs}')
-        parts.update((f'schedule.{name}{number}', _class(schedule))
+        parts.update((f'schedule.{name}{number}', _name(type(schedule)))
                      for number, schedule in enumerate(_schedules(runner, name)))
     parts.update((f'module.{name}', _settings(module)) for name, module in model.named_modules())
     parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters()
                  if not parameter.requires_grad)
-    parts.update((f'hooks.{name}', str(count)) for name, module in model.named_modules()
-                 for count in [_hooks_of_user(module)] if count)
+    hooks = Counter(
+        name for name, module in model.named_modules() for kind in HOOKS
+        for hook in getattr(module, kind).values()
+        if belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__))
+    parts.update((f'hooks.{name}', str(count)) for name, count in hooks.items())
     classes: dict[Any, None] = dict.fromkeys(map(type, model.modules()))
     parts.update((f'code.{_name(cls)}', _source(cls)) for cls in classes
                  if belongs_to_user(cls.__module__))
     if isinstance(runner._train_loop, BaseLoop):  # runner.train_dataloader would build it
         pipelines = dataset_tree.pipelines(runner._train_loop.dataloader.dataset)
-        parts['pipeline'] = ', '.join(map(_class, pipelines))
+        parts['pipeline'] = ', '.join(_name(type(part)) for part in pipelines)
     return parts
-
-
-def _hooks_of_user(module: nn.Module) -> int:
-    return sum(belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__)
-               for kind in HOOKS for hook in getattr(module, kind).values())
 
 
 def _schedules(runner: Any, name: str) -> list[Any]:
@@ -85,10 +84,6 @@ def _size(value: torch.Tensor) -> str:
     return f'{str(value.dtype).removeprefix("torch.")} {tuple(value.shape)}'
 
 
-def _class(part: Any) -> str:
-    return _name(type(part))
-
-
 def _name(cls: type) -> str:
     module = cls.__module__
     return ('' if module.startswith('torch.') else f'{module}.') + cls.__qualname__
@@ -99,7 +94,7 @@ def _settings(module: nn.Module) -> str:
         return LAZY
     # classes of the user may count in their text
     text = module.extra_repr() if type(module).__module__.startswith('torch.nn.') else ''
-    return f'{_class(module)}({text})'
+    return f'{_name(type(module))}({text})'
 
 
 @functools.cache

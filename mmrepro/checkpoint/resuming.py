@@ -11,7 +11,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..config import RandomnessConfig
 from ..data import placement_of
-from ..data.cursor import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
+from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
 from ..errors import CheckpointError, RandomnessError, ResumeError
 from ..facts import compatibility
@@ -142,25 +142,22 @@ class Resume:
                 'from the weights: load_from=..., resume=False')
         return given.with_seed(self.point.seed)
 
-    def check(self, facts: Mapping[str, Any]) -> None:
-        """Compare this run with the resumed run; sets :attr:`differences`.
-
-        Raises:
-            ResumeError: a difference changes bits, with ``resume_strict``.
-        """
-        self.differences = self._compare(facts)
-
     def check_data(self, facts: Mapping[str, Any]) -> list[str]:
         """Compare facts on the dataset, which are known later; returns lines for the log.
 
         Raises:
-            ResumeError: as :meth:`check`.
+            ResumeError: as :meth:`compare`.
         """
         if self.point is None or 'train_samples' not in self.point.facts:
             return []
-        return self._compare({**self.point.facts, **facts})
+        return self.compare({**self.point.facts, **facts})
 
-    def _compare(self, facts: Mapping[str, Any]) -> list[str]:
+    def compare(self, facts: Mapping[str, Any]) -> list[str]:
+        """Compare this run with the resumed run; returns lines for the log.
+
+        Raises:
+            ResumeError: a difference changes bits, with ``resume_strict``.
+        """
         if self.point is None or not self.point.facts:
             return []
         if not self.point.written_by:  # stock MMEngine: settings are all that is known

@@ -98,17 +98,14 @@ def _known() -> dict[str, Any]:
     return known
 
 
-def _trusted() -> dict[str, Any]:
-    added: list[Any] = getattr(torch.serialization, 'get_safe_globals', list)()
-    return {f'{cls.__module__}.{cls.__qualname__}': cls for cls in (*EXTRA, *added)}
-
-
 class _Unpickler(pickle.Unpickler):
     """An unpickler that finds nothing but what is on the allow-list."""
 
     def find_class(self, module: str, name: str) -> Any:
         full = f'{module}.{name}'
-        value = _known().get(full) or _trusted().get(full)
+        added: list[Any] = getattr(torch.serialization, 'get_safe_globals', list)()
+        trusted = {f'{cls.__module__}.{cls.__qualname__}': cls for cls in (*EXTRA, *added)}
+        value = {**trusted, **_known()}.get(full)
         if value is None:
             raise pickle.UnpicklingError(f'it asks for {full}, which is not on the allow-list')
         return value

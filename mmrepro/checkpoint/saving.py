@@ -14,7 +14,7 @@ from mmengine.hooks import CheckpointHook, EMAHook
 from .. import seeds
 from ..config import RandomnessConfig
 from ..data import unfinished
-from ..data.cursor import CountedIterator
+from ..data.passes import CountedIterator
 from ..errors import RandomnessError
 from ..version import __version__
 from . import evaluated, fit, rank_state

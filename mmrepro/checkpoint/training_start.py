@@ -34,8 +34,9 @@ class TrainingStart:
                     logger: Any, seed: Callable[[], None]) -> Any:
         """Let ``stock`` build the model; warn where the seed had no part in its initial weights.
 
-        A model with classes of the user is built twice, with ``seed`` called in between.
+        A model with classes of the user is built twice, with ``seed`` called before each.
         """
+        seed()  # again: loggers and visualizers may have drawn random numbers
         if isinstance(model, nn.Module) and not self._config.legacy and not resumed:
             logger.warning(
                 f'{type(model).__name__} was built before this runner has set its seed: its '

@@ -5,6 +5,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any, Union
 
 from .. import seeds
@@ -52,7 +53,7 @@ class BatchSubtree:
 
     def __init__(self, batch: BatchContext, path: dataset_tree.Path) -> None:
         self.path, self._batch = path, batch
-        self._members = [number for number, of_sample in enumerate(batch.paths())
+        self._members = [number for number, of_sample in enumerate(batch.paths)
                          if of_sample[:len(path)] == path]
 
     def handle(self, offset: int) -> Handle:
@@ -92,7 +93,6 @@ class BatchContext:
         self._extra: dict[dataset_tree.Path, list[tuple[Any, tuple[Any, ...]]]] = {}
         self._datasets: dict[dataset_tree.Path, Any] = {(): dataset}
         self._subtrees: dict[int, BatchSubtree] = {}
-        self._paths: list[dataset_tree.Path] | None = None
         self.current: Handle = 0
         self._wanted: object | None = None
         self._states: dict[tuple[int, Handle], Any] = {}
@@ -117,11 +117,10 @@ class BatchContext:
         with seeds.isolate_rng(accelerators=False), generators.isolated(self._kept):
             yield
 
+    @cached_property
     def paths(self) -> list[dataset_tree.Path]:
-        """Return the path of each sample through the dataset tree."""
-        if self._paths is None:
-            self._paths = [dataset_tree.path_of(self.dataset, index) for index, _ in self._entries]
-        return self._paths
+        """The path of each sample through the dataset tree."""
+        return [dataset_tree.path_of(self.dataset, index) for index, _ in self._entries]
 
     def subtree(self, transform: object) -> BatchSubtree:
         """Return the samples that reach ``transform``.

@@ -35,14 +35,10 @@ def _is_small_array(thing: Any) -> bool:
             and not thing.is_quantized)
 
 
-def _as_is(thing: Any) -> Any:
-    return thing
-
-
 def _reader(thing: Any) -> Callable[[Any], Any] | None:
     """Return the function that reads what can change in an object; None: nothing can."""
     if isinstance(thing, CONTAINERS):
-        return _as_is if len(thing) <= MAX_ITEMS else len
+        return (lambda content: content) if len(thing) <= MAX_ITEMS else len
     if isinstance(thing, (np.ndarray, torch.Tensor)):
         return _bytes if _is_small_array(thing) else None
     if isinstance(thing, _OPAQUE):

@@ -12,16 +12,11 @@ from ..errors import RandomnessError
 from . import dataset_tree
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .passes import key_passes
-from .sample_check import Explain, sample_check
+from .sample_check import Explain, SampleCheck
 from .samplers import FixedOrder, Placement, adopt_sampler
 from .worker_processes import use_own_start_method
 
 _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own streams"
-
-
-def placement_of(loader: Any) -> Placement | None:
-    """Return the placement of an adopted loader, or None."""
-    return getattr(getattr(loader, 'batch_sampler', None), '_mmrepro_placement', None)
 
 
 def use_stream(loader: Any, stream: str) -> None:
@@ -82,7 +77,9 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
             f'the batch sampler {name} has no attribute `sampler`: MMEngine sets the epoch on it, '
             f'and the positions of samples come from it. Let {name} take a sampler, keep it as '
             f'`self.sampler`, and make its batches of what it yields; or {_LEGACY}')
-    check = sample_check(loader, config, explain)
+    checked = config.deterministic is True and config.worker_seed == 'sample' and (
+        config.self_checks.samples)
+    check = SampleCheck(loader, config.self_checks, explain) if checked else None
     placement = Placement(config.root, checked=check is not None)
     sampler = loader.batch_sampler.sampler
     if isinstance(sampler, (list, tuple, range)):
@@ -189,7 +186,7 @@ def check_loader_object(loader: Any, stream: str, training: Any) -> None:
         raise RandomnessError(
             f'{type(loader).__module__}.{type(loader).__qualname__} is no torch DataLoader: what '
             'its samples draw depends on what was drawn before. Give a DataLoader or a dict; or '
-            "set randomness.worker_seed='mmengine' to train with MMEngine's own streams")
+            f'{_LEGACY}')
     if stream != 'sample' and loader is training:
         raise RandomnessError(
             f'one DataLoader object serves training and another loop (stream {stream!r}), and '

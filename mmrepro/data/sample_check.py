@@ -20,10 +20,11 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from ..another_process import UserVariables, copied, other_ids
-from ..config import RandomnessConfig
+from ..config import RandomnessConfig, SelfChecks
 from ..digests import exact_digest, first_difference
 from ..errors import RandomnessError, SampleDiffersError
 from ..intervals import is_due
+from ..nested import class_name
 from ..text import listed
 from . import dataset_tree, written_files
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
@@ -43,20 +44,16 @@ class SampleCheck:
     """Decides which samples of a loader are repeated, and compares them.
 
     Args:
-        dataset: of the loader.
-        interval: repeat at least one of so many samples.
-        names: dataset classes whose samples cannot be repeated.
-        workers: number of the loader's workers. Their counts are in shared memory: they outlive the
-            processes.
+        loader: the counts of its workers are in shared memory: they outlive the processes.
         explain: says where a difference comes from; a spawned worker unpickles it.
     """
 
-    def __init__(self, dataset: Any, interval: int, names: Sequence[str], workers: int,
-                 explain: Explain | None = None) -> None:
-        self._interval, self._names, self._explain = interval, frozenset(names), explain
-        pipelines = len(list(dataset_tree.nodes(dataset))) + _NEW_PIPELINES
-        counts = torch.zeros(max(workers, 1), _SEEN + pipelines, dtype=torch.int64)
-        self._counts = counts.share_memory_() if workers else counts
+    def __init__(self, loader: Any, checks: SelfChecks, explain: Explain | None) -> None:
+        self._interval, self._explain = checks.samples, explain
+        self._names = frozenset(checks.nonrepeatable_datasets)
+        pipelines = len(list(dataset_tree.nodes(loader.dataset))) + _NEW_PIPELINES
+        counts = torch.zeros(max(loader.num_workers, 1), _SEEN + pipelines, dtype=torch.int64)
+        self._counts = counts.share_memory_() if loader.num_workers else counts
         self._known: set[tuple[Any, ...]] = set()
         self._batch_is_due = False
         self._epoch: int | None = None  # of the samples that are loaded
@@ -131,10 +128,10 @@ class SampleCheck:
                 due: Mapping[int, str]) -> None:
         for handle, first in due.items():
             if exact_digest(items[handle]) != first:
-                raise SampleDiffersError(self._message(
-                    context, handle, 'was overwritten when other samples were loaded', [
-                        'the pipeline returns memory that it keeps and writes again',
-                        'to do: return a copy']))
+                raise self._error(
+                    context, handle, 'was overwritten when other samples were loaded',
+                    'the pipeline returns memory that it keeps and writes again',
+                    'to do: return a copy')
         twin = context.again()
         before: Handle = context.handles()[-1]
         with loading(twin):
@@ -144,10 +141,10 @@ class SampleCheck:
                     self._load_another(twin, handle)
                 again = _loaded(twin, handle)
                 if exact_digest(again) != first:
-                    raise SampleDiffersError(self._message(
+                    raise self._error(
                         context, handle, 'was loaded twice from the same random numbers, and the '
-                        'results differ', [_difference(items[handle], again),
-                                           *self._explanation(context, handle)]))
+                        'results differ', _difference(items[handle], again),
+                        *self._explanation(context, handle))
                 before = handle
         for handle, first in due.items() if self._untouched is not None else ():
             assert self._variables is not None
@@ -155,10 +152,10 @@ class SampleCheck:
             with loading(alone), self._variables.as_captured(), other_ids():
                 again = _loaded(alone, handle)
             if exact_digest(again) != first:
-                raise SampleDiffersError(self._message(
+                raise self._error(
                     context, handle, 'was loaded as another process loads it, from a copy of the '
                     'dataset that has loaded no other sample, and the results differ',
-                    [_difference(items[handle], again), *self._kept_from_others()]))
+                    _difference(items[handle], again), *self._kept_from_others())
 
     def _kept_from_others(self) -> list[str]:
         assert self._variables is not None and self._before is not None
@@ -256,17 +253,17 @@ class SampleCheck:
             context.branch(handle), lambda: load(lambda twin: twin.load(handle)),
             lambda: load(lambda twin: self._load_another(twin, handle)))
 
-    def _message(self, context: BatchContext, handle: Handle, what: str,
-                 lines: list[str]) -> str:
+    def _error(self, context: BatchContext, handle: Handle, what: str,
+               *lines: str) -> SampleDiffersError:
         index, (epoch, position) = context.entry(handle)
         name, info = type(context.branch(handle)[-1]).__name__, get_worker_info()
-        return '\n  '.join([
+        return SampleDiffersError('\n  '.join([
             f'{name}: sample {index} ({_PURPOSES[context.stream]}, epoch {epoch}, position '
             f'{position}{f", worker {info.id}" if info else ""}) {what}: a run with this pipeline '
             'can be neither repeated nor resumed',
             *lines,
             f'if {name} cannot repeat, say so: '
-            f"randomness.self_checks.nonrepeatable_datasets=['{name}']"])
+            f"randomness.self_checks.nonrepeatable_datasets=['{name}']"]))
 
 
 def _variables(dataset: Any) -> UserVariables:
@@ -317,16 +314,6 @@ def _class_name(thing: Any) -> str:
     return getattr(thing, '__qualname__', type(thing).__qualname__)
 
 
-def sample_check(loader: Any, config: RandomnessConfig,
-                 explain: Explain | None = None) -> SampleCheck | None:
-    """Return the check of a loader's samples; None where the settings ask for none."""
-    checks = config.self_checks
-    if config.deterministic is not True or config.worker_seed != 'sample' or not checks.samples:
-        return None
-    return SampleCheck(loader.dataset, checks.samples, checks.nonrepeatable_datasets,
-                       loader.num_workers, explain)
-
-
 def checked(loader: Any) -> int:
     """Return how many samples of a loader its workers have loaded twice until now."""
     check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
@@ -350,23 +337,16 @@ def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
     return list(config.self_checks.nonrepeatable_datasets)
 
 
-def _names(loader: Any) -> Iterator[str]:
-    if isinstance(loader, DataLoader):
-        yield from (type(node.dataset).__name__ for node in dataset_tree.nodes(loader.dataset))
-    elif isinstance(loader, Mapping):
-        yield from _types(loader.get('dataset'))
-
-
-def _types(cfg: Any) -> Iterator[str]:
-    """Yield class names in the config of a dataset, without those of transforms."""
-    if isinstance(cfg, Mapping):
-        if 'type' in cfg:
-            kind = cfg['type']
-            yield getattr(kind, '__name__', None) or str(kind).rpartition('.')[2]
+def _names(given: Any) -> Iterator[str]:
+    """Yield class names of datasets, without those of transforms."""
+    if isinstance(given, Mapping):
+        if 'type' in given:
+            yield class_name(given['type'])
         for key in ('dataset', 'datasets'):
-            yield from _types(cfg.get(key))
-    elif isinstance(cfg, (list, tuple)):
-        for item in cfg:
-            yield from _types(item)
-    elif cfg is not None and not isinstance(cfg, str):
-        yield from (type(node.dataset).__name__ for node in dataset_tree.nodes(cfg))
+            yield from _names(given.get(key))
+    elif isinstance(given, (list, tuple)):
+        for item in given:
+            yield from _names(item)
+    elif given is not None and not isinstance(given, str):
+        dataset = given.dataset if isinstance(given, DataLoader) else given
+        yield from (type(node.dataset).__name__ for node in dataset_tree.nodes(dataset))

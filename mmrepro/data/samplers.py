@@ -89,6 +89,11 @@ class Placement:
         return Placement, (self.root, 0, 0, 0, False, self.epoch)
 
 
+def placement_of(loader: Any) -> Placement | None:
+    """Return the placement of an adopted loader, or None."""
+    return getattr(getattr(loader, 'batch_sampler', None), '_mmrepro_placement', None)
+
+
 class FixedOrder(Sampler[Any]):
     """A list or range that a user gave in place of a sampler."""
 

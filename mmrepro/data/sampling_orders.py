@@ -30,19 +30,17 @@ def _permutation(root: seeds.Root, size: int, *key: seeds.Key) -> Any:
     return seeds.random_state(root, 'sampler', *key).permutation(size).tolist()
 
 
-def _strided(indices: Sequence[Any], sampler: Any, epoch: int, start: int) -> Iterator[Position]:
+def _strided(indices: list[Any], sampler: Any, start: int) -> Iterator[Position]:
     """Yield every ``world_size``-th of an epoch's global indices, from the rank's first on."""
-    first = sampler.rank + start * sampler.world_size
+    first, epoch = sampler.rank + start * sampler.world_size, sampler.epoch
+    if sampler.round_up and indices:
+        indices = (indices * (sampler.total_size // len(indices) + 1))[:sampler.total_size]
     for position in range(first, len(indices), sampler.world_size):
         yield indices[position], epoch, position
 
 
 def _epoch(sampler: Any) -> Any:
     return sampler._mmrepro_placement.epoch
-
-
-def _round_up(indices: list[int], size: int) -> list[int]:
-    return (indices * (size // len(indices) + 1))[:size] if indices else indices
 
 
 def default(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
@@ -52,9 +50,7 @@ def default(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
         indices = _permutation(root, size, 'DefaultSampler', sampler.epoch)
     else:
         indices = list(range(size))
-    if sampler.round_up:
-        indices = _round_up(indices, sampler.total_size)
-    return _strided(indices, sampler, sampler.epoch, start)
+    return _strided(indices, sampler, start)
 
 
 def _endless(root: seeds.Root, size: int, shuffle: bool, first: int, step: int,
@@ -164,10 +160,7 @@ def custom_sample_size(sampler: Any, root: seeds.Root, start: int) -> Iterator[P
                               'CustomSampleSizeSampler', source)
             chosen += [members[index] for index, _ in itertools.islice(stream, size)]
     order = _permutation(root, len(chosen), 'CustomSampleSizeSampler', 'epoch', sampler.epoch)
-    indices = [chosen[i] for i in order]
-    if sampler.round_up:
-        indices = _round_up(indices, sampler.total_size)
-    return _strided(indices, sampler, sampler.epoch, start)
+    return _strided([chosen[i] for i in order], sampler, start)
 
 
 _SEED_BITS = 30  # NumPy's seeds take 32 bits, and MMEngine's samplers add the epoch
@@ -229,49 +222,43 @@ def contiguous(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]
         yield index, sampler.epoch, first + local
 
 
-def _on_each_rank(indices: Iterable[Any], sampler: Any, start: int) -> Iterator[Position]:
-    """Yield all of an epoch's indices on each rank, as torch's samplers do."""
-    (rank, world_size), epoch = dist.get_dist_info(), _epoch(sampler)
-    for local, index in enumerate(itertools.islice(indices, start, None), start):
-        yield index, epoch, local * world_size + rank
+def _on_each_rank(indices_of: Callable[[Any, seeds.Root], Iterable[Any]]) -> SamplingOrder:
+    """Return the order of a sampler that yields all of an epoch's indices on each rank."""
+
+    def order(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
+        (rank, world_size), epoch = dist.get_dist_info(), _epoch(sampler)
+        indices = itertools.islice(indices_of(sampler, root), start, None)
+        for local, index in enumerate(indices, start):
+            yield index, epoch, local * world_size + rank
+
+    return order
 
 
-def torch_sequential(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
-    """torch ``SequentialSampler``."""
-    return _on_each_rank(range(len(sampler.data_source)), sampler, start)
-
-
-def torch_random(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
-    """torch ``RandomSampler``, which ``DataLoader(shuffle=True)`` makes."""
+def _random(sampler: Any, root: seeds.Root) -> list[int]:
     state = seeds.random_state(root, 'sampler', 'RandomSampler', _epoch(sampler))
     size, count = len(sampler.data_source), sampler.num_samples
     if sampler.replacement:
-        return _on_each_rank(state.randint(0, size, count, np.int64).tolist(), sampler, start)
+        return state.randint(0, size, count, np.int64).tolist()
     indices: list[int] = []
     while len(indices) < count:
         indices += state.permutation(size).tolist()
-    return _on_each_rank(indices[:count], sampler, start)
+    return indices[:count]
 
 
-def torch_weighted(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
-    """torch ``WeightedRandomSampler``."""
+def _weighted(sampler: Any, root: seeds.Root) -> list[int]:
     state = seeds.random_state(root, 'sampler', 'WeightedRandomSampler', _epoch(sampler))
     weights = sampler.weights.double().numpy()
-    indices = state.choice(len(weights), sampler.num_samples, sampler.replacement,
-                           weights / math.fsum(weights))
-    return _on_each_rank(indices.tolist(), sampler, start)
+    return state.choice(len(weights), sampler.num_samples, sampler.replacement,
+                        weights / math.fsum(weights)).tolist()
 
 
-def torch_subset(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
-    """torch ``SubsetRandomSampler``."""
+def _subset(sampler: Any, root: seeds.Root) -> list[Any]:
     order = _permutation(root, len(sampler.indices), 'SubsetRandomSampler', _epoch(sampler))
-    return _on_each_rank([sampler.indices[i] for i in order], sampler, start)
+    return [sampler.indices[i] for i in order]
 
 
-def strided_stock(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
-    """Unknown samplers: keep their order and assume that it is strided over the ranks."""
-    return _on_each_rank(_stock(sampler, root), sampler, start)
-
+# unknown samplers: keep their order and assume that it is strided over the ranks
+strided_stock = _on_each_rank(_stock)
 
 # Samplers of one pass without end.
 ENDLESS = ('mmengine.dataset.sampler.InfiniteSampler',
@@ -286,10 +273,12 @@ SAMPLING_ORDERS: dict[str, SamplingOrder] = {
     'mmdet.datasets.samplers.multi_source_sampler.GroupMultiSourceSampler': group_multi_source,
     'mmdet.datasets.samplers.custom_sample_size_sampler.CustomSampleSizeSampler':
         custom_sample_size,
-    'torch.utils.data.sampler.SequentialSampler': torch_sequential,
-    'torch.utils.data.sampler.RandomSampler': torch_random,
-    'torch.utils.data.sampler.WeightedRandomSampler': torch_weighted,
-    'torch.utils.data.sampler.SubsetRandomSampler': torch_subset,
+    'torch.utils.data.sampler.SequentialSampler': _on_each_rank(
+        lambda sampler, root: range(len(sampler.data_source))),
+    # which DataLoader(shuffle=True) makes
+    'torch.utils.data.sampler.RandomSampler': _on_each_rank(_random),
+    'torch.utils.data.sampler.WeightedRandomSampler': _on_each_rank(_weighted),
+    'torch.utils.data.sampler.SubsetRandomSampler': _on_each_rank(_subset),
 }
 
 

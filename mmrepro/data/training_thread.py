@@ -20,16 +20,12 @@ class _TrainingThreads:
         self._take_turns = False
         self.refusal = ''  # the message of an error that the main thread has not raised yet
 
-    def claim(self, turns: bool = False, builds: bool = False) -> None:
+    def claim(self, turns: bool = False) -> None:
         """Register the calling thread: it trains, validates or tests.
 
         Args:
             turns: exactly one of the registered threads runs at a time.
-            builds: the thread builds a runner, and trains later. Without ``turns``, a thread that
-                trains already stays the training thread.
         """
-        if builds and not turns:
-            return
         if not (turns and self._take_turns):
             self._threads = WeakSet()
         self._take_turns = turns

@@ -66,13 +66,9 @@ def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
 
 def _no_digest_of(*names: str) -> Callable[[Mapping[str, Any]], bool]:
     """Return a condition: all that a run says of its data is their path."""
-
-    def unknown(facts: Mapping[str, Any]) -> bool:
-        # before its data are loaded, and in a manifest, a run has no facts on them
-        loaded = 'train_samples' in facts or 'version.torch' not in facts
-        return loaded and any(name not in facts for name in names)
-
-    return unknown
+    # before its data are loaded, and in a manifest, a run has no facts on them
+    return lambda facts: ('train_samples' in facts or 'version.torch' not in facts) and any(
+        name not in facts for name in names)
 
 
 def _without_mmrepro(facts: Mapping[str, Any]) -> bool:

@@ -11,10 +11,9 @@ from mmengine.dataset import BaseDataset
 
 from .. import seeds
 from ..data.dataset_tree import datasets
-from ..digests import state_digest
+from ..digests import file_digest, state_digest
 
 MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
-_CHUNK = 1 << 20
 
 
 def file_record(path: str) -> dict[str, Any]:
@@ -30,11 +29,8 @@ def file_record(path: str) -> dict[str, Any]:
 @functools.lru_cache(maxsize=64)
 def _sha256(path: str, *status: int) -> str:
     """Return the SHA-256 of a file's content, which is read again when its ``status`` changes."""
-    digest = hashlib.sha256()
     with open(path, 'rb') as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return file_digest(file)
 
 
 def training_data(dataset: Any) -> dict[str, Any]:
@@ -71,16 +67,12 @@ def training_facts(dataset: Any) -> dict[str, Any]:
         facts['train_images'] = _lines(images)[:16]
     if not images and not annotations:
         with seeds.isolate_rng():
-            entries = [_without_paths(info) for innermost in _innermost(dataset)
-                       for info in _entries(innermost)]
+            entries = [  # without paths
+                {name: value for name, value in info.items() if not isinstance(value, str)}
+                if isinstance(info, dict) else info
+                for innermost in _innermost(dataset) for info in _entries(innermost)]
         facts.update(dict(train_entries=state_digest(entries)[:16]) if entries else {})
     return facts
-
-
-def _without_paths(info: Any) -> Any:
-    if not isinstance(info, dict):
-        return info
-    return {name: value for name, value in info.items() if not isinstance(value, str)}
 
 
 def _lines(texts: Iterable[str]) -> str:

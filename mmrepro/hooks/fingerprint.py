@@ -13,6 +13,7 @@ from mmengine.registry import HOOKS
 
 from .. import variables
 from ..data import placement_of
+from ..data.samplers import plain
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..errors import ConfigError
 from ..fingerprint import provenance, schema
@@ -153,7 +154,8 @@ class FingerprintHook(Hook):
         lr = {name: [float(value).hex() for value in values]
               for name, values in runner.optim_wrapper.get_lr().items()}
         self._write(schema.STEP, iteration=runner.iter, epoch=runner.epoch,
-                    batch=dict(positions=_positions(self._drawn), indices=_indices(self._drawn),
+                    batch=dict(positions=_positions(self._drawn),
+                               indices=[*map(plain, self._drawn or ())] or None,
                                data=content.by_name('data')['data']),
                     losses=content.floats('losses'), lr=lr,
                     **{state: content.combined(state) for state in schema.STATES},
@@ -199,9 +201,3 @@ def _is_number(value: Any) -> bool:
 def _positions(batch: tuple | None) -> list[int] | None:
     positions: list[Any] = [getattr(index, 'position', None) for index in batch or ()]
     return positions if positions and None not in positions else None
-
-
-def _indices(batch: tuple | None) -> list[Any] | None:
-    if not batch:
-        return None
-    return [list(index) if isinstance(index, tuple) else int(index) for index in batch]

@@ -10,7 +10,7 @@ from mmengine.registry import HOOKS
 from ..errors import ConfigError, UnknownOperatorError
 from ..intervals import is_due
 from ..ops.guard import OperatorGuard
-from ..step_check.train_step import around_next_step
+from ..scoped import around_next_step
 
 
 @HOOKS.register_module()

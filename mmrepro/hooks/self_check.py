@@ -11,9 +11,9 @@ from ..data.sample_check import checked
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..intervals import is_due
 from ..reachable import belongs_to_user
+from ..scoped import around_next_step
 from ..step_check.check import StepCheck
 from ..step_check.state import StartAttributes
-from ..step_check.train_step import around_next_step
 
 NOT_REPEATED = 'steps are not repeated: {}'
 

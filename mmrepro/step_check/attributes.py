@@ -32,7 +32,7 @@ class _Kind(NamedTuple):
     """How to read and write the content of one kind of object in place."""
     cls: tuple[type, ...]
     read: Callable[[Any], Any]
-    write: Callable[[Any, Any], None]
+    write: Callable[[Any, Any], Any] | None  # None: attributes are written one by one
 
 
 def _refill(obj: Any, content: Any) -> None:
@@ -40,42 +40,20 @@ def _refill(obj: Any, content: Any) -> None:
     (obj.extend if isinstance(obj, (list, deque)) else obj.update)(content)
 
 
-def _copy_bits(tensor: torch.Tensor, content: torch.Tensor) -> None:
-    with torch.no_grad():
-        tensor.copy_(content)
-
-
-def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor to the host, so that a check takes no memory of the device."""
-    return tensor.detach().to('cpu', copy=True)
-
-
-def _fill(array: np.ndarray, content: np.ndarray) -> None:
-    array[...] = content
-
-
 _KINDS = (
-    _Kind((torch.Tensor, ), _host_copy, _copy_bits),
+    # copied to the host, so that a check takes no memory of the device
+    _Kind((torch.Tensor, ), lambda tensor: tensor.detach().to('cpu', copy=True),
+          lambda tensor, content: tensor.detach().copy_(content)),
     _Kind(GENERATORS, read_state, restore_state),
-    _Kind((np.ndarray, ), np.copy, _fill),
+    _Kind((np.ndarray, ), np.copy, np.copyto),
     _Kind((dict, ), dict, _refill),
     _Kind((list, deque), list, _refill),
     _Kind((set, ), set, _refill),
 )
-
-
-def _restore_attributes(obj: Any, content: dict[str, Any]) -> None:
-    names = slot_names(obj)
-    for name in names:
-        if name in content:
-            object.__setattr__(obj, name, content[name])
-        elif hasattr(obj, name):
-            object.__delattr__(obj, name)
-    if hasattr(obj, '__dict__'):
-        _refill(vars(obj), {name: value for name, value in content.items() if name not in names})
-
-
-_OBJECT = _Kind((object, ), attributes, _restore_attributes)
+_OBJECT = _Kind((object, ), attributes, None)
+_MODULE = _Kind((nn.Module, ), lambda module: {
+    name: value for name, value in vars(module).items()
+    if name not in MACHINERY and '_hooks' not in name}, None)
 
 
 class _Held(NamedTuple):
@@ -91,12 +69,17 @@ class _Held(NamedTuple):
         """Return the path of a part that :meth:`differing` has named."""
         return f'{self.path}.{name}' if name else self.path
 
-    def put_back(self, name: str) -> None:
-        """Restore an attribute of the object."""
-        if name in self.content:
-            setattr(self.obj, name, self.content[name])
-        elif hasattr(self.obj, name):  # the class had the value until then
-            delattr(self.obj, name)
+    def put_back(self, names: Collection[str]) -> None:
+        """Restore the parts that :meth:`differing` has named; all of what has no attributes."""
+        if self.kind.write is not None and names:
+            self.kind.write(self.obj, self.content)
+        for name in names if self.kind.write is None else ():
+            if name not in self.content:  # the class had the value until then
+                object.__delattr__(self.obj, name)
+            elif name in slot_names(self.obj):
+                object.__setattr__(self.obj, name, self.content[name])
+            else:  # not by setattr(), which may be the user's
+                vars(self.obj)[name] = self.content[name]
 
     def differing(self) -> list[str]:
         """Return names of the parts that differ from the content; [''] without parts."""
@@ -155,24 +138,15 @@ class Attributes:
     def put_back_lost(self, paths: Collection[str]) -> None:
         """Restore what has one of these paths and is not in checkpoints."""
         for held in self._held:
-            names = [] if held.saved else [
-                name for name in held.differing()
-                if name not in held.saved_names and held.path_of(name) in paths]
-            if names and held.kind not in (_MODULE, _OBJECT):
-                held.kind.write(held.obj, held.content)
-            elif names:
-                for name in names:
-                    held.put_back(name)
+            if not held.saved:
+                held.put_back([name for name in held.differing() if name not in held.saved_names
+                               and held.path_of(name) in paths])
 
     def put_back(self, unsaved: bool = True) -> None:
         """Restore everything; with ``unsaved=False``, only what checkpoints keep."""
         for held in self._held:
-            differing = held.differing()
-            if differing and (held.saved or unsaved):
-                held.kind.write(held.obj, held.content)
-            elif differing:
-                for name in held.saved_names & set(differing):
-                    held.put_back(name)
+            held.put_back([name for name in held.differing()
+                           if held.saved or unsaved or name in held.saved_names])
 
     def _visit(self, path: str, obj: Any, saved: bool) -> None:
         if isinstance(obj, (tuple, frozenset)):
@@ -205,22 +179,6 @@ class Attributes:
 
 def _memory(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage().data_ptr() if _has_content(tensor) else None
-
-
-def _is_machinery(name: str) -> bool:
-    return name in MACHINERY or '_hooks' in name
-
-
-def _write_module(module: nn.Module, content: dict[str, Any]) -> None:
-    attributes_now = vars(module)
-    for name in [name for name in attributes_now
-                 if name not in content and not _is_machinery(name)]:
-        del attributes_now[name]
-    attributes_now.update(content)
-
-
-_MODULE = _Kind((nn.Module, ), lambda module: {
-    name: value for name, value in vars(module).items() if not _is_machinery(name)}, _write_module)
 
 
 def _has_content(obj: Any) -> bool:

@@ -46,12 +46,11 @@ class StepCheck:
         paused: Contexts in which recorders do not see the passes that are thrown away.
         done: Called after the check with the runner, and why the step was not repeated, or None.
         start: Attributes at the start of the training: the step is also taken as a resumed run
-            would take it. None leaves that out.
+            would take it.
     """
 
-    def __init__(self, runner: Any, paused: Sequence[Callable] = (),
-                 done: Callable = lambda runner, problem: None,
-                 start: StartAttributes | None = None) -> None:
+    def __init__(self, runner: Any, paused: Sequence[Callable], done: Callable,
+                 start: StartAttributes) -> None:
         self._runner, self._paused, self._done, self._start = runner, paused, done, start
         # virtual ranks take turns within a pass, and share the numbers of a process
         self._elsewhere: Callable = other_ids if current() is None else nullcontext
@@ -71,7 +70,8 @@ class StepCheck:
             return step(*args, **kwargs)
         second: list[PassDigests] = []
         with suppress(_Reached):
-            result = _watched(self._runner, partial(self._agree, first, second), step, args, kwargs)
+            result = Observer(self._runner, partial(self._agree, first, second)).run(
+                step, args, kwargs)
             self._done(self._runner, None)
             return result
         # out of the step, so that its contexts are left and the recorded calls are the model's
@@ -81,7 +81,7 @@ class StepCheck:
         """Run the pass before the step, and put back what checkpoints keep."""
         self._state = StepState(self._runner)
         self._left: StepState | None = None
-        lost = [] if self._start is None else self._start.lost()
+        lost = self._start.lost()
         resumed = self._as_resumed(lost) if agree(TOPIC, bool(lost), any) else None
         first = self._pass(ending=self._keep_changes, context=self._elsewhere)
         if resumed is not None and self._differ(resumed, first):
@@ -93,7 +93,6 @@ class StepCheck:
 
     def _as_resumed(self, lost: Sequence[str]) -> PassDigests:
         """Run a pass with the attributes that a run has which resumes here."""
-        assert self._start is not None
         with self._start.as_resumed(lost):
             self._state.put_back_saved_by_code()
             resumed = self._pass()
@@ -105,13 +104,12 @@ class StepCheck:
         changed = self._state.changed()
         if changed:
             self._left = StepState(self._runner)
-        if self._start is not None:
-            self._start.note([*changed, *self._state.changed_variables()])
+        self._start.note([*changed, *self._state.changed_variables()])
 
     def _problem(self) -> str:
         """Return why the batch of some rank cannot be given to a second pass; '' if it can."""
         try:
-            _copied(self._runner, self._args, self._kwargs)
+            self._copied()
             problem = ''
         except Exception as error:  # raised by whatever the user's dataset puts into a batch
             problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
@@ -128,14 +126,14 @@ class StepCheck:
             ending()
             raise _Reached
 
-        args, kwargs = _copied(self._runner, self._args, self._kwargs)
+        args, kwargs = self._copied()
         with ExitStack() as contexts:
-            for context in self._paused:
-                contexts.enter_context(context())
+            for paused in self._paused:
+                contexts.enter_context(paused())
             if recorder is not None:
                 contexts.enter_context(recorder)
             with suppress(_Reached), context():
-                _watched(self._runner, reached, self._step, args, kwargs)
+                Observer(self._runner, reached).run(self._step, args, kwargs)
         return computed[0]
 
     def _agree(self, first: PassDigests, differing: list[PassDigests], second: PassDigests) -> None:
@@ -174,19 +172,7 @@ class StepCheck:
         record_attributes(recorder, self._runner)
         return self._pass(recorder, context=context), recorder.records()
 
-
-def _watched(runner: Any, reached: Callable, step: Callable, args: tuple, kwargs: dict) -> Any:
-    observer = Observer(runner, reached)
-    try:
-        observer.start()
-        result = step(*args, **kwargs)
-        observer.finish()  # an iteration that only accumulates
-    finally:
-        observer.stop()
-    return result
-
-
-def _copied(runner: Any, args: tuple, kwargs: dict) -> tuple:
-    """Copy a batch: models change it in place, and datasets may hold the same objects."""
-    known = {id(runner.optim_wrapper): runner.optim_wrapper}
-    return copy.deepcopy((args, kwargs), known)
+    def _copied(self) -> tuple:
+        """Copy the batch: models change it in place, and datasets may hold the same objects."""
+        wrapper = self._runner.optim_wrapper
+        return copy.deepcopy((self._args, self._kwargs), {id(wrapper): wrapper})

@@ -43,7 +43,7 @@ class PassDigests(NamedTuple):
 
 
 class Observer:
-    """Watches one pass of a runner's step, from :meth:`start` on.
+    """Watches one pass of a runner's step.
 
     Args:
         reached: called once with the digests, when the pass reaches the optimizer: before
@@ -59,10 +59,19 @@ class Observer:
         self._counts: Counter = Counter()
         self._watching = ExitStack()
 
-    def start(self) -> None:
+    def run(self, step: Callable, args: tuple, kwargs: dict) -> Any:
+        """Watch a call of ``step``, the ``train_step`` of the runner's model."""
+        with self._watching:
+            self._watch()
+            result = step(*args, **kwargs)
+            self.finish()  # an iteration that only accumulates
+        return result
+
+    def _watch(self) -> None:
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
-                self._until_stop(parameter.register_hook(partial(self._gradient, name)))
+                handle = parameter.register_hook(partial(self._gradient, name))
+                self._watching.callback(handle.remove)
         if hasattr(self._model, 'parse_losses'):
             self._replace(self._model, 'parse_losses', self._parse_losses)
         for wrapper in self._wrappers:
@@ -71,10 +80,8 @@ class Observer:
             # a model may call the optimizer itself
             optimizer = wrapper.optimizer
             if hasattr(optimizer, 'register_step_pre_hook'):
-                self._until_stop(optimizer.register_step_pre_hook(lambda *args: self.finish()))
-
-    def _until_stop(self, handle: Any) -> None:
-        self._watching.callback(handle.remove)
+                handle = optimizer.register_step_pre_hook(lambda *args: self.finish())
+                self._watching.callback(handle.remove)
 
     def _replace(self, owner: Any, name: str, watched: Callable) -> None:
         self._watching.enter_context(replaced(
@@ -82,21 +89,16 @@ class Observer:
 
     def finish(self) -> None:
         """Digest what the pass has computed, once: at its end or at the optimizer."""
-        snapshot = self._snapshot
+        snapshot, self._snapshot = self._snapshot, None
         if snapshot is None:
             return
-        self.stop()
+        self._watching.close()
         with _disable_current_modes():
             snapshot.add('sums', gradients_of(self._names, list(self._model.parameters())))
             content = snapshot.fetch()
         digests = [{name: hex_of(value) for name, value in content.digests.get(field, {}).items()}
                    for field in ('gradients', 'sums')]
         self._reached(PassDigests(content.floats('losses'), *digests))
-
-    def stop(self) -> None:
-        """Watch no longer."""
-        self._snapshot = None
-        self._watching.close()
 
     # ----------------------------------------------------------------------- watched calls
 

@@ -67,7 +67,10 @@ class StepState:
              None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
             for parameter in model.parameters()]
         self._variables = _variables(model)
-        self._logs = _Logs(MessageHub.get_current_instance())
+        hub = MessageHub.get_current_instance()
+        # losses may write to it; the arrays of its buffers are replaced, never written to
+        self._logs = [(content, dict(content)) for content in (
+            hub.log_scalars, hub.runtime_info, *map(vars, hub.log_scalars.values()))]
         self._saved_by_code = [(module, copy.deepcopy(_saved(module)))
                                for module in model.modules() if _saves_by_code(module)]
 
@@ -103,7 +106,9 @@ class StepState:
             if gradient is not None:
                 # the same tensor: it may be a view into a buffer of the communication
                 gradient.detach().copy_(content)
-        self._logs.put_back()
+        for logged, before in self._logs:
+            logged.clear()
+            logged.update(before)
         seeds.restore_rng(self._generators)
 
 
@@ -133,29 +138,8 @@ def _saved(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _of_wrappers(runner: Any) -> dict[str, Any]:
     """Return optimizer wrappers, which count losses, and their scalers, which begin lazily."""
-    owners: dict[str, Any] = {}
-    for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
-        owners[f'optim_wrapper {name}'] = wrapper
-        scaler = getattr(wrapper, 'loss_scaler', None)
-        if scaler is not None:
-            owners[f'loss_scaler {name}'] = scaler
-    return owners
-
-
-class _Logs:
-    """The message hub, to which losses may write. Its arrays are replaced, never written to."""
-
-    def __init__(self, hub: MessageHub) -> None:
-        self._buffers = hub.log_scalars
-        self._info = hub.runtime_info
-        self._scalars = {name: (buffer, dict(vars(buffer)))
-                         for name, buffer in self._buffers.items()}
-        self._values = dict(self._info)
-
-    def put_back(self) -> None:
-        self._buffers.clear()
-        for name, (buffer, content) in self._scalars.items():
-            vars(buffer).update(content)
-            self._buffers[name] = buffer
-        self._info.clear()
-        self._info.update(self._values)
+    wrappers = optim_wrappers(runner.optim_wrapper)
+    scalers = {name: getattr(wrapper, 'loss_scaler', None) for name, wrapper in wrappers.items()}
+    return {**{f'optim_wrapper {name}': wrapper for name, wrapper in wrappers.items()},
+            **{f'loss_scaler {name}': scaler for name, scaler in scalers.items()
+               if scaler is not None}}

@@ -36,7 +36,7 @@ from torch.utils.data import BatchSampler, DataLoader
 import mmrepro.data.samplers
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
-from mmrepro.data.cursor import seek
+from mmrepro.data.passes import seek
 
 LOADS = []
 

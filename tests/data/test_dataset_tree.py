@@ -168,4 +168,4 @@ def test_extra_samples_differ_from_part_to_part():
     assert [right.handle(k) for k in (5, 6)] == [1, 3]
     batch.current = 2
     assert (left.current(), right.current()) == (6, 6)
-    assert torch.equal(torch.tensor(batch.paths()), torch.tensor([[0], [1], [0], [1]]))
+    assert torch.equal(torch.tensor(batch.paths), torch.tensor([[0], [1], [0], [1]]))

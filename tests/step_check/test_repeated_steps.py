@@ -1,6 +1,7 @@
 """Repeated steps of models with counters, with several optimizers, and on virtual ranks."""
 from __future__ import annotations
 
+import os
 import re
 
 import checked_runs
@@ -54,6 +55,17 @@ def test_a_counter_that_reaches_nothing_is_not_blamed(tmp_path):
     message = stopped(config(tmp_path, 'HarmlessCounterAndEntropy', 1))
     assert 'entropy' in message and 'calls' not in message.split('calls  ')[0]
     assert 'no checkpoint keeps' not in message
+
+
+@registered
+class ProcessNumber(tiny.Tiny):
+    def forward(self, inputs, label, mode='tensor'):
+        losses = super().forward(inputs, label, mode)
+        return {name: loss * (1 + os.getpid() % 97) for name, loss in losses.items()}
+
+
+def test_the_number_of_the_process_is_seen_beside_fingerprints(tmp_path):
+    stopped(config(tmp_path, 'ProcessNumber', 1, custom_hooks=[dict(type='FingerprintHook')]))
 
 
 # ------------------------------------------------------------------------- several optimizers
