@@ -145,16 +145,21 @@ def _names_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _is_generator(cls: Any) -> bool:
+def _is_class_of_generators(cls: Any) -> bool:
     # torch.Generator's own check is Python code, and most values are none
     return issubclass(cls, GENERATORS)
+
+
+def _is_generator(value: Any) -> bool:
+    cls: Any = type(value)
+    return _is_class_of_generators(cls)
 
 
 def _used_globals(function: types.FunctionType) -> Iterator[Named]:
     """Yield the generators, and functions of the same module, that a function names."""
     for name in _names_in(function.__code__):
         value = function.__globals__.get(name)
-        if _is_generator(type(value)) or (
+        if _is_generator(value) or (
                 isinstance(value, types.FunctionType)
                 and value.__globals__ is function.__globals__):
             yield f'{_module(function.__module__)}:{name}', value
@@ -199,7 +204,7 @@ def _inside_object(thing: Any, path: str) -> Iterator[Named]:
     yield from _named(thing, path)
     for cls in type(thing).__mro__[:-1]:
         for name, value in vars(cls).items():
-            if _is_generator(type(value)):
+            if _is_generator(value):
                 yield f'{path}.{name}', value
             elif isinstance(value, types.FunctionType):
                 yield from _used_globals(value)

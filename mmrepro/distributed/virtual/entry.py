@@ -28,7 +28,7 @@ _logger = logging.getLogger('mmrepro')
 Result = TypeVar('Result')
 
 M_ARENA_MAX = -8  # of malloc.h
-CUBLAS_WORKSPACE = next(row.default for row in determinism.tables.ENV
+CUBLAS_WORKSPACE = next(row.default or '' for row in determinism.tables.ENV
                         if row.name == 'CUBLAS_WORKSPACE_CONFIG')
 
 
