@@ -21,8 +21,7 @@ from ..nested import dicts
 from ..ops import triton
 from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images
-from .disturbance import timed
-from .environment import free_memory
+from .environment import free_memory, timed
 from .rows import Row, RowGroup, Settings, cell
 from .zoo_configs import config_root, load
 

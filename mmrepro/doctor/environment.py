@@ -5,7 +5,8 @@ import gc
 import importlib.metadata
 import os
 import platform
-from typing import Any
+import time
+from typing import Any, Callable
 
 import torch
 
@@ -13,7 +14,6 @@ from .. import determinism, ops
 from ..facts.collect import cpu_name
 from ..ops import triton
 from ..version import __version__
-from .disturbance import fewer_multiprocessors
 
 _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mmcv', 'mmcv-lite',
              'mmdet', 'triton', 'torchvision')
@@ -41,8 +41,7 @@ def machine(device: str) -> dict[str, Any]:
         facts.update(gpu=gpu.name, capability=f'{gpu.major}.{gpu.minor}',
                      memory_gib=round(gpu.total_memory / 2 ** 30, 1),
                      multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda,
-                     cudnn=torch.backends.cudnn.version(),
-                     green_contexts=fewer_multiprocessors()[1] or 'yes')
+                     cudnn=torch.backends.cudnn.version())
     return facts
 
 
@@ -72,3 +71,18 @@ def free_memory(device: str) -> None:
     gc.collect()
     if device == 'cuda':
         torch.cuda.empty_cache()
+
+
+def timed(function: Callable[[], Any], device: str) -> tuple[Any, float]:
+    """Return (result, milliseconds until the device has done what ``function`` asked of it)."""
+    if device != 'cuda':
+        start = time.perf_counter()
+        result = function()
+        return result, (time.perf_counter() - start) * 1e3
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    result = function()
+    end.record()
+    torch.cuda.synchronize()
+    return result, begin.elapsed_time(end)
