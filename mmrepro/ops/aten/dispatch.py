@@ -7,13 +7,12 @@ dispatcher (``F.interpolate``, ``F.pad``); those rows name a module and an attri
 """
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -114,14 +113,3 @@ def uninstall() -> None:
 def installed() -> tuple[str, ...]:
     """Return the devices for which kernels are installed."""
     return tuple(_installed.names)
-
-
-@contextlib.contextmanager
-def installing(devices: Iterable[str] | None = None) -> Iterator[None]:
-    """Call :func:`install` for a block; what was before comes back."""
-    before = installed()
-    install(devices)
-    try:
-        yield
-    finally:
-        install(before) if before else uninstall()

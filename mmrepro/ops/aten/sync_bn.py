@@ -9,7 +9,6 @@ mmcv's MMSyncBN does not need this: it uses mmcv's operators and ``all_reduce``.
 """
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import Any, Callable
 
@@ -18,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import SyncBatchNorm
 
-from ...scoped import replaced
 from ..mmcv.batch_norm import at_least_float32, sum_per_channel
 
 _STOCK = SyncBatchNorm.forward
@@ -119,7 +117,7 @@ def sync_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None,
                            group or dist.group.WORLD)
 
 
-def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
+def forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
     """Replace torch's forward, for training on CPU ranks."""
     if input.device.type != 'cpu' or not self.training or not dist.is_initialized():
         return _STOCK(self, input)
@@ -137,14 +135,4 @@ def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
 
 def enable() -> None:
     """Make every ``torch.nn.SyncBatchNorm`` train on CPU ranks. Idempotent."""
-    SyncBatchNorm.forward = _forward  # type: ignore[method-assign]
-
-
-def disable() -> None:
-    """Undo :func:`enable`."""
-    SyncBatchNorm.forward = _STOCK  # type: ignore[method-assign]
-
-
-def enabled() -> contextlib.AbstractContextManager[None]:
-    """Return a context with :func:`enable` in effect; what was before comes back."""
-    return replaced(SyncBatchNorm, forward=_forward)
+    SyncBatchNorm.forward = forward  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ import importlib
 import pytest
 import torch
 import torch.nn.functional as F
+from native_kernels import installing
 
 from dev.kernel_table_report import BEHAVIOURS, OPERATORS
 from mmrepro import determinism
@@ -70,7 +71,7 @@ def test_old_releases_get_more_replacements():
 def test_cuda_kernels_register_without_a_gpu_and_come_off_again():
     operators = [row.operator for row in dispatch.active('cuda') if not row.overrides_python]
     before = {name: has_kernel(name, 'CUDA') for name in operators}
-    with aten.installing(['cuda']):
+    with installing('cuda'):
         assert aten.installed() == ('cuda',)
         assert all(has_kernel(name, 'CUDA') for name in operators)
         aten.install(['cuda'])  # again: nothing to do
