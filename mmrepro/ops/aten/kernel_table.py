@@ -13,6 +13,7 @@ stable; on ROCm the selection takes equal values as threads arrive (#186653, whi
 """
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any, Callable, NamedTuple
 
@@ -24,7 +25,7 @@ class KernelRow(NamedTuple):
     """The replacement of an operator over a span of releases."""
 
     operator: str  # name in aten with its overload, or module.attribute
-    target: str  # module:expression of the replacement
+    target: str  # module:function of the replacement, or module:function(literals)
     since: tuple[int, int] = FIRST  # the first release (major, minor) that the row applies to
     until: tuple[int, int] = LATER  # the first one that it does not apply to any more
     devices: tuple[str, ...] = ('cuda',)  # on which it is replaced
@@ -35,12 +36,12 @@ class KernelRow(NamedTuple):
         return self.operator.startswith('torch.')
 
     def load(self) -> Callable[..., Any]:
-        """Return the function of ``target``: an attribute, or what a call with literals returns."""
+        """Return the function of ``target``, with its literals as the first arguments."""
         module, _, expression = self.target.partition(':')
         name, _, arguments = expression.rstrip(')').partition('(')
         function = getattr(importlib.import_module(f'mmrepro.ops.aten.{module}'), name)
         literals = [int(text) if text.isdigit() else text for text in arguments.split(', ')]
-        return function(*literals) if arguments else function
+        return functools.partial(function, *literals) if arguments else function
 
 
 def _rows(target: str, *operators: str, **applies: Any) -> tuple[KernelRow, ...]:
@@ -68,11 +69,10 @@ TABLE: tuple[KernelRow, ...] = (
     *_rows('python_overrides:max_pool3d_with_indices', f'{_PYTHON}.max_pool3d_with_indices',
            since=(2, 12)),
     # one flat index_put, which sorts by destination and adds in order
-    *_rows('scatter:max_pool_backward(2, 0)', 'adaptive_max_pool2d_backward'),
-    *_rows('scatter:max_pool_backward(3, 0)', 'adaptive_max_pool3d_backward'),
-    *_rows('scatter:max_pool_backward(2)', 'fractional_max_pool2d_backward'),
-    *_rows('scatter:max_pool_backward(3)', 'max_pool3d_with_indices_backward',
-           'fractional_max_pool3d_backward'),
+    *_rows('scatter:max_pool_backward(2)', 'adaptive_max_pool2d_backward',
+           'fractional_max_pool2d_backward'),
+    *_rows('scatter:max_pool_backward(3)', 'adaptive_max_pool3d_backward',
+           'max_pool3d_with_indices_backward', 'fractional_max_pool3d_backward'),
     *_rows('scatter:bincount', 'bincount'),
     *_rows('scatter:put_', 'put_'),
     # Sources do not agree on whether 2.0 is in order for more than one dimension: taken as not.
