@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import os
 import platform
 import time
@@ -11,6 +10,7 @@ from typing import Any, Callable
 import torch
 
 from .. import determinism, ops
+from ..distributed.agreement import package_version
 from ..facts.collect import cpu_name
 from ..ops import triton
 from ..version import __version__
@@ -21,13 +21,8 @@ _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mm
 
 def _versions() -> dict[str, str]:
     """Return versions of those of ``_PACKAGES`` that are installed."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {package: package_version('', (package, )) for package in _PACKAGES}
+    return {package: version for package, version in found.items() if version is not None}
 
 
 def machine(device: str) -> dict[str, Any]:

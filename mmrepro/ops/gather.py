@@ -15,6 +15,8 @@ The last row of :func:`rows_of` is zero: the padding row. Taps outside the map h
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -306,10 +308,8 @@ def masked_copy(values: Tensor, owner: Tensor, who: int, out: Tensor) -> None:
     ``values`` and ``owner`` are (B, C), and ``out`` at least (B, C) of the dtype of ``values``.
     """
     bits = torch.int64 if values.dtype == torch.float64 else torch.int32
-    step = chunk_rows(values.device, values.shape[1])
     wanted = owner.new_full((1, 1), who)
-    for a in range(0, len(values), step):
-        part = slice(a, min(a + step, len(values)))
+    for part in slices(len(values), chunk_rows(values.device, values.shape[1])):
         mask = equal(owner[part], wanted)
         # a byte of -1 widens to an integer of all ones
         ones = mask.view(torch.int8).neg_().to(bits)
@@ -342,6 +342,12 @@ def chunk_by_cost(costs: list[int], budget: int,
     if start < len(costs):
         runs.append((start, len(costs)))
     return runs
+
+
+def slices(count: int, step: int) -> Iterator[slice]:
+    """Yield slices of ``step`` items, at least one, that cover ``count`` items in order."""
+    step = max(1, step)
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def chunk_taps(device: torch.device) -> int:
