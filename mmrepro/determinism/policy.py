@@ -69,10 +69,6 @@ class Report:
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        rows = [f'{c.name}: {c.before} -> {c.after} ({c.why})' for c in self.changes]
-        return '\n'.join([*rows, *(f'warning: {text}' for text in self.warnings)])
-
 
 @dataclass(frozen=True)
 class _Saved:

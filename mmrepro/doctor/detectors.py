@@ -23,7 +23,7 @@ from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images
 from .environment import free_memory, timed
 from .rows import Row, RowGroup, Settings, cell
-from .zoo_configs import config_root, load
+from .zoo_configs import load
 
 SEED = 7
 # Iterations before the timing: the first ones choose kernels and fill the allocator.
@@ -80,15 +80,10 @@ class DetectorRun(NamedTuple):
 def _model(config: str, device: str, size: int, small: bool) -> Any:
     """Return the model with weights from the seed; ``small``: with fewer candidates, for a CPU."""
     from mmdet.registry import MODELS
-    from mmengine.config import Config
-
-    cfg = load(config, size) if small else Config.fromfile(f'{config_root()}/{config}')
+    cfg = load(config, size, small)
     if small and 'num_grids' in cfg.model.get('mask_head', {}):
         cfg.model.mask_head.num_grids = SMALL_GRIDS
     for node in dicts(cfg.model):
-        init = node.get('init_cfg')
-        if isinstance(init, dict) and init.get('type') == 'Pretrained':
-            node['init_cfg'] = None  # nothing is downloaded
         if 'batch_augments' in node:
             node['batch_augments'] = None  # they change the size of a batch
     seeds.seed_all(SEED, 'init')

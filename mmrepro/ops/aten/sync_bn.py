@@ -105,20 +105,12 @@ class _Function(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None, None, None, None
 
 
-def sync_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                    running_mean: Tensor | None, running_var: Tensor | None,
-                    eps: float = 1e-5, momentum: float = 0.1, group: Any = None) -> Tensor:
-    """Normalize (N, C, ...) with the statistics of all ranks of ``group``, for the CPU.
+def forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
+    """Normalize (N, C, ...) with the statistics of all ranks, for training on CPU ranks.
 
     N may be 0 on a rank. Statistics and gradients of parameters are float32 for half precision.
     Raises ValueError if there is only one value per channel over all ranks.
     """
-    return _Function.apply(input, weight, bias, running_mean, running_var, eps, momentum,
-                           group or dist.group.WORLD)
-
-
-def forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
-    """Replace torch's forward, for training on CPU ranks."""
     if input.device.type != 'cpu' or not self.training or not dist.is_initialized():
         return _STOCK(self, input)
     self._check_input_dim(input)
@@ -128,9 +120,9 @@ def forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
         self.num_batches_tracked.add_(1)
         if self.momentum is None:  # the average of all batches so far
             factor = 1. / int(self.num_batches_tracked)
-    return sync_batch_norm(input, self.weight, self.bias, self.running_mean if tracked else None,
+    return _Function.apply(input, self.weight, self.bias, self.running_mean if tracked else None,
                            self.running_var if tracked else None, self.eps, factor,
-                           self.process_group)
+                           self.process_group or dist.group.WORLD)
 
 
 def enable() -> None:
