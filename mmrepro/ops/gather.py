@@ -81,25 +81,24 @@ class Source:
 
     def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows that ``index`` needs, and the index into them."""
-        if self._rows is None and _few(self._feature, index):
-            used, index = _compact(index, _pixels(self._feature))
-            n, c, h, w = self._feature.shape
-            rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
-            if self._feature.is_cuda:
-                image = torch.div(used, h * w, rounding_mode='floor')
-                planes = self._feature.reshape(n, c, h * w)
-                rows[:-1].copy_(planes[image, :, used - image * (h * w)])
-                rows[-1].zero_()
-                return rows, index
-            for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
-                if len(pixels):
-                    columns = self._feature[i].reshape(c, h * w).index_select(1, pixels)
-                    rows[part].copy_(columns.t())
-            rows[-1].zero_()
-            return rows, index
-        if self._rows is None:
+        if self._rows is None and not _few(self._feature, index):
             self._rows = rows_of(self._feature)
-        return self._rows, index
+        if self._rows is not None:
+            return self._rows, index
+        used, index = _compact(index, _pixels(self._feature))
+        n, c, h, w = self._feature.shape
+        rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
+        rows[-1].zero_()
+        if self._feature.is_cuda:
+            image = torch.div(used, h * w, rounding_mode='floor')
+            planes = self._feature.reshape(n, c, h * w)
+            rows[:-1].copy_(planes[image, :, used - image * (h * w)])
+            return rows, index
+        for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
+            if len(pixels):
+                columns = self._feature[i].reshape(c, h * w).index_select(1, pixels)
+                rows[part].copy_(columns.t())
+        return rows, index
 
 
 class Sink:

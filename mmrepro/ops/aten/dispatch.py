@@ -31,7 +31,7 @@ class _Installed:
     """What is installed now."""
 
     library: Any = None  # owns the kernels
-    names: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # by device
+    devices: tuple[str, ...] = ()
     # (module, attribute, original value) of the Python overrides
     attributes: list[tuple[Any, str, Any]] = dataclasses.field(default_factory=list)
 
@@ -70,8 +70,8 @@ def install(devices: Iterable[str] | None = None) -> None:
     """
     if devices is None:
         devices = ('cpu', 'cuda') if torch.backends.cuda.is_built() else ('cpu',)
-    wanted = {device: tuple(row.operator for row in active(device)) for device in devices}
-    if wanted == _installed.names:
+    devices = tuple(devices)
+    if devices == _installed.devices:
         return
     uninstall()
     _installed.library = torch.library.Library('aten', 'IMPL')
@@ -82,7 +82,7 @@ def install(devices: Iterable[str] | None = None) -> None:
     except BaseException:
         uninstall()
         raise
-    _installed.names = wanted
+    _installed.devices = devices
 
 
 def _install(row: KernelRow, device: str) -> None:
@@ -107,9 +107,9 @@ def uninstall() -> None:
     if hasattr(_installed.library, '_destroy'):
         _installed.library._destroy()
     # torch 2.0 has no _destroy; its library is removed with the last reference
-    _installed.library, _installed.names = None, {}
+    _installed.library, _installed.devices = None, ()
 
 
 def installed() -> tuple[str, ...]:
     """Return the devices for which kernels are installed."""
-    return tuple(_installed.names)
+    return _installed.devices
