@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import environment
-from native_kernels import sync_bn_on_cpu
 from rank_pool import shared_pool
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -26,6 +25,8 @@ from mmrepro.digests import state_digest
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.scheduler import current
 from mmrepro.errors import CollectiveMismatch, Deadlock
+from mmrepro.ops.aten import sync_bn
+from mmrepro.scoped import replaced
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
@@ -98,7 +99,7 @@ def synchronised(kind):
     net = Squared(nn.Conv2d(3, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 2, 3), norm(2))
     model = VirtualDataParallel(net, broadcast_buffers=False)
     torch.manual_seed(dist.get_rank())
-    with sync_bn_on_cpu():
+    with replaced(nn.SyncBatchNorm, forward=sync_bn.forward):
         losses_of(model, lambda: torch.randn(2, 3, 8, 8))
     return state_digest(net.state_dict())
 
@@ -186,7 +187,7 @@ def recomputed(reentrant):
     torch.manual_seed(0)
     model = VirtualDataParallel(Recomputed(reentrant), broadcast_buffers=False)
     torch.manual_seed(dist.get_rank())
-    with sync_bn_on_cpu():
+    with replaced(nn.SyncBatchNorm, forward=sync_bn.forward):
         losses = losses_of(model, lambda: torch.randn(2, 3, 8, 8, requires_grad=True))
     return state_digest(losses), state_digest(model.state_dict()), torch.rand(1).item()
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from mmengine.structures import InstanceData
-from native_kernels import installing
 from stock_mmdet import stock  # noqa: F401  a fixture
 
-from mmrepro import patches, seeds
+from mmrepro import determinism, patches, seeds
 
 pytestmark = pytest.mark.usefixtures('stock')
 
@@ -392,7 +391,7 @@ def test_matching_at_once_is_the_matching_one_by_one(kind, candidates, objects, 
     assigner = getattr(assigners, kind)()
     one_by_one = getattr(type(assigner).dynamic_k_matching, '__wrapped__',
                          type(assigner).dynamic_k_matching)
-    with installing('cpu'):
+    with determinism.deterministic(env={}):
         results = []
         for method in (one_by_one, matching_at_once(one_by_one)):
             valid = torch.rand(3 * candidates, generator=torch.Generator().manual_seed(1)

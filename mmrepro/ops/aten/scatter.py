@@ -107,8 +107,8 @@ def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         return out
     if not self.dim():
         return (out.view(1) + src.reshape(-1).sum()).view(())
-    at = list(torch.meshgrid(*(torch.arange(size, device=index.device) for size in index.shape),
-                             indexing='ij'))
+    sizes = (torch.arange(size, device=index.device) for size in index.shape)
+    at: list[Tensor | None] = [*torch.meshgrid(*sizes, indexing='ij')]
     at[dim] = index
     return out.index_put_(at, src[tuple(slice(size) for size in index.shape)], accumulate=True)
 

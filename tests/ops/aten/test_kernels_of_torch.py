@@ -5,10 +5,11 @@ installed for the CPU, and compared in float64 with what torch gives without the
 """
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
-from native_kernels import installing
 
 from mmrepro.ops import aten
 from mmrepro.ops.aten import dispatch, grid_sample
@@ -22,7 +23,14 @@ def on_cpu(monkeypatch):
     """
     rows = [row._replace(devices=('cpu',), until=(99, 0)) for row in aten.TABLE]
     monkeypatch.setattr(dispatch, 'TABLE', rows)
-    yield lambda: installing('cpu')
+
+    def installed():
+        aten.install(['cpu'])
+        stack = contextlib.ExitStack()
+        stack.callback(aten.uninstall)
+        return stack
+
+    yield installed
     assert aten.installed() == ()
 
 
