@@ -24,6 +24,7 @@ from dev import (  # noqa: E402
     kernel_table_report,
     layers,
     matrix,
+    operator_report,
     triton_kernels,
     virtual_ranks_report,
 )
@@ -32,7 +33,6 @@ from dev.libraries import __main__ as libraries  # noqa: E402
 from dev.operator_check import GROUPS  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
 from mmrepro.doctor import report as check_report  # noqa: E402
-from mmrepro.ops import operator_report  # noqa: E402
 
 DOCS = ROOT / 'docs'
 
@@ -43,7 +43,7 @@ def result(name: str) -> dict:
 
 # A page, or a part of one between two comments, the command that it names, and what makes it.
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
-    ('reference/operators.md', 'mmrepro/ops/operator_report.py',
+    ('reference/operators.md', 'dev/operator_report.py',
      lambda: operator_report.as_markdown(sweep_report.reached_by(
          result('zoo_cpu.json')['rows']))),
     ('reference/operators.md', 'python -m dev.kernel_table_report',

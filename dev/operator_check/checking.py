@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mmrepro import determinism, ops
 from mmrepro.doctor.checking import error_line
-from mmrepro.doctor.disturbance import Disturbance, timed
+from mmrepro.doctor.environment import timed
 
+from .disturbance import Disturbance, fewer_multiprocessors
 from .operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of
 
 __all__ = ['DEFAULTS', 'LIMIT', 'check', 'once']
@@ -133,6 +134,8 @@ def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds
             row['disagrees'] = [name for name, error in errors.items() if error > LIMIT]
         call = little if small else case.make(Inputs(False)).to(device)
         row.update(_repeat(call, device, times, seconds))
+        if device == 'cuda':
+            row['green_contexts'] = fewer_multiprocessors()[1] or 'yes'
         row['equal'] = not row['differs']
     if against:
         row['default'] = DEFAULTS[against]

@@ -172,11 +172,13 @@ def one_rank(cfg: Any) -> Iterator[None]:
         yield
         return
     import torch.distributed as dist
+    from torch.nn import SyncBatchNorm
 
     from mmrepro.ops.aten import sync_bn
+    from mmrepro.scoped import replaced
     dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with sync_bn.enabled():
+        with replaced(SyncBatchNorm, forward=sync_bn.forward):
             yield
     finally:
         dist.destroy_process_group()

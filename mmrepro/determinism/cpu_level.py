@@ -20,9 +20,6 @@ CPU_LEVELS = {
         'OPENBLAS_CORETYPE': 'Haswell',  # NumPy's matrix products; those of Zen are the same
     },
 }
-# what torch calls them
-_NAMES = {'avx2': 'AVX2'}
-
 _NUMPY = 'NPY_DISABLE_CPU_FEATURES'
 
 
@@ -67,9 +64,9 @@ def cpu_conflicts(level: str | None, env: Mapping[str, str]) -> list[str]:
     if missing:
         problems.append(f'cpu={level!r} needs {" ".join(missing)}, which count only when Python '
                         'starts with them. Export them, or use `mmrepro train`, which sets them.')
-    elif not problems and cpu_instructions() != _NAMES[level]:
+    elif not problems and cpu_instructions() != level.upper():
         problems.append(f'cpu={level!r}, but torch uses {cpu_instructions()}: this CPU has no '
-                        f'{_NAMES[level]}, or ATEN_CPU_CAPABILITY was set after torch had started.')
+                        f'{level.upper()}, or ATEN_CPU_CAPABILITY was set after torch had started.')
     elif not problems and _numpy_above_avx2():
         problems.append(f'cpu={level!r}, but NumPy uses {" ".join(_numpy_above_avx2())}: {_NUMPY} '
                         'was set after NumPy had started.')

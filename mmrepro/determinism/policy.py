@@ -10,9 +10,8 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import DeterminismError
 from ..imports import after_import, forget
@@ -53,8 +52,7 @@ _HASH_SEED = (
     'before Python starts (mmrepro train does it by itself).')
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A flag or variable that ``enable`` changed. ``None`` stands for a missing variable."""
     name: str
     before: Any
@@ -62,20 +60,14 @@ class Change:
     why: str
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The settings that ``enable`` put in force, the changes in order, and its warnings."""
     settings: PolicySettings
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        rows = [f'{c.name}: {c.before} -> {c.after} ({c.why})' for c in self.changes]
-        return '\n'.join([*rows, *(f'warning: {text}' for text in self.warnings)])
 
-
-@dataclass(frozen=True)
-class _Saved:
+class _Saved(NamedTuple):
     env: MutableMapping[str, str]
     variables: dict[str, str | None]
     flags: dict[str, Any]

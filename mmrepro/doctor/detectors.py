@@ -21,10 +21,9 @@ from ..nested import dicts
 from ..ops import triton
 from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images
-from .disturbance import timed
-from .environment import free_memory
+from .environment import free_memory, timed
 from .rows import Row, RowGroup, Settings, cell
-from .zoo_configs import config_root, load
+from .zoo_configs import load
 
 SEED = 7
 # Iterations before the timing: the first ones choose kernels and fill the allocator.
@@ -33,32 +32,25 @@ WARM = 4
 SMALL_GRIDS = [10, 8, 6, 4, 2]
 
 
-class Detector(NamedTuple):
-    """A config relative to MMDetection's folder, and why it is in the list."""
-
-    config: str
-    why: str
-
-
-DETECTORS: dict[str, Detector] = {
-    'Faster R-CNN': Detector('faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py', 'RoIAlign, NMS, topk'),
-    'Mask R-CNN': Detector('mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py', 'RoIAlign of masks'),
-    'Cascade R-CNN': Detector('cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',
-                              'three heads on the same boxes'),
-    'YOLOX': Detector('yolox/yolox_s_8xb8-300e_coco.py', 'SimOTA, max pooling'),
-    'RTMDet-Ins': Detector('rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py',
-                           'dynamic convolutions, bilinear resize'),
-    'SOLOv2': Detector('solov2/solov2_r50_fpn_1x_coco.py', 'bilinear resize everywhere'),
-    'Deformable DETR': Detector('deformable_detr/deformable-detr_r50_16xb2-50e_coco.py',
-                                'deformable attention, cumsum'),
-    'DINO': Detector('dino/dino-4scale_r50_8xb2-12e_coco.py', 'topk of queries, gather'),
-    'Mask2Former': Detector('mask2former/mask2former_r50_8xb2-lsj-50e_coco.py', 'grid_sample'),
-    'PointRend': Detector('point_rend/point-rend_r50-caffe_fpn_ms-1x_coco.py',
-                          'grid_sample of features'),
-    'DCNv2': Detector('dcnv2/faster-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py',
-                      'modulated deformable convolution'),
-    'CARAFE': Detector('carafe/mask-rcnn_r50_fpn-carafe_1x_coco.py', 'CARAFE in neck and head'),
-    'HTC': Detector('htc/htc_r50_fpn_1x_coco.py', 'adaptive average pooling, semantic branch'),
+# Configs relative to MMDetection's folder, and why each is in the list.
+DETECTORS: dict[str, str] = {
+    'Faster R-CNN': 'faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',  # RoIAlign, NMS, topk
+    'Mask R-CNN': 'mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py',  # RoIAlign of masks
+    # three heads on the same boxes
+    'Cascade R-CNN': 'cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',
+    'YOLOX': 'yolox/yolox_s_8xb8-300e_coco.py',  # SimOTA, max pooling
+    # dynamic convolutions, bilinear resize
+    'RTMDet-Ins': 'rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py',
+    'SOLOv2': 'solov2/solov2_r50_fpn_1x_coco.py',  # bilinear resize everywhere
+    # deformable attention, cumsum
+    'Deformable DETR': 'deformable_detr/deformable-detr_r50_16xb2-50e_coco.py',
+    'DINO': 'dino/dino-4scale_r50_8xb2-12e_coco.py',  # topk of queries, gather
+    'Mask2Former': 'mask2former/mask2former_r50_8xb2-lsj-50e_coco.py',  # grid_sample
+    'PointRend': 'point_rend/point-rend_r50-caffe_fpn_ms-1x_coco.py',  # grid_sample of features
+    # modulated deformable convolution
+    'DCNv2': 'dcnv2/faster-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py',
+    'CARAFE': 'carafe/mask-rcnn_r50_fpn-carafe_1x_coco.py',  # CARAFE in neck and head
+    'HTC': 'htc/htc_r50_fpn_1x_coco.py',  # adaptive average pooling, semantic branch
 }
 
 
@@ -88,15 +80,10 @@ class DetectorRun(NamedTuple):
 def _model(config: str, device: str, size: int, small: bool) -> Any:
     """Return the model with weights from the seed; ``small``: with fewer candidates, for a CPU."""
     from mmdet.registry import MODELS
-    from mmengine.config import Config
-
-    cfg = load(config, size) if small else Config.fromfile(f'{config_root()}/{config}')
+    cfg = load(config, size, small)
     if small and 'num_grids' in cfg.model.get('mask_head', {}):
         cfg.model.mask_head.num_grids = SMALL_GRIDS
     for node in dicts(cfg.model):
-        init = node.get('init_cfg')
-        if isinstance(init, dict) and init.get('type') == 'Pretrained':
-            node['init_cfg'] = None  # nothing is downloaded
         if 'batch_augments' in node:
             node['batch_augments'] = None  # they change the size of a batch
     seeds.seed_all(SEED, 'init')
@@ -105,14 +92,14 @@ def _model(config: str, device: str, size: int, small: bool) -> Any:
     return model.to(device).train()
 
 
-def train(detector: Detector, device: str, size: int, iterations: int, small: bool,
-          timed_iterations: int = 0, number: int = 2) -> DetectorRun:
+def train(config: str, device: str, size: int, iterations: int, small: bool,
+          timed_iterations: int = 0) -> DetectorRun:
     """Train from the seed: ``iterations`` with digests, then more for time, without any.
 
     Exceptions of the model propagate.
     """
     from mmengine.optim import OptimWrapper
-    model = _model(detector.config, device, size, small)
+    model = _model(config, device, size, small)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(trained.values(), lr=1e-5),
                            clip_grad=dict(max_norm=1., error_if_nonfinite=False))
@@ -122,7 +109,7 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
     rows: list[torch.Tensor] = []
     losses: list[float] = []
     for step in range(iterations):
-        logged, _ = _step(model, wrapper, device, size, number, step)
+        logged, _ = _step(model, wrapper, device, size, step)
         losses.append(float(logged['loss']))
         row = [*_tagged('loss', logged), *_tagged('gradient of', grads),
                *_tagged('weight', trained)]
@@ -131,19 +118,19 @@ def train(detector: Detector, device: str, size: int, iterations: int, small: bo
     del wrapper.step  # it refers to itself, which would keep the model
     grads.clear()
     warm = max(0, WARM - iterations) if timed_iterations > 2 else 0
-    times = [_step(model, wrapper, device, size, number, iterations + step)[1]
+    times = [_step(model, wrapper, device, size, iterations + step)[1]
              for step in range(warm + timed_iterations)][warm:]
     kernels = recorded_kernels(
-        lambda: _step(model, wrapper, device, size, number, iterations)
+        lambda: _step(model, wrapper, device, size, iterations)
     ) if device == 'cuda' and timed_iterations else ()
     return DetectorRun(labels, [row.cpu() for row in rows], losses, sorted(times), kernels)
 
 
-def _step(model: Any, wrapper: Any, device: str, size: int, number: int, step: int
+def _step(model: Any, wrapper: Any, device: str, size: int, step: int
           ) -> tuple[dict[str, torch.Tensor], float]:
     """Train one step; return what it logged, and its milliseconds."""
     seeds.seed_all(SEED, 'step', step)
-    batch = images(size, 2, number)
+    batch = images(size, 2)
     return timed(lambda: model.train_step(batch, wrapper), device)
 
 
@@ -185,7 +172,7 @@ def first_difference(first: DetectorRun, second: DetectorRun) -> str:
     return ''
 
 
-def _check(detector: Detector, provider: str, settings: Settings,
+def _check(config: str, provider: str, settings: Settings,
            time_is_left: Callable[[], bool]) -> Row:
     """Run one row; without time for it, the run without determinism is left out."""
     device, iterations = settings.device, settings.iterations
@@ -196,12 +183,12 @@ def _check(detector: Detector, provider: str, settings: Settings,
         free_memory(device)
         if device == 'cuda':
             torch.cuda.reset_peak_memory_stats()
-        result = train(detector, device, settings.size, count,
+        result = train(config, device, settings.size, count,
                        settings.quick or device == 'cpu', for_time)
         return result, round(torch.cuda.max_memory_allocated() / 2 ** 30, 2) \
             if device == 'cuda' else None
 
-    row: Row = dict(config=detector.config, operators=provider, size=settings.size,
+    row: Row = dict(config=config, operators=provider, size=settings.size,
                     iterations=iterations)
     with determinism.deterministic(), ops.using(provider):
         row['precision'] = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -239,8 +226,8 @@ def _providers(device: str) -> list[str]:
 
 def _rows(settings: Settings, time_is_left: Callable[[], bool]) -> dict[str, Callable[[], Row]]:
     return {name if provider == 'auto' else f'{name}, {provider}':
-            functools.partial(_check, detector, provider, settings, time_is_left)
-            for provider in _providers(settings.device) for name, detector in DETECTORS.items()}
+            functools.partial(_check, config, provider, settings, time_is_left)
+            for provider in _providers(settings.device) for name, config in DETECTORS.items()}
 
 
 GROUP = RowGroup(

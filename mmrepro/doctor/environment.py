@@ -2,18 +2,18 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import os
 import platform
-from typing import Any
+import time
+from typing import Any, Callable
 
 import torch
 
 from .. import determinism, ops
+from ..distributed.agreement import package_version
 from ..facts.collect import cpu_name
 from ..ops import triton
 from ..version import __version__
-from .disturbance import fewer_multiprocessors
 
 _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mmcv', 'mmcv-lite',
              'mmdet', 'triton', 'torchvision')
@@ -21,13 +21,8 @@ _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mm
 
 def _versions() -> dict[str, str]:
     """Return versions of those of ``_PACKAGES`` that are installed."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {package: package_version('', (package, )) for package in _PACKAGES}
+    return {package: version for package, version in found.items() if version is not None}
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -41,8 +36,7 @@ def machine(device: str) -> dict[str, Any]:
         facts.update(gpu=gpu.name, capability=f'{gpu.major}.{gpu.minor}',
                      memory_gib=round(gpu.total_memory / 2 ** 30, 1),
                      multiprocessors=gpu.multi_processor_count, cuda=torch.version.cuda,
-                     cudnn=torch.backends.cudnn.version(),
-                     green_contexts=fewer_multiprocessors()[1] or 'yes')
+                     cudnn=torch.backends.cudnn.version())
     return facts
 
 
@@ -72,3 +66,18 @@ def free_memory(device: str) -> None:
     gc.collect()
     if device == 'cuda':
         torch.cuda.empty_cache()
+
+
+def timed(function: Callable[[], Any], device: str) -> tuple[Any, float]:
+    """Return (result, milliseconds until the device has done what ``function`` asked of it)."""
+    if device != 'cuda':
+        start = time.perf_counter()
+        result = function()
+        return result, (time.perf_counter() - start) * 1e3
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    result = function()
+    end.record()
+    torch.cuda.synchronize()
+    return result, begin.elapsed_time(end)

@@ -36,13 +36,14 @@ def config_root() -> str:
     raise FileNotFoundError(f'MMDetection has no configs in {" or ".join(folders)}')
 
 
-def load(path: str, size: int = 64) -> Any:
-    """Return the config without downloads, for images of ``size`` pixels."""
+def load(path: str, size: int = 64, small: bool = True) -> Any:
+    """Return the config without downloads; ``small``: for images of ``size`` pixels."""
     from mmengine.config import Config
     cfg = Config.fromfile(os.path.join(config_root(), path))
     for node in dicts(cfg.model):
         if isinstance(node.get('teacher_config'), str):  # written from MMDetection's root
-            node['teacher_config'] = load(os.path.relpath(node['teacher_config'], 'configs'), size)
+            node['teacher_config'] = load(
+                os.path.relpath(node['teacher_config'], 'configs'), size, small)
         init = node.get('init_cfg')
         if isinstance(init, dict) and 'checkpoint' in init:
             node['init_cfg'] = None
@@ -50,10 +51,10 @@ def load(path: str, size: int = 64) -> Any:
             node['pretrained'] = None if isinstance(node['pretrained'], str) else False
         if isinstance(node.get('teacher_ckpt'), (str, bool)):
             node['teacher_ckpt'] = None
-        for key, most in FEWER.items():
+        for key, most in FEWER.items() if small else ():
             if isinstance(node.get(key), int):
                 node[key] = min(node[key], most)
-        if node.get('type') in BATCH_SIZES:
+        if small and node.get('type') in BATCH_SIZES:
             for key in ('size', 'random_size_range', 'scale'):
                 if key in node:
                     node[key] = (size, size)

@@ -13,7 +13,6 @@ from .operator_table import TABLE
 from .provider import (
     exceptions,
     install,
-    installed,
     is_compiled,
     provider,
     provider_of,

@@ -15,6 +15,8 @@ The last row of :func:`rows_of` is zero: the padding row. Taps outside the map h
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -79,25 +81,24 @@ class Source:
 
     def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows that ``index`` needs, and the index into them."""
-        if self._rows is None and _few(self._feature, index):
-            used, index = _compact(index, _pixels(self._feature))
-            n, c, h, w = self._feature.shape
-            rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
-            if self._feature.is_cuda:
-                image = torch.div(used, h * w, rounding_mode='floor')
-                planes = self._feature.reshape(n, c, h * w)
-                rows[:-1].copy_(planes[image, :, used - image * (h * w)])
-                rows[-1].zero_()
-                return rows, index
-            for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
-                if len(pixels):
-                    columns = self._feature[i].reshape(c, h * w).index_select(1, pixels)
-                    rows[part].copy_(columns.t())
-            rows[-1].zero_()
-            return rows, index
-        if self._rows is None:
+        if self._rows is None and not _few(self._feature, index):
             self._rows = rows_of(self._feature)
-        return self._rows, index
+        if self._rows is not None:
+            return self._rows, index
+        used, index = _compact(index, _pixels(self._feature))
+        n, c, h, w = self._feature.shape
+        rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
+        rows[-1].zero_()
+        if self._feature.is_cuda:
+            image = torch.div(used, h * w, rounding_mode='floor')
+            planes = self._feature.reshape(n, c, h * w)
+            rows[:-1].copy_(planes[image, :, used - image * (h * w)])
+            return rows, index
+        for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
+            if len(pixels):
+                columns = self._feature[i].reshape(c, h * w).index_select(1, pixels)
+                rows[part].copy_(columns.t())
+        return rows, index
 
 
 class Sink:
@@ -297,22 +298,18 @@ def equal(a: Tensor, b: Tensor) -> Tensor:
     return a == b if a.is_cuda else torch.from_numpy(np.equal(a.numpy(), b.numpy()))
 
 
-def masked_copy(values: Tensor, owner: Tensor, who: int | Tensor, out: Tensor) -> None:
+def masked_copy(values: Tensor, owner: Tensor, who: int, out: Tensor) -> None:
     """Write ``values`` where ``owner == who``, else 0, to the first B rows of ``out``.
 
     Several times faster than torch.where, and exact for infinities and NaN, which a product with
     a mask is not.
 
-    ``values`` and ``owner`` are (B, C), ``who`` a number or (B, 1), and ``out`` at least (B, C) of
-    the dtype of ``values``.
+    ``values`` and ``owner`` are (B, C), and ``out`` at least (B, C) of the dtype of ``values``.
     """
     bits = torch.int64 if values.dtype == torch.float64 else torch.int32
-    step = chunk_rows(values.device, values.shape[1])
-    if not isinstance(who, Tensor):
-        who = owner.new_full((1, 1), who)
-    for a in range(0, len(values), step):
-        part = slice(a, min(a + step, len(values)))
-        mask = equal(owner[part], who if len(who) == 1 else who[part])
+    wanted = owner.new_full((1, 1), who)
+    for part in slices(len(values), chunk_rows(values.device, values.shape[1])):
+        mask = equal(owner[part], wanted)
         # a byte of -1 widens to an integer of all ones
         ones = mask.view(torch.int8).neg_().to(bits)
         torch.bitwise_and(ones, values[part].view(bits), out=out[part].view(bits))
@@ -344,6 +341,12 @@ def chunk_by_cost(costs: list[int], budget: int,
     if start < len(costs):
         runs.append((start, len(costs)))
     return runs
+
+
+def slices(count: int, step: int) -> Iterator[slice]:
+    """Yield slices of ``step`` items, at least one, that cover ``count`` items in order."""
+    step = max(1, step)
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def chunk_taps(device: torch.device) -> int:

@@ -36,35 +36,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .operator_table import TABLE
 from .provider import provider_of
 
-# Namespaces of torch.library that torch itself registers: their operators alert under the
-# deterministic flag, or mmrepro.ops.aten has a row for them.
-NAMESPACES = {
-    'aten': 'torch; alerts, or mmrepro has a form of it',
-    'prim': 'torch; no kernels of its own',
-    'prims': 'torch; written in terms of aten',
-    'rngprims': 'torch; random numbers from a seed',
-    'quantized': 'torch; integers',
-    'quantized_decomposed': 'torch; integers',
-    'profiler': 'torch; markers, no computation',
-    'debugprims': 'torch; markers, no computation',
-    'higher_order': 'torch; control flow, whose operators are seen one by one',
-    'inductor': 'torch; compiled code, under the deterministic setting of inductor',
-    **dict.fromkeys(('c10d', '_c10d_functional', 'c10d_functional', 'symm_mem'),
-                    'torch; collectives'),
-    'mkldnn': 'oneDNN on a CPU',
-    'mkl': 'MKL on a CPU',
-    'mmrepro': 'ours',
-}
+# Namespaces of torch.library that torch itself registers, and ours: their operators alert under the
+# deterministic flag, mmrepro.ops.aten has a row for them, or they are in order.
+NAMESPACES = frozenset((
+    'aten', 'prim', 'prims', 'rngprims', 'mmrepro',
+    'quantized', 'quantized_decomposed',  # integers
+    'profiler', 'debugprims',  # markers, no computation
+    'higher_order',  # control flow, whose operators are seen one by one
+    'inductor',  # compiled code, under the deterministic setting of inductor
+    'c10d', '_c10d_functional', 'c10d_functional', 'symm_mem',  # collectives
+    'mkldnn', 'mkl'))  # on a CPU
 
-# Single operators that are deterministic, or alert under the deterministic flag.
-KNOWN = {
-    'torchvision::nms': 'ordered: a bit mask, read in order of the scores',
-    **{f'torchvision::{name}': 'forward is ordered'
-       for name in ('roi_align', 'roi_pool', 'ps_roi_align', 'ps_roi_pool')},
-    **{f'torchvision::_{name}_backward': 'alerts under the deterministic flag'
-       for name in ('roi_align', 'roi_pool', 'ps_roi_align', 'ps_roi_pool')},
-}
-
+# Single operators that are deterministic: NMS reads a bit mask in order of the scores, forwards of
+# RoI operators are ordered, and their backwards alert under the deterministic flag.
+KNOWN = frozenset(('torchvision::nms', *(
+    f'torchvision::{form}' for name in ('roi_align', 'roi_pool', 'ps_roi_align', 'ps_roi_pool')
+    for form in (name, f'_{name}_backward'))))
 
 # A library that links against torch contains one of these names.
 _MARKS = (b'libtorch', b'libc10', b'torch_python', b'c10.dll')

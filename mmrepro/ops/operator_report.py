@@ -1,14 +1,12 @@
-"""The catalogue of operators as text, as JSON and as the tables of docs/reference/operators.md."""
+"""The catalogue of operators, as text and as JSON."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .operator_table import FAMILIES, TABLE
+from .operator_table import TABLE
 from .provider import choice
 
-# Whether a kind of compiled kernel gives the same bits on every run.
-_COMPILED = {'atomics': '**no**: atomics', 'ordered': 'yes', 'host': 'yes, on the CPU'}
 # Why two runs of such a compiled kernel may differ on CUDA.
 _VARIES = {'atomics': 'adds floats with atomics, in the order in which threads arrive',
            'races': 'threads write to shared memory in the order in which they arrive'}
@@ -75,33 +73,3 @@ def as_json(entries: Sequence[CatalogueEntry], device: str, requested: str) -> d
     """Return :func:`as_text` as a dict: provider, device, and a dict per operator."""
     return dict(provider=requested, device=device,
                 operators=[entry._asdict() for entry in entries])
-
-
-def as_markdown(reached: Mapping[str, list[str]] | None = None) -> str:
-    """Format the tables of docs/reference/operators.md.
-
-    ``reached`` has, by operator, the folders of the model zoo whose sweep called it (``dev.zoo``).
-    """
-    ours = [family for family in FAMILIES if family.module]
-    reasons = {why: number for number, why in enumerate(
-        dict.fromkeys(family.why for family in ours), 1)}
-    rows: list[str] = []
-    users: dict[str, list[str]] = {}
-    for family in ours:
-        names = [f'`{name}`' for name in family.names]
-        folders = {folder for name in family.names for folder in (reached or {}).get(name, ())}
-        rows.append(f'| {"<br>".join(names)} | yes, {reasons[family.why]} '
-                    f'| {_COMPILED[family.compiled]} | {len(folders) or ""} |')
-        users.setdefault(family.users, []).extend(names)
-    missing = [f'- {family.users}, `{family.source}`: '
-               + ', '.join(f'`{name}`' for name in family.names)
-               for family in FAMILIES if not family.module]
-    return '\n'.join((
-        '', '| operator | mmrepro | mmcv on CUDA | folders |', '|---|---|---|--:|', *rows, '',
-        "Why mmrepro's form gives the same bits every time:", '',
-        *(f'{number}. {why}' for why, number in reasons.items()), '',
-        '### Who uses them', '',
-        *(f'- {", ".join(names)}: {detectors}' for detectors, names in users.items()), '',
-        '### Without an implementation', '',
-        'No config of MMDetection builds them. They import, and when called say that a compiled '
-        'mmcv has them.', '', *missing, ''))

@@ -23,72 +23,64 @@ DENSE = 'dense torch reductions, which are ordered'
 NONE = 'no implementation in PyTorch'
 
 
-class Family(NamedTuple):
-    """Operators that share a module, a calling file and a reason."""
+class OperatorRow(NamedTuple):
+    """One operator."""
 
-    module: str  # '' without an implementation
+    name: str
+    target: str  # 'module:function', or '' without an implementation
     source: str
     why: str
     # mmcv's CUDA kernel: 'ordered', 'atomics' if it adds as threads arrive, 'races' if threads of
     # several warps write to shared memory as they arrive, 'host' if there is none
     compiled: str
     users: str
-    names: tuple[str, ...]
 
 
-class OperatorRow(NamedTuple):
-    """One operator of a family."""
-
-    name: str
-    target: str  # 'module:function', or '' without an implementation
-    source: str
-    why: str
-    compiled: str
-    users: str
+Rows = list[OperatorRow]
 
 
-def _family(module: str, source: str, why: str, compiled: str, users: str, *names: str) -> Family:
+def _family(module: str, source: str, why: str, compiled: str, users: str, *names: str) -> Rows:
+    """Return operators that share a module; without one, they import, and raise when called."""
     # the package has another name where mmrepro is not imported: see _mmrepro_operators.py
-    module = module if '.' in module else f'{__package__}.mmcv.{module}'
-    return Family(module, source, why, compiled, users, names)
+    path = module if '.' in module else f'{__package__}.mmcv.{module}'
+    return [OperatorRow(name, f'{path}:{name}' if module else '', source, why, compiled, users)
+            for name in names]
 
 
-def _pair(module: str, source: str, forward: str, users: str, name: str) -> tuple[Family, Family]:
+def _pair(module: str, source: str, forward: str, users: str, name: str) -> Rows:
     """Return a forward for the reason ``forward`` and a backward that sorts, unlike mmcv's."""
-    return (_family(module, source, forward, 'ordered', users, f'{name}_forward'),
-            _family(module, source, SORTED, 'atomics', users, f'{name}_backward'))
+    return [*_family(module, source, forward, 'ordered', users, f'{name}_forward'),
+            *_family(module, source, SORTED, 'atomics', users, f'{name}_backward')]
 
 
-def _missing(source: str, compiled: str, users: str, *names: str) -> Family:
-    """Return operators without an implementation: they import, and raise when called."""
-    return Family('', source, NONE, compiled, users, names)
+def _missing(source: str, compiled: str, users: str, *names: str) -> Rows:
+    return _family('', source, NONE, compiled, users, *names)
 
 
-def _missing_pair(source: str, users: str, name: str) -> tuple[Family, Family]:
-    """Return :func:`_missing` for a forward, and for a backward that adds with atomics."""
-    return (_missing(source, 'ordered', users, f'{name}_forward'),
-            _missing(source, 'atomics', users, f'{name}_backward'))
+def _missing_pair(source: str, users: str, name: str) -> Rows:
+    return [*_missing(source, 'ordered', users, f'{name}_forward'),
+            *_missing(source, 'atomics', users, f'{name}_backward')]
 
 
-FAMILIES: tuple[Family, ...] = (
+_FAMILIES: tuple[Rows, ...] = (
     _family('roi_align', 'roi_align.py', OWN_SUM, 'ordered',
             'every two-stage detector; mask targets of all instance heads', 'roi_align_forward'),
     _family('roi_align', 'roi_align.py', SORTED, 'atomics', 'every two-stage detector',
             'roi_align_backward'),
-    *_pair('roi_pool', 'roi_pool.py', ORDERED, 'Fast R-CNN style heads that ask for RoIPool',
-           'roi_pool'),
-    *_pair('deform_roi_pool', 'deform_roi_pool.py', OWN_SUM, 'dpool configs of dcn and dcnv2',
-           'deform_roi_pool'),
+    _pair('roi_pool', 'roi_pool.py', ORDERED, 'Fast R-CNN style heads that ask for RoIPool',
+          'roi_pool'),
+    _pair('deform_roi_pool', 'deform_roi_pool.py', OWN_SUM, 'dpool configs of dcn and dcnv2',
+          'deform_roi_pool'),
     _family('deform_conv', 'deform_conv.py', OWN_SUM, 'ordered',
             'DCN, RepPoints, VFNet, TOOD, Cascade RPN, Guided Anchoring, FoveaBox, SAConv2d',
             'deform_conv_forward', 'deform_conv_backward_parameters'),
     _family('deform_conv', 'deform_conv.py', SORTED, 'atomics',
             'DCN, RepPoints, VFNet, TOOD, Cascade RPN, Guided Anchoring, FoveaBox, SAConv2d',
             'deform_conv_backward_input'),
-    *_pair('deform_conv', 'modulated_deform_conv.py', OWN_SUM,
-           'DCNv2, DyHead, GLIP, SOLOv2 and FCOS with DCN, CenterNet', 'modulated_deform_conv'),
-    *_pair('ms_deform_attn', 'multi_scale_deform_attn.py', OWN_SUM,
-           'Deformable DETR, DINO, DDQ, Grounding DINO, Mask2Former', 'ms_deform_attn'),
+    _pair('deform_conv', 'modulated_deform_conv.py', OWN_SUM,
+          'DCNv2, DyHead, GLIP, SOLOv2 and FCOS with DCN, CenterNet', 'modulated_deform_conv'),
+    _pair('ms_deform_attn', 'multi_scale_deform_attn.py', OWN_SUM,
+          'Deformable DETR, DINO, DDQ, Grounding DINO, Mask2Former', 'ms_deform_attn'),
     _family('carafe', 'carafe.py', OWN_SUM, 'ordered', 'FPN_CARAFE, mask heads with CARAFE',
             'carafe_forward', 'carafe_backward'),
     _family('nms', 'nms.py', ORDERED, 'ordered',
@@ -117,13 +109,13 @@ FAMILIES: tuple[Family, ...] = (
     _missing('ball_query.py', 'ordered', 'mmdet3d', 'ball_query_forward',
              'stack_ball_query_forward'),
     _missing('bbox.py', 'ordered', 'mmcv.ops.bbox_overlaps', 'bbox_overlaps'),
-    *_missing_pair('bezier_align.py', 'mmocr (ABCNet)', 'bezier_align'),
+    _missing_pair('bezier_align.py', 'mmocr (ABCNet)', 'bezier_align'),
     _missing('bias_act.py', 'ordered', 'mmagic (StyleGAN)', 'bias_act'),
-    *_missing_pair('border_align.py', 'BorderDet', 'border_align'),
+    _missing_pair('border_align.py', 'BorderDet', 'border_align'),
     _missing('box_iou_quadri.py', 'ordered', 'mmrotate', 'box_iou_quadri'),
     _missing('box_iou_rotated.py', 'ordered', 'mmrotate', 'box_iou_rotated'),
-    *_missing_pair('carafe.py', 'CARAFENaive', 'carafe_naive'),
-    *_missing_pair('chamfer_distance.py', 'mmrotate (Oriented RepPoints)', 'chamfer_distance'),
+    _missing_pair('carafe.py', 'CARAFENaive', 'carafe_naive'),
+    _missing_pair('chamfer_distance.py', 'mmrotate (Oriented RepPoints)', 'chamfer_distance'),
     _missing('contour_expand.py', 'host', 'mmocr (PSENet)', 'contour_expand'),
     _missing('convex_iou.py', 'ordered', 'mmrotate', 'convex_iou', 'convex_giou'),
     _missing('correlation.py', 'ordered', 'mmflow', 'correlation_forward', 'correlation_backward'),
@@ -154,13 +146,13 @@ FAMILIES: tuple[Family, ...] = (
     _missing('prroi_pool.py', 'atomics', 'buildable as roi_layer', 'prroi_pool_coor_backward',
              'prroi_pool_backward'),
     _missing('psa_mask.py', 'ordered', 'mmseg (PSANet)', 'psamask_forward', 'psamask_backward'),
-    *_missing_pair('riroi_align_rotated.py', 'mmrotate (ReDet)', 'riroi_align_rotated'),
-    *_missing_pair('roi_align_rotated.py', 'mmrotate; buildable as roi_layer',
-                   'roi_align_rotated'),
+    _missing_pair('riroi_align_rotated.py', 'mmrotate (ReDet)', 'riroi_align_rotated'),
+    _missing_pair('roi_align_rotated.py', 'mmrotate; buildable as roi_layer',
+                  'roi_align_rotated'),
     _missing('roiaware_pool3d.py', 'atomics', 'mmdet3d', 'roiaware_pool3d_forward',
              'roiaware_pool3d_backward'),
     _missing('roipoint_pool3d.py', 'ordered', 'mmdet3d', 'roipoint_pool3d_forward'),
-    *_missing_pair('rotated_feature_align.py', 'mmrotate (R3Det)', 'rotated_feature_align'),
+    _missing_pair('rotated_feature_align.py', 'mmrotate (R3Det)', 'rotated_feature_align'),
     _missing('scatter_points.py', 'atomics', 'mmdet3d', 'dynamic_point_to_voxel_forward',
              'dynamic_point_to_voxel_backward'),
     _missing('sparse_ops.py', 'atomics', 'mmdet3d', 'get_indice_pairs_2d_forward',
@@ -179,20 +171,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
-def _rows() -> dict[str, OperatorRow]:
-    rows: dict[str, OperatorRow] = {}
-    for family in FAMILIES:
-        for name in family.names:
-            if name in rows:
-                raise ValueError(f'operator {name!r} has two rows: in {rows[name].source} and in '
-                                 f'{family.source}; one name, one row')
-            target = f'{family.module}:{name}' if family.module else ''
-            rows[name] = OperatorRow(name, target, family.source, family.why, family.compiled,
-                                     family.users)
-    return rows
-
-
-TABLE: dict[str, OperatorRow] = _rows()
+TABLE: dict[str, OperatorRow] = {row.name: row for rows in _FAMILIES for row in rows}
 # Operators that mmcv does not have, and the fork that has.
 OF_FORKS: dict[str, str] = {'line_nms_forward': 'onedl-mmcv==2.3.6'}
 

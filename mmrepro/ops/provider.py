@@ -155,11 +155,6 @@ def install() -> None:
         module.__class__ = _Extension
 
 
-def installed() -> bool:
-    """Whether :func:`install` is in effect."""
-    return finder in sys.meta_path
-
-
 def uninstall() -> None:
     """Undo :func:`install` and :func:`use`.
 

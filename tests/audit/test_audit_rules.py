@@ -282,7 +282,7 @@ def test_every_rule_is_tested():
 def test_every_type_with_a_known_fault_exists():
     # MMYOLO is not among the locked packages
     names = {name for cause in CAUSES for name in cause.types
-             if not cause.replaces[0][0].startswith('mmyolo.')} | {*STOCK_FAULTS}
+             if not cause.targets[0].startswith('mmyolo.')} | {*STOCK_FAULTS}
     seen = subject(clean(model=[dict(type=name) for name in sorted(names)]))
     assert names <= {part.name for part in seen.parts if seen.class_of(part)}
 

@@ -27,6 +27,7 @@ from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.scheduler import current
 from mmrepro.errors import CollectiveMismatch, Deadlock
 from mmrepro.ops.aten import sync_bn
+from mmrepro.scoped import replaced
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
@@ -99,7 +100,7 @@ def synchronised(kind):
     net = Squared(nn.Conv2d(3, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 2, 3), norm(2))
     model = VirtualDataParallel(net, broadcast_buffers=False)
     torch.manual_seed(dist.get_rank())
-    with sync_bn.enabled():
+    with replaced(nn.SyncBatchNorm, forward=sync_bn.forward):
         losses_of(model, lambda: torch.randn(2, 3, 8, 8))
     return state_digest(net.state_dict())
 
@@ -187,7 +188,7 @@ def recomputed(reentrant):
     torch.manual_seed(0)
     model = VirtualDataParallel(Recomputed(reentrant), broadcast_buffers=False)
     torch.manual_seed(dist.get_rank())
-    with sync_bn.enabled():
+    with replaced(nn.SyncBatchNorm, forward=sync_bn.forward):
         losses = losses_of(model, lambda: torch.randn(2, 3, 8, 8, requires_grad=True))
     return state_digest(losses), state_digest(model.state_dict()), torch.rand(1).item()
 

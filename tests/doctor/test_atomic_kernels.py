@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrepro.doctor import disturbance
+from dev.operator_check import disturbance
 from mmrepro.doctor.atomic_kernels import atomic_kernels, recorded_kernels
 
 # as a profiler prints them

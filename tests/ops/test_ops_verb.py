@@ -7,10 +7,10 @@ import re
 
 import pytest
 
+from dev.operator_report import as_markdown
 from mmrepro import cli, ops
 from mmrepro.cli.doctor import main
 from mmrepro.ops import TABLE, catalogue
-from mmrepro.ops.operator_report import as_markdown
 from mmrepro.ops.operator_table import OF_FORKS
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -10,7 +10,7 @@ those of ``selection`` also for CPU.
 """
 from __future__ import annotations
 
-from .dispatch import active, install, installed, installing, uninstall
+from .dispatch import active, install, installed, uninstall
 from .kernel_table import TABLE, KernelRow
 
 

@@ -7,13 +7,12 @@ dispatcher (``F.interpolate``, ``F.pad``); those rows name a module and an attri
 """
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ class _Installed:
     """What is installed now."""
 
     library: Any = None  # owns the kernels
-    names: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # by device
+    devices: tuple[str, ...] = ()
     # (module, attribute, original value) of the Python overrides
     attributes: list[tuple[Any, str, Any]] = dataclasses.field(default_factory=list)
 
@@ -60,8 +59,7 @@ def _exists(operator: str) -> bool:
 def active(device: str, version: str = torch.__version__) -> list[KernelRow]:
     """Return the rows to install for ``device`` ('cpu' or 'cuda') on a release."""
     now = release(version)
-    return [row for row in TABLE
-            if row.target and device in row.devices and row.since <= now < row.until]
+    return [row for row in TABLE if device in row.devices and row.since <= now < row.until]
 
 
 def install(devices: Iterable[str] | None = None) -> None:
@@ -72,8 +70,8 @@ def install(devices: Iterable[str] | None = None) -> None:
     """
     if devices is None:
         devices = ('cpu', 'cuda') if torch.backends.cuda.is_built() else ('cpu',)
-    wanted = {device: tuple(row.operator for row in active(device)) for device in devices}
-    if wanted == _installed.names:
+    devices = tuple(devices)
+    if devices == _installed.devices:
         return
     uninstall()
     _installed.library = torch.library.Library('aten', 'IMPL')
@@ -84,7 +82,7 @@ def install(devices: Iterable[str] | None = None) -> None:
     except BaseException:
         uninstall()
         raise
-    _installed.names = wanted
+    _installed.devices = devices
 
 
 def _install(row: KernelRow, device: str) -> None:
@@ -109,20 +107,9 @@ def uninstall() -> None:
     if hasattr(_installed.library, '_destroy'):
         _installed.library._destroy()
     # torch 2.0 has no _destroy; its library is removed with the last reference
-    _installed.library, _installed.names = None, {}
+    _installed.library, _installed.devices = None, ()
 
 
 def installed() -> tuple[str, ...]:
     """Return the devices for which kernels are installed."""
-    return tuple(_installed.names)
-
-
-@contextlib.contextmanager
-def installing(devices: Iterable[str] | None = None) -> Iterator[None]:
-    """Call :func:`install` for a block; what was before comes back."""
-    before = installed()
-    install(devices)
-    try:
-        yield
-    finally:
-        install(before) if before else uninstall()
+    return _installed.devices

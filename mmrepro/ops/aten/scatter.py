@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,40 +34,29 @@ def _planes(indices: Tensor, axes: int, plane: int) -> Tensor:
     return (flat.to(torch.int64) + first[:, None]).reshape(-1)
 
 
-def max_pool_backward(axes: int, at: int = -1) -> Callable[..., Tensor]:
-    """Return a backward of max pooling over ``axes`` axes, which stored positions of maxima.
+def max_pool_backward(axes: int, grad: Tensor, self: Tensor, *arguments: Any) -> Tensor:
+    """Compute a backward of max pooling over ``axes`` axes, which stored positions of maxima.
 
-    ``at`` is the position of the operator's indices among the arguments after (grad, input): 0 for
-    adaptive pooling, -1 for the others.
+    They are the only argument of adaptive pooling after (grad, input), and the last of the others.
     """
-
-    def backward(grad: Tensor, self: Tensor, *arguments) -> Tensor:
-        indices = arguments[at]
-        position = _planes(indices, axes, self.shape[-axes:].numel())
-        out = add_at(self.numel(), position, grad.reshape(-1))
-        return out.to(grad.dtype).view(self.shape)
-
-    return backward
+    position = _planes(arguments[-1], axes, self.shape[-axes:].numel())
+    out = add_at(self.numel(), position, grad.reshape(-1))
+    return out.to(grad.dtype).view(self.shape)
 
 
-def max_unpool(axes: int) -> Callable[..., Tensor]:
-    """Return ``aten::max_unpool2d`` or ``3d``; the last of several sources of a position wins."""
-
-    def forward(self: Tensor, indices: Tensor, output_size: Sequence[int],
-                *ignored: Sequence[int]) -> Tensor:
-        shape = (*self.shape[:-axes], *output_size)
-        out = self.new_zeros(shape)
-        plane = math.prod(output_size)
-        outside = (indices < 0) | (indices >= plane)
-        if bool(outside.any()):
-            found = int(indices[outside][0])
-            raise RuntimeError(f'max_unpool{axes}d: index {found} lies outside the output, '
-                               f'whose planes have {plane} elements')
-        if self.numel():
-            _write_last(out.view(-1), _planes(indices, axes, plane), self.reshape(-1))
-        return out
-
-    return forward
+def max_unpool(axes: int, self: Tensor, indices: Tensor, output_size: Sequence[int],
+               *ignored: Sequence[int]) -> Tensor:
+    """Compute ``aten::max_unpool2d`` or ``3d``; the last of several sources of a position wins."""
+    out = self.new_zeros((*self.shape[:-axes], *output_size))
+    plane = math.prod(output_size)
+    outside = (indices < 0) | (indices >= plane)
+    if bool(outside.any()):
+        found = int(indices[outside][0])
+        raise RuntimeError(f'max_unpool{axes}d: index {found} lies outside the output, '
+                           f'whose planes have {plane} elements')
+    if self.numel():
+        _write_last(out.view(-1), _planes(indices, axes, plane), self.reshape(-1))
+    return out
 
 
 def _write_last(out: Tensor, position: Tensor, values: Tensor) -> None:
@@ -118,20 +107,10 @@ def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         return out
     if not self.dim():
         return (out.view(1) + src.reshape(-1).sum()).view(())
-    dim = dim % self.dim()
-    position = index.new_zeros(())
-    stride = 1
-    for axis in range(self.dim() - 1, -1, -1):
-        if axis == dim:
-            at = index
-        else:
-            at = torch.arange(index.shape[axis], device=index.device)
-            at = at.view([-1 if i == axis else 1 for i in range(index.dim())])
-        position = position + at * stride
-        stride *= self.shape[axis]
-    values = src[tuple(slice(size) for size in index.shape)]
-    out.view(-1).index_put_((position.reshape(-1),), values.reshape(-1), accumulate=True)
-    return out
+    sizes = (torch.arange(size, device=index.device) for size in index.shape)
+    at: list[Tensor | None] = [*torch.meshgrid(*sizes, indexing='ij')]
+    at[dim] = index
+    return out.index_put_(at, src[tuple(slice(size) for size in index.shape)], accumulate=True)
 
 
 def scatter_add_(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:

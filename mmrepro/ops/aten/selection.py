@@ -7,6 +7,8 @@ Here the lower index comes first. As in torch, NaN is larger than every number a
 """
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -101,17 +103,9 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
     return _pick(values, indices, torch.full_like(indices.narrow(dim, 0, 1), k - 1), dim, keepdim)
 
 
-def median(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def median(self: Tensor, dim: int = -1, keepdim: bool = False,
+           ignore_nan: bool = False) -> tuple[Tensor, Tensor]:
     """Compute ``aten::median.dim``: the lower of two middle values; NaN if there is one."""
-    return _median(self, dim, keepdim, ignore_nan=False)
-
-
-def nanmedian(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Compute ``aten::nanmedian.dim``: the median of what is not NaN; NaN if nothing is."""
-    return _median(self, dim, keepdim, ignore_nan=True)
-
-
-def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Tensor, Tensor]:
     if not self.dim():
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     size = self.shape[dim]
@@ -124,6 +118,10 @@ def _median(self: Tensor, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Te
     if not ignore_nan:
         middle = torch.where(numbers == size, middle, numbers)
     return _pick(values, indices, middle, dim, keepdim)
+
+
+# ``aten::nanmedian.dim``: the median of what is not NaN; NaN if nothing is
+nanmedian = functools.partial(median, ignore_nan=True)
 
 
 def _pick(values: Tensor, indices: Tensor, at: Tensor, dim: int,

@@ -181,31 +181,19 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callab
     return result.to(grad.dtype)
 
 
-def resize_backward(kind: str) -> Callable[..., Tensor]:
-    """Return the backward of ``aten::upsample_*``.
-
-    Its arguments are (grad, output_size, input_size, align_corners, *scales).
-
-    ``kind`` is a key of :data:`RESIZES`.
-    """
-    build = RESIZES[kind]
-
-    def backward(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
-                 align_corners: bool, *scales: float | None) -> Tensor:
-        # the dispatcher omits trailing arguments that have their defaults
-        given = (*scales, *(None,) * (len(output_size) - len(scales)))
-        return _transpose(grad, input_size[2:],
-                          [(build, (bool(align_corners), scale)) for scale in given])
-    return backward
+def resize_backward(kind: str, grad: Tensor, output_size: Sequence[int],
+                    input_size: Sequence[int], align_corners: bool,
+                    *scales: float | None) -> Tensor:
+    """Compute the backward of ``aten::upsample_*``; ``kind`` is a key of :data:`RESIZES`."""
+    # the dispatcher omits trailing arguments that have their defaults
+    given = (*scales, *(None,) * (len(output_size) - len(scales)))
+    return _transpose(grad, input_size[2:],
+                      [(RESIZES[kind], (bool(align_corners), scale)) for scale in given])
 
 
-def adaptive_avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
-    """Return the backward of ``aten::_adaptive_avg_pool2d`` or ``3d``, of (grad, input)."""
-
-    def backward(grad: Tensor, self: Tensor) -> Tensor:
-        return _transpose(grad, self.shape[-spatial:], [(_adaptive, ())] * spatial)
-
-    return backward
+def adaptive_avg_pool_backward(axes: int, grad: Tensor, self: Tensor) -> Tensor:
+    """Compute the backward of ``aten::_adaptive_avg_pool2d`` or ``3d``."""
+    return _transpose(grad, self.shape[-axes:], [(_adaptive, ())] * axes)
 
 
 def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], stride: Sequence[int],
@@ -225,18 +213,12 @@ def _three(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(values) * 3 if len(values) == 1 else tuple(values)
 
 
-def pad_backward(kind: str) -> Callable[..., Tensor]:
-    """Return the backward of ``aten::reflection_pad*`` or ``replication_pad*``.
-
-    Its arguments are (grad, input, padding).
+def pad_backward(kind: str, grad: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
+    """Compute the backward of ``aten::reflection_pad*`` or ``replication_pad*``.
 
     ``kind`` is a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
     negative ones crop.
     """
-    build = PADS[kind]
-
-    def backward(grad: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
-        axes = len(padding) // 2
-        befores = [int(padding[2 * (axes - 1 - i)]) for i in range(axes)]
-        return _transpose(grad, self.shape[-axes:], [(build, (before,)) for before in befores])
-    return backward
+    axes = len(padding) // 2
+    befores = [int(padding[2 * (axes - 1 - i)]) for i in range(axes)]
+    return _transpose(grad, self.shape[-axes:], [(PADS[kind], (before,)) for before in befores])

@@ -9,7 +9,6 @@ mmcv's MMSyncBN does not need this: it uses mmcv's operators and ``all_reduce``.
 """
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import Any, Callable
 
@@ -18,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import SyncBatchNorm
 
-from ...scoped import replaced
 from ..mmcv.batch_norm import at_least_float32, sum_per_channel
 
 _STOCK = SyncBatchNorm.forward
@@ -107,20 +105,12 @@ class _Function(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None, None, None, None, None
 
 
-def sync_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                    running_mean: Tensor | None, running_var: Tensor | None,
-                    eps: float = 1e-5, momentum: float = 0.1, group: Any = None) -> Tensor:
-    """Normalize (N, C, ...) with the statistics of all ranks of ``group``, for the CPU.
+def forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
+    """Normalize (N, C, ...) with the statistics of all ranks, for training on CPU ranks.
 
     N may be 0 on a rank. Statistics and gradients of parameters are float32 for half precision.
     Raises ValueError if there is only one value per channel over all ranks.
     """
-    return _Function.apply(input, weight, bias, running_mean, running_var, eps, momentum,
-                           group or dist.group.WORLD)
-
-
-def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
-    """Replace torch's forward, for training on CPU ranks."""
     if input.device.type != 'cpu' or not self.training or not dist.is_initialized():
         return _STOCK(self, input)
     self._check_input_dim(input)
@@ -130,21 +120,11 @@ def _forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
         self.num_batches_tracked.add_(1)
         if self.momentum is None:  # the average of all batches so far
             factor = 1. / int(self.num_batches_tracked)
-    return sync_batch_norm(input, self.weight, self.bias, self.running_mean if tracked else None,
+    return _Function.apply(input, self.weight, self.bias, self.running_mean if tracked else None,
                            self.running_var if tracked else None, self.eps, factor,
-                           self.process_group)
+                           self.process_group or dist.group.WORLD)
 
 
 def enable() -> None:
     """Make every ``torch.nn.SyncBatchNorm`` train on CPU ranks. Idempotent."""
-    SyncBatchNorm.forward = _forward  # type: ignore[method-assign]
-
-
-def disable() -> None:
-    """Undo :func:`enable`."""
-    SyncBatchNorm.forward = _STOCK  # type: ignore[method-assign]
-
-
-def enabled() -> contextlib.AbstractContextManager[None]:
-    """Return a context with :func:`enable` in effect; what was before comes back."""
-    return replaced(SyncBatchNorm, forward=_forward)
+    SyncBatchNorm.forward = forward  # type: ignore[method-assign]

@@ -42,14 +42,13 @@ def _check(features: Tensor, masks: Tensor, kernel: int, groups: int, scale: int
 
 
 def _runs(shape: _Shape, *owned: Tensor) -> Iterator[tuple[int, int, int]]:
-    """Yield image and rows of source pixels to process together."""
+    """Yield image, and first and past-the-last row of source pixels, to process together."""
     bags = shape.width * shape.scale ** 2 * shape.groups
     # a bag takes memory for its channels besides its taps
     taps = bags * (shape.kernel ** 2 + shape.channels // shape.groups * 4 // gather.TAP_BYTES)
-    step = max(1, gather.tap_budget(*owned) // max(1, taps))
     for image in range(shape.images):
-        for a in range(0, shape.height, step):
-            yield image, a, min(a + step, shape.height)
+        for rows in gather.slices(shape.height, gather.tap_budget(*owned) // max(1, taps)):
+            yield image, rows.start, rows.stop
 
 
 def _index(shape: _Shape, image: int, a: int, b: int, device: torch.device) -> Tensor:

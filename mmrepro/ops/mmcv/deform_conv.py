@@ -84,10 +84,10 @@ class _DeformConv:
     def runs(self) -> Iterator[tuple[int, slice]]:
         """Yield the runs: image and slice of its output pixels."""
         columns = COLUMNS['cpu' if self.rows.device.type == 'cpu' else 'cuda']
-        step = max(1, columns // (self.shape.taps * self.input_shape[1]))
+        step = columns // (self.shape.taps * self.input_shape[1])
         for image in range(self.input_shape[0]):
-            for start in range(0, self.pixels, step):
-                yield image, slice(start, min(start + step, self.pixels))
+            for part in gather.slices(self.pixels, step):
+                yield image, part
 
     def samples(self, image: int, part: slice) -> tuple[Tensor, sampling.Corners]:
         """Return the samples of a run: rows (P * taps * deform_groups, 4), and their corners."""

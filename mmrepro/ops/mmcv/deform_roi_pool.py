@@ -5,22 +5,12 @@ Signature: ``mmcv/ops/deform_roi_pool.py``; formula: ``deform_roi_pool_cuda_kern
 """
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require_tensor
 from .rois import check_rois, pool
-
-
-class _Samples(NamedTuple):
-    """The samples of some RoIs: their taps, four for each, and what these were made from."""
-
-    taps: sampling.Taps
-    share: Tensor  # (S,) 1 / samples of the bin
-    corners: sampling.Corners
 
 
 class _Bins:
@@ -52,8 +42,12 @@ class _Bins:
         costs = self.grid.y * self.grid.x * (4 * self.bins[0] * self.bins[1])
         return gather.chunk_by_cost(costs.tolist(), gather.tap_budget(*tensors))
 
-    def samples(self, a: int, b: int) -> _Samples:
-        """Return the samples of RoIs ``a`` to ``b``."""
+    def samples(self, a: int, b: int) -> tuple[sampling.Taps, Tensor, sampling.Corners]:
+        """Return the samples of RoIs ``a`` to ``b``.
+
+        Their taps, four for each, and what these were made from: 1 / samples of the bin (S,), and
+        the corners.
+        """
         n, _, height, width = self.shape
         per_roi = self.bins[0] * self.bins[1]
         grid_y, grid_x = (g[a:b].repeat_interleave(per_roi) for g in self.grid)
@@ -74,7 +68,7 @@ class _Bins:
         share = (1 / (grid_y * grid_x).to(top.dtype)).index_select(0, bag)
         taps = sampling.Taps(row.flatten(), (corners.weight * share.unsqueeze(-1)).flatten(),
                              bag.to(torch.int32).repeat_interleave(4), (starts * 4).to(torch.int32))
-        return _Samples(taps, share, corners)
+        return taps, share, corners
 
 
 def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output: Tensor,
@@ -88,7 +82,7 @@ def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output:
     bins = _Bins(input, rois, offset, (pooled_height, pooled_width), spatial_scale, sampling_ratio,
                  gamma)
     if output.numel():
-        pool(input, output, bins.runs(input, output), lambda a, b: bins.samples(a, b).taps)
+        pool(input, output, bins.runs(input, output), lambda a, b: bins.samples(a, b)[0])
 
 
 def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, offset: Tensor,

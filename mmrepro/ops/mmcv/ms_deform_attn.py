@@ -112,17 +112,9 @@ def budget_of(device: torch.device) -> int:
 def groups(batch: int, queries: int, heads: int, taps: int,
            budget: int) -> Iterator[tuple[int, slice]]:
     """Yield images and heads to process together; ``taps`` is per query and head."""
-    size = max(1, min(heads, budget // max(1, queries * taps)))
     for image in range(batch):
-        for head in range(0, heads, size):
-            yield image, slice(head, min(head + size, heads))
-
-
-def _parts(queries: int, taps: int, budget: int) -> Iterator[slice]:
-    """Yield queries to process together; ``taps`` is per query of a group."""
-    size = max(1, budget // max(1, taps))
-    for query in range(0, queries, size):
-        yield slice(query, min(query + size, queries))
+        for group in gather.slices(heads, budget // max(1, queries * taps)):
+            yield image, group
 
 
 def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
@@ -150,12 +142,12 @@ def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
         return output.view(b, queries, heads * depth)
     dtype, budget = gather.compute_dtype(value), budget_of(value.device)
     for image, group in groups(b, queries, heads, taps, budget):
-        rows = _rows(value[image, :, group])
-        for part in _parts(queries, taps * (group.stop - group.start), budget):
+        rows, width = _rows(value[image, :, group]), group.stop - group.start
+        for part in gather.slices(queries, budget // max(1, taps * width)):
             row, corners = _corners(sampling_locations[image, part, group].to(dtype), levels)
             attention = attention_weights[image, part, group].to(dtype)
             weight = (corners.weight * attention.unsqueeze(-1)).view(row.shape)
-            result = gather.gather_sum(rows, row, weight).view(-1, group.stop - group.start, depth)
+            result = gather.gather_sum(rows, row, weight).view(-1, width, depth)
             output[image, part, group] = result.to(value.dtype)
     return output.view(b, queries, heads * depth)
 
@@ -197,7 +189,7 @@ def _sample_gradients(rows: Tensor, grad: Tensor, levels: _Levels, locations: Te
     taps = attention.shape[2:].numel() * 4
     all_rows = torch.empty((len(grad), taps), dtype=torch.int32, device=grad.device)
     all_weights = rows.new_empty((len(grad), taps))
-    for part in _parts(len(locations), heads * taps, budget_of(rows.device)):
+    for part in gather.slices(len(locations), budget_of(rows.device) // max(1, heads * taps)):
         bags = slice(part.start * heads, part.stop * heads)
         row, corners = _corners(locations[part].to(rows.dtype), levels)
         share = attention[part].to(rows.dtype)

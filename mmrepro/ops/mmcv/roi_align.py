@@ -89,9 +89,7 @@ def _mean_by_lines(input: Tensor, boxes: Rois, grid: sampling.Grid, output: Tens
     """
     (n, c, h, w), (k, _, ph, pw) = input.shape, output.shape
     lines = input.reshape(n * c * h, w).to(gather.compute_dtype(input))
-    step = max(1, gather.chunk_taps(input.device) * 4 // (c * ph * w))
-    for a in range(0, k, step):
-        part = slice(a, min(a + step, k))
+    for part in gather.slices(k, gather.chunk_taps(input.device) * 4 // (c * ph * w)):
         some = boxes.select(part)
         ys, xs = _filters(some, grid.select(part), input.shape, (ph, pw), True)
         plane = some.image[:, None] * c + torch.arange(c, device=input.device)
@@ -99,7 +97,7 @@ def _mean_by_lines(input: Tensor, boxes: Rois, grid: sampling.Grid, output: Tens
         across = down.view(-1, ph, w).transpose(1, 2).reshape(-1, ph)
         own = torch.arange(len(some.image) * c, device=input.device).view(-1, c)
         result = gather.gather_sum(across, *sampling.plane_taps(own * w, xs))
-        output[a:a + step] = result.view(-1, c, pw, ph).transpose(2, 3).to(output.dtype)
+        output[part] = result.view(-1, c, pw, ph).transpose(2, 3).to(output.dtype)
 
 
 def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor,

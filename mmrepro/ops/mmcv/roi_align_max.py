@@ -52,9 +52,8 @@ def _sorted(boxes: Rois) -> tuple[Rois, Tensor]:
 
 
 def _chunks(output: Tensor) -> Iterator[tuple[int, int]]:
-    step = gather.chunk_rows(output.device, output[0].numel())
-    for a in range(0, len(output), step):
-        yield a, min(a + step, len(output))
+    for part in gather.slices(len(output), gather.chunk_rows(output.device, output[0].numel())):
+        yield part.start, part.stop
 
 
 def align_forward(feature: Tensor, boxes: Rois, output: Tensor, argmax_y: Tensor,

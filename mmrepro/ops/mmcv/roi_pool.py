@@ -110,9 +110,7 @@ def _numbers(argmax: Tensor, bins: _Bins, width: int) -> Tensor:
     winner = torch.empty(argmax.shape, dtype=number, device=argmax.device)
     count, columns, first = (column.to(torch.int32)[:, None]
                              for column in (bins.pixels, bins.columns.clamp(min=1), bins.first))
-    step = gather.chunk_rows(argmax.device, argmax.shape[1])
-    for a in range(0, len(argmax), step):
-        part = slice(a, a + step)
+    for part in gather.slices(len(argmax), gather.chunk_rows(argmax.device, argmax.shape[1])):
         at = argmax.index_select(0, bins.order[part]).sub_(first[part])
         row = torch.div(at, width, rounding_mode='floor')
         column = at.sub_(row * width)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from ..contract import describe, require, require_dtype, require_shape
+from ..contract import describe, require, require_tensor
 from .overlaps import columns
 from .soft_nms_blocks import TiedScores, WorkingOrder, decide, negated_corners, ordinary
 
@@ -131,11 +131,10 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
     """
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=boxes.device)
-    require_shape('softnms', 'boxes', boxes, (None, 4))
-    require_shape('softnms', 'scores', scores, (len(boxes),))
-    require_shape('softnms', 'dets', dets, (len(boxes), 5))
-    for name, tensor in (('boxes', boxes), ('scores', scores), ('dets', dets)):
-        require_dtype('softnms', name, tensor, (torch.float32,))
+    count = boxes.shape[:1]
+    for name, tensor, shape in (('boxes', boxes, (None, 4)), ('scores', scores, count),
+                                ('dets', dets, (*count, 5))):
+        require_tensor('softnms', name, tensor, shape, (torch.float32,))
         require(not tensor.is_cuda, 'softnms', f'{name} must be on the CPU, {describe(tensor)}')
     kept, final = _soft(columns(boxes.detach(), offset).numpy(), scores.detach().numpy(),
                         _Decay(method, iou_threshold, sigma), np.float32(min_score), offset)

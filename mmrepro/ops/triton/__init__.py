@@ -16,7 +16,7 @@ import importlib
 import os
 import shutil
 import sysconfig
-from typing import Callable
+from typing import Any, Callable
 
 from ..operator_table import by_device
 
@@ -82,6 +82,16 @@ def default_requirement() -> str:
 def runs_on(device: str) -> bool:
     """Whether kernels run on ``device``: on CUDA; with Triton's interpreter on any."""
     return device == 'cuda' or os.environ.get('TRITON_INTERPRET') == '1'
+
+
+def well_aligned(*tensors: Any) -> list[Any]:
+    """Return contiguous tensors that begin at a multiple of 16 bytes; copies where needed.
+
+    Triton compiles another kernel for a pointer that is no such multiple, with another arrangement
+    of numbers in threads, and with it another order of the sums across threads.
+    """
+    return [tensor.clone() if tensor.data_ptr() % 16 else tensor
+            for tensor in (tensor.contiguous() for tensor in tensors)]
 
 
 @functools.cache

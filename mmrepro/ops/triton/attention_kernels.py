@@ -14,8 +14,7 @@ from torch import Tensor
 
 from .. import gather
 from ..mmcv import ms_deform_attn as plain
-from . import scatter_kernels
-from .alignment import well_aligned
+from . import scatter_kernels, well_aligned
 
 # Bags of a program.
 _BAGS = 8

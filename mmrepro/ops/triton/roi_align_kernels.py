@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import gather, sampling
 from ..mmcv import roi_align
 from ..mmcv.rois import check_rois, edges_of
-from .alignment import well_aligned
+from . import well_aligned
 
 # Channels per program forward and backward, pixels of a line, rows of bins to test together.
 _CHANNELS, _BACK_CHANNELS, _PIXELS, _LOOK = 32, 64, 16, 128

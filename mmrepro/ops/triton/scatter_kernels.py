@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .alignment import well_aligned
+from . import well_aligned
 
 # Numbers that a program looks through for the largest; taps and channels of a program that adds;
 # sums that a program converts back.

@@ -5,6 +5,8 @@ installed for the CPU, and compared in float64 with what torch gives without the
 """
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,9 +21,16 @@ def on_cpu(monkeypatch):
 
     In the end, check that every one that was installed can be taken away again.
     """
-    rows = [row._replace(devices=('cpu',), until=(99, 0)) for row in aten.TABLE if row.target]
+    rows = [row._replace(devices=('cpu',), until=(99, 0)) for row in aten.TABLE]
     monkeypatch.setattr(dispatch, 'TABLE', rows)
-    yield lambda: aten.installing(['cpu'])
+
+    def installed():
+        aten.install(['cpu'])
+        stack = contextlib.ExitStack()
+        stack.callback(aten.uninstall)
+        return stack
+
+    yield installed
     assert aten.installed() == ()
 
 

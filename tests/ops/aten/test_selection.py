@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmrepro.ops import aten
+from mmrepro import determinism
 from mmrepro.ops.aten import scatter, selection, sums
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64,
@@ -80,7 +80,7 @@ def test_thousands_of_equal_scores_through_torch(wave):
     """Installed, as deterministic mode does on a CPU: what a detector's head calls."""
     scores = wave(20000, dtype=torch.float32).mul(20).round().div(20)
     expected = by_index(scores, 0, True)
-    with aten.installing(['cpu']):
+    with determinism.deterministic(env={}):
         assert torch.equal(scores.topk(2000)[1], expected[:2000])
         assert torch.equal(torch.topk(scores, 2000, sorted=False)[1], expected[:2000])
         assert torch.equal(scores.sort(descending=True)[1], expected)
@@ -120,14 +120,14 @@ def test_kthvalue_and_medians(dim, keepdim):
 def test_max_unpool(wave):
     x, position = wave(2, 3, 4, 4), torch.tensor([[0, 2, 2, 7], [8, 9, 9, 9], [1, 3, 5, 35],
                                                [30, 31, 2, 0]]).expand(2, 3, 4, 4)
-    assert torch.equal(scatter.max_unpool(2)(x, position, (7, 9)),
+    assert torch.equal(scatter.max_unpool(2, x, position, (7, 9)),
                        F.max_unpool2d(x, position, 2, output_size=(7, 9)))
     deep = wave(2, 3, 2, 2, 4)
     position = (torch.arange(16).view(2, 2, 4) % 5 * 11).expand(2, 3, 2, 2, 4)
-    assert torch.equal(scatter.max_unpool(3)(deep, position, (4, 4, 8), (2, 2, 2), (0, 0, 0)),
+    assert torch.equal(scatter.max_unpool(3, deep, position, (4, 4, 8), (2, 2, 2), (0, 0, 0)),
                        F.max_unpool3d(deep, position, 2, output_size=(4, 4, 8)))
     with pytest.raises(RuntimeError, match='index 33 lies outside'):
-        scatter.max_unpool(3)(deep, position + 11, (2, 2, 8))
+        scatter.max_unpool(3, deep, position + 11, (2, 2, 8))
 
 
 @pytest.mark.parametrize('axes', [2, 3])
@@ -138,7 +138,7 @@ def test_fractional_max_pool(wave, axes):
                         return_indices=True)
     upstream = wave(*out.shape, phase=2.)
     expected, = torch.autograd.grad(out, x, upstream)
-    found = scatter.max_pool_backward(axes)(upstream, x.detach(), 3, (5, 6), indices)
+    found = scatter.max_pool_backward(axes, upstream, x.detach(), 3, (5, 6), indices)
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
 
 

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 import torch
+
+from mmrepro.doctor.environment import timed
+
+__all__ = ['Disturbance', 'fewer_multiprocessors']
 
 _LOAD = 1 << 24  # numbers in a tensor of the load: an addition takes some 40 microseconds
 _MOST = 2000  # additions of a load
 _SLEEPS = (0, 20_000, 200_000)  # cycles between them, so that the load stops and starts
-
-
-def timed(function: Callable[[], Any], device: str) -> tuple[Any, float]:
-    """Return (result, milliseconds until the device has done what ``function`` asked of it)."""
-    if device != 'cuda':
-        start = time.perf_counter()
-        result = function()
-        return result, (time.perf_counter() - start) * 1e3
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    result = function()
-    end.record()
-    torch.cuda.synchronize()
-    return result, begin.elapsed_time(end)
 
 
 @functools.cache
