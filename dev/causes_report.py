@@ -92,6 +92,10 @@ NOTES: dict[str, Note] = {
         'One `topk` for all objects, lower index first; with `deterministic=True` only',
         '`SimOTAAssigner` and `DynamicSoftLabelAssigner`. On CUDA the host waits for the device '
         'once per object. The matching is that of the stock code with ties by index.'),
+    'point_assigner:PointAssigner.assign': Note(
+        '`models/task_modules/assigners/point_assigner.py` 107', 'RepPoints on a GPU',
+        'New tensors of that method are on the device of the points',
+        'MMDetection #10436. On a CPU nothing changes.'),
 }
 
 

@@ -64,6 +64,14 @@ def initialized(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 @around
+def on_device_of_priors(stock: Any, self: Any, pred_instances: Any, *args: Any,
+                        **kwargs: Any) -> Any:
+    """Assign points, and make new tensors on their device instead of the CPU."""
+    with pred_instances.priors.device:
+        return stock(self, pred_instances, *args, **kwargs)
+
+
+@around
 def matching_at_once(stock: Callable[..., Any], self: Any, cost: Tensor, pairwise_ious: Tensor,
                      num_gt: int, valid_mask: Tensor) -> Any:
     """Match candidates to objects as SimOTA and its relatives do, without a loop over the objects.

@@ -117,6 +117,10 @@ CAUSES: tuple[StockCause, ...] = (
         False, 'methods:matching_at_once',
         (f'{_ASSIGNERS}.sim_ota_assigner:SimOTAAssigner.dynamic_k_matching',
          f'{_ASSIGNERS}.dynamic_soft_label_assigner:DynamicSoftLabelAssigner.dynamic_k_matching')),
+    StockCause(
+        'C26', 'Points are numbered on the CPU and selected by a mask on the GPU: an error', False,
+        'methods:on_device_of_priors', (f'{_ASSIGNERS}.point_assigner:PointAssigner.assign', ),
+        ('PointAssigner', )),
 )
 
 PATCHES: tuple[Patch, ...] = tuple(

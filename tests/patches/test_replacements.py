@@ -409,3 +409,20 @@ def test_matching_is_stock_without_a_stable_topk(monkeypatch):
     aten.uninstall()
     method(None, torch.rand(4, 2), torch.rand(4, 2), 2, torch.ones(4, dtype=torch.bool))
     assert len(called) == 1
+
+
+# --------------------------------------------------------------------------- C26: RepPoints
+def assigned_points():
+    from mmdet.models.task_modules.assigners import PointAssigner
+    points = torch.cat([torch.arange(16.)[:, None].expand(16, 2), torch.full((16, 1), 8.)], 1)
+    objects = InstanceData(bboxes=torch.tensor([[0., 0, 8, 8], [8, 8, 24, 24]]),
+                           labels=torch.tensor([1, 2]))
+    return PointAssigner(pos_num=2).assign(InstanceData(priors=points), objects).gt_inds.tolist()
+
+
+def test_points_are_numbered_on_their_device():
+    before = assigned_points()
+    patches.apply()
+    assert assigned_points() == before and sorted(set(before)) == [0, 1, 2]
+    seen = methods.on_device_of_priors(lambda self, instances: torch.arange(2).device)
+    assert seen(None, InstanceData(priors=torch.zeros(1, 3, device='meta'))).type == 'meta'
