@@ -14,6 +14,7 @@ from mmengine.structures import InstanceData
 from stock_mmdet import stock  # noqa: F401  a fixture
 
 from mmrepro import determinism, patches, seeds
+from mmrepro.patches import methods
 
 pytestmark = pytest.mark.usefixtures('stock')
 
