@@ -30,7 +30,11 @@ mmengine.runner.loops.time = SimpleNamespace(sleep=lambda seconds: None)
 # this order, so that no long module is left for one process at the end. `tools/test.sh --quick`
 # leaves them out, except for the test that is marked `smoke`.
 SLOW = (
+    'distributed/test_schedules.py',
     'test_invariance.py',
+    'test_user_setups.py',
+    'ops/triton_kernels/test_kernels.py',
+    'test_readers.py',
     'checkpoint/test_resume.py',
     'checkpoint/test_resume_on_ranks.py',
     'cli/test_tools.py',
@@ -80,11 +84,9 @@ SLOW = (
     'ops/aten/test_sync_bn.py',
     'ops/mmcv/test_deform_conv.py',
     'ops/test_provider.py',
-    'ops/triton_kernels/test_kernels.py',
     'patches/test_hash_order.py',
     'step_check/test_repeated_steps.py',
     'test_packaging.py',
-    'test_readers.py',
     'test_runner.py',
     'test_streams_with_roots.py',
 )

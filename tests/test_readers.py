@@ -57,7 +57,7 @@ def resume(**named):
         if found.point is not None:
             found.log(MMLogger.get_current_instance())
             found.seeded(RandomnessConfig.parse(dict(seed=None)))
-            found.check(collect_facts(runner.cfg, {}, 1))
+            found.compare(collect_facts(runner.cfg, {}, 1))
             found.check_data(dict(train_samples=8))
             found.take_state(found.read(found.point.path, 'cpu'), runner)
             found.restore(runner)

@@ -1,12 +1,13 @@
 """The page that lists the set-ups and their outcomes."""
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 
 from .setup import EQUAL, FOUND, GOOD, NAMED, REFUSED, SETUPS, Outcome
 
-SHOWN = 240  # characters of a message
+SHOWN = 90  # characters of a line of a message, of which two are shown
 
 MEANINGS = {
     EQUAL: 'all runs have the bits of the first one',
@@ -48,7 +49,6 @@ def write(outcomes: Mapping[str, Outcome]) -> str:
 
 def _row(name: str, outcome: Outcome) -> str:
     says = ' '.join(outcome.says.split()).replace('|', '/').replace('<', '&lt;')
-    if len(says) > SHOWN:
-        says = f'{says[:SHOWN].rsplit(" ", 1)[0]} ...'
+    lines = textwrap.wrap(says, SHOWN, max_lines=2, placeholder=' ...')
     mark = outcome.outcome if outcome.outcome in GOOD else f'**{outcome.outcome}**'
-    return f'| `{name}` | {mark} | {outcome.where} | {says} |\n'
+    return f'| `{name}` | {mark} | {outcome.where} | {"<br>".join(lines)} |\n'

@@ -198,8 +198,9 @@ def test_training_repeats_and_resumes(on_device, data_root, tmp_path, model, opt
         assert runs['saving']['dropouts'], 'nothing was drawn on the device'
 
 
-def test_virtual_ranks_do_not_depend_on_the_number_of_processes(on_device, tmp_path):
-    done = on_device(FOLDER / 'virtual.py', tmp_path)
+@pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_virtual_ranks_do_not_depend_on_the_number_of_processes(on_device, tmp_path, ranks):
+    done = on_device(FOLDER / 'virtual.py', tmp_path, ranks)
     assert done.returncode == 0, done.stderr[-4000:]
     assert set(json.loads(done.stdout.splitlines()[-1]).values()) == {True}, done.stdout
 
