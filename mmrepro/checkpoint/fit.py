@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -42,11 +42,16 @@ def parts_of(runner: Any) -> dict[str, str]:
         settings of ``'module.NAME'``, ``'frozen.NAME'`` for parameters that are not trained, the
         number of the user's hooks in ``'hooks.NAME'``, accumulation and clipping in ``'step.NAME'``
         and the classes of ``'pipeline'``, and a digest of the source in ``'code.CLASS'`` for the
-        user's classes of modules.
+        user's classes of modules. ``'alias.NAME'`` has the other names of what has several.
     """
     model = unwrap(runner.model)
-    parts = {f'weights.{name}': _size(value) for name, value in get_state_dict(model).items()
-             if isinstance(value, torch.Tensor)}
+    weights = {name: value for name, value in get_state_dict(model).items()
+               if isinstance(value, torch.Tensor)}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parts = {f'weights.{name}': _size(value) for name, value in weights.items()}
+    parts.update(_aliases((name, value.data_ptr()) for name, value in weights.items()
+                          if value.numel() and not nn.parameter.is_lazy(value)))
+    parts.update(_aliases((name, id(module)) for name, module in modules.items()))
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
         optimizer, path = wrapper.optimizer, f'optimizer.{name}'.rstrip('.')
         parts[f'{path}.class'] = _name(type(optimizer))
@@ -56,9 +61,9 @@ def parts_of(runner: Any) -> dict[str, str]:
             f'accumulates {wrapper._accumulative_counts}, clips {wrapper.clip_grad_kwargs}')
         parts.update((f'schedule.{name}{number}', _name(type(schedule)))
                      for number, schedule in enumerate(_schedules(runner, name)))
-    parts.update((f'module.{name}', _settings(module)) for name, module in model.named_modules())
-    parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters()
-                 if not parameter.requires_grad)
+    parts.update((f'module.{name}', _settings(module)) for name, module in modules.items())
+    parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters(
+        remove_duplicate=False) if not parameter.requires_grad)
     hooks = Counter(
         name for name, module in model.named_modules() for kind in HOOKS
         for hook in getattr(module, kind).values()
@@ -71,6 +76,23 @@ def parts_of(runner: Any) -> dict[str, str]:
         pipelines = dataset_tree.pipelines(runner._train_loop.dataloader.dataset)
         parts['pipeline'] = ', '.join(_name(type(part)) for part in pipelines)
     return parts
+
+
+def _aliases(things: Iterable[tuple[str, int]]) -> dict[str, str]:
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, key in things:
+        names[key].append(name)
+    return {f'alias.{name}': ' '.join(one for one in several if one != name)
+            for several in names.values() if len(several) > 1 for name in several}
+
+
+def _is_alias(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Whether one run has another name for a part that both have: DDQ's decoder gets one later."""
+    group, _, path = name.partition('.')
+    here, there = (then, now) if name in then else (now, then)
+    others = here.get(f'alias.{path}', '').split()
+    return name not in there and any(
+        there.get(f'{group}.{other}') == here[name] for other in others)
 
 
 def _schedules(runner: Any, name: str) -> list[Any]:
@@ -161,7 +183,7 @@ class Fit:
         rows = [FactDifference(name, then.get(name, ABSENT), now.get(name, ABSENT), CHANGES,
                                'a resume does not restore it')
                 for name in {**then, **now} if name.startswith(groups)
-                and LAZY not in (then.get(name), now.get(name))
+                and LAZY not in (then.get(name), now.get(name)) and not _is_alias(name, then, now)
                 and all(then.get(name) != parts.get(name) for parts in (now, *before))]
         if not rows:
             return

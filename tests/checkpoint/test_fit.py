@@ -38,6 +38,16 @@ class Longer(tiny.Tiny):
         return super().forward(inputs, label, mode)
 
 
+@MODELS.register_module(force=True)
+class Alias(tiny.Tiny):
+    """A part gets another name with the first step, as in DDQ's decoder."""
+
+    def forward(self, inputs, label, mode='tensor'):
+        if mode == 'loss':
+            self.head.branches = self.backbone
+        return super().forward(inputs, label, mode)
+
+
 class Since(Hook):
     """Changes the model when the second epoch begins, or in all later epochs as well."""
     again = False
@@ -153,6 +163,14 @@ def test_hooks_that_set_up_the_model_again_may_resume(hook, iteration, tmp_path)
     cfg = config(tmp_path / 'whole', hook)
     expected = finish(cfg)
     assert finish(resumed(cfg, iteration, tmp_path / 'resumed')) == expected
+
+
+def test_another_name_for_a_part_is_no_other_model(tmp_path):
+    cfg = config(tmp_path / 'whole', model='Alias')
+    expected = finish(cfg)
+    assert finish(resumed(cfg, 3, tmp_path / 'resumed')) == expected
+    assert 'head.branches.0.weight' in torch.load(
+        tmp_path / 'resumed' / 'iter_4.pth', weights_only=False)['state_dict']
 
 
 def test_resume_strict_false_accepts_what_does_not_fit(tmp_path):
