@@ -52,6 +52,8 @@ class StepCheck:
     def __init__(self, runner: Any, paused: Sequence[Callable], done: Callable,
                  start: StartAttributes) -> None:
         self._runner, self._paused, self._done, self._start = runner, paused, done, start
+        self._names = {id(parameter): name
+                       for name, parameter in unwrap(runner.model).named_parameters()}
         # virtual ranks take turns within a pass, and share the numbers of a process
         self._elsewhere: Callable = other_ids if current() is None else nullcontext
 
@@ -70,8 +72,9 @@ class StepCheck:
             return step(*args, **kwargs)
         second: list[PassDigests] = []
         with suppress(_Reached):
-            result = Observer(self._runner, partial(self._agree, first, second)).run(
-                step, args, kwargs)
+            result = Observer(
+                self._runner, partial(self._agree, first, second), self._names).run(
+                    step, args, kwargs)
             self._done(self._runner, None)
             return result
         # out of the step, so that its contexts are left and the recorded calls are the model's
@@ -133,7 +136,7 @@ class StepCheck:
             if recorder is not None:
                 contexts.enter_context(recorder)
             with suppress(_Reached), context():
-                Observer(self._runner, reached).run(self._step, args, kwargs)
+                Observer(self._runner, reached, self._names).run(self._step, args, kwargs)
         return computed[0]
 
     def _agree(self, first: PassDigests, differing: list[PassDigests], second: PassDigests) -> None:

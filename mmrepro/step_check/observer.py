@@ -48,14 +48,17 @@ class Observer:
     Args:
         reached: called once with the digests, when the pass reaches the optimizer: before
             gradients are unscaled or clipped. By then nothing is watched any more.
+        names: of parameters, by id; a pass may give them others.
     """
 
-    def __init__(self, runner: Any, reached: Callable[[PassDigests], Any]) -> None:
+    def __init__(self, runner: Any, reached: Callable[[PassDigests], Any],
+                 names: Mapping[int, str]) -> None:
         self._model = unwrap(runner.model)
         self._wrappers = list(optim_wrappers(runner.optim_wrapper).values())
         self._reached = reached
         self._snapshot: Snapshot | None = Snapshot()
-        self._names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        self._names = {id(parameter): names.get(id(parameter), name)
+                       for name, parameter in self._model.named_parameters()}
         self._counts: Counter = Counter()
         self._watching = ExitStack()
 
@@ -68,9 +71,10 @@ class Observer:
         return result
 
     def _watch(self) -> None:
-        for name, parameter in self._model.named_parameters():
+        for parameter in self._model.parameters():
             if parameter.requires_grad:
-                handle = parameter.register_hook(partial(self._gradient, name))
+                handle = parameter.register_hook(
+                    partial(self._gradient, self._names[id(parameter)]))
                 self._watching.callback(handle.remove)
         if hasattr(self._model, 'parse_losses'):
             self._replace(self._model, 'parse_losses', self._parse_losses)

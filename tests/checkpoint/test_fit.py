@@ -45,6 +45,7 @@ class Alias(tiny.Tiny):
     def forward(self, inputs, label, mode='tensor'):
         if mode == 'loss':
             self.head.branches = self.backbone
+            self.backbone[1].others = self.head.fc  # named before the head
         return super().forward(inputs, label, mode)
 
 
