@@ -489,7 +489,7 @@ class GlobalGeneratorsInTheLoss(Extra):
 @setup(CHANCE)
 @model
 class SeedsItsOwnGenerator(Extra):
-    """A generator made anew in every step, always with the same seed."""
+    """Every step makes a generator, always with the same seed."""
 
     def extra(self, inputs, label, loss):
         return torch.rand((), generator=torch.Generator().manual_seed(5))

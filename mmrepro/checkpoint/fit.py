@@ -86,8 +86,16 @@ def _aliases(things: Iterable[tuple[str, int]]) -> dict[str, str]:
             for several in names.values() if len(several) > 1 for name in several}
 
 
+def differing(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of the parts that differ.
+
+    A second name for a part that both have is no difference: DDQ's decoder gets one in a step.
+    """
+    return [name for name in {**then, **now} if then.get(name) != now.get(name)
+            and not name.startswith('alias.') and not _is_alias(name, then, now)]
+
+
 def _is_alias(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Whether one run has another name for a part that both have: DDQ's decoder gets one later."""
     group, _, path = name.partition('.')
     here, there = (then, now) if name in then else (now, then)
     others = here.get(f'alias.{path}', '').split()
@@ -182,9 +190,9 @@ class Fit:
             groups = ('weights.', )  # for a validation: no optimizer has been built
         rows = [FactDifference(name, then.get(name, ABSENT), now.get(name, ABSENT), CHANGES,
                                'a resume does not restore it')
-                for name in {**then, **now} if name.startswith(groups)
-                and LAZY not in (then.get(name), now.get(name)) and not _is_alias(name, then, now)
-                and all(then.get(name) != parts.get(name) for parts in (now, *before))]
+                for name in differing(then, now) if name.startswith(groups)
+                and LAZY not in (then.get(name), now.get(name))
+                and all(then.get(name) != parts.get(name) for parts in before)]
         if not rows:
             return
         text = f'{self._path} does not fit this run:\n{table(rows)}\n'

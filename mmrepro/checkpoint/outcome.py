@@ -14,18 +14,20 @@ DIGITS = 16  # of the digest, in hexadecimal
 
 
 def outcome(runner: Any) -> str:
-    """Return the line. The digest is :func:`mmrepro.digests.state_digest` of the trained weights
-    and buffers, which are not those that EMAHook saves for inference.
+    """Return the line.
+
+    The digest is :func:`mmrepro.digests.state_digest` of the trained weights and buffers, which
+    are not those that EMAHook saves for inference.
     """
     digest = state_digest(unwrap(runner.model).state_dict())[:DIGITS]
     # written by CheckpointHook, also in a folder of its own
     path = runner.message_hub.get_info('last_ckpt', None)
     text = f'weights {digest} after {runner.iter} iterations, {path or "not saved"}'
-    command = repeating(runner)
+    command = command_to_repeat(runner)
     return f'{text}; to repeat: {command}' if command else text
 
 
-def repeating(runner: Any) -> str | None:
+def command_to_repeat(runner: Any) -> str | None:
     """Return the command that trains again in another folder; None without a config."""
     cfg = runner.cfg
     if 'model' not in cfg:  # the runner was built from objects

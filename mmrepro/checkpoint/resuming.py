@@ -316,7 +316,7 @@ def _streams_problem(runner: Any, iteration: int, saved: DataCursor | None) -> s
     done = cursor_at(loop, iteration, saved).batches
     if done > 0 and not (ends and done == len(loader)):
         return ('its streams begin with each pass over the data, and the checkpoint lies within '
-                'a pass: what is left of it would be drawn anew')
+                'a pass: what is left of it would be drawn again')
     return ''
 
 

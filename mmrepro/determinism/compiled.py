@@ -50,3 +50,37 @@ def _compiled_modules(model: Any) -> list[Any]:
 def _can_fail() -> bool:
     import torch._dynamo.config as config
     return hasattr(config, 'fail_on_recompile_limit_hit')
+
+
+# ------------------------------------------------------------------------------------------ scans
+
+SCANS = 'torch._inductor.ir'  # takes seconds to import
+
+
+def imported(module: str) -> Any:
+    """Return a module of the compiler. Raises AttributeError while nothing has imported it."""
+    if module not in sys.modules:
+        raise AttributeError(f'{module} is not in use')
+    return sys.modules[module]
+
+
+def splits_scans() -> bool:
+    """Whether inductor may split a scan into parts that wait for their neighbors."""
+    return not hasattr(imported(SCANS).Scan.num_splits, 'stock')
+
+
+def split_scans(wanted: bool) -> None:
+    """Let inductor compile a scan as one part, or as it likes."""
+    scan = imported(SCANS).Scan
+    if wanted == splits_scans():
+        return
+    if wanted:
+        scan.num_splits = scan.num_splits.stock
+        return
+    stock = vars(scan)['num_splits']
+
+    def num_splits(cls: Any, *args: Any, **kwargs: Any) -> tuple[Any, int]:
+        return stock.__get__(None, cls)(*args, **kwargs)[0], 1
+
+    num_splits.stock = stock  # type: ignore[attr-defined]
+    scan.num_splits = classmethod(num_splits)

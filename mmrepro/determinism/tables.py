@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Union
 
+from . import compiled
+
 Mode = Union[bool, str]
 
 UNAVAILABLE = 'unavailable'  # this torch has no such switch
@@ -91,6 +93,8 @@ def _tf32(off: tuple[str, ...], on: tuple[str, ...]) -> Callable[[PolicySettings
     return lambda s: () if s.precision is None else on if s.precision['tf32'] else off
 
 
+CUBLAS_WORKSPACE = ':4096:8'  # size and number of buffers
+
 _NCCL_ALGORITHMS = {'ring', 'collnetdirect', 'collnetchain'}
 
 
@@ -113,7 +117,7 @@ _is_thread_count = re.compile(r'[1-9][0-9]*(,[1-9][0-9]*)*').fullmatch
 # matrix products independent of the number of threads but not convolutions, and it changes the
 # bits of products with one thread (docs/explanation/limits.md). Both are recorded below.
 ENV = (
-    EnvRow('CUBLAS_WORKSPACE_CONFIG', _deterministic(':4096:8', ':16:8'), ':4096:8',
+    EnvRow('CUBLAS_WORKSPACE_CONFIG', _deterministic(CUBLAS_WORKSPACE, ':16:8'), CUBLAS_WORKSPACE,
            'cuBLAS otherwise sizes its workspace itself and picks kernels that share it between '
            'streams; read when the first handle is made, and demanded by older torch',
            at_start=True),
@@ -215,38 +219,9 @@ def _of_compiler(module: str, name: str, value: bool, why: str,
                  later: Callable[[Mapping[str, str]], Any]) -> Flag:
     """Return the row of a setting of torch's compiler, which takes seconds to import."""
 
-    return Flag(f'{module}.{name}', lambda: getattr(_imported(module), name),
-                lambda wanted: setattr(_imported(module), name, wanted), _deterministic(value), why,
-                later=later, module=module)
-
-
-def _imported(module: str) -> Any:
-    if module not in sys.modules:
-        raise AttributeError(f'{module} is not in use')
-    return sys.modules[module]
-
-
-_SCANS = 'torch._inductor.ir'
-
-
-def _splits_scans() -> bool:
-    return not hasattr(_imported(_SCANS).Scan.num_splits, 'stock')
-
-
-def _split_scans(wanted: bool) -> None:
-    scan = _imported(_SCANS).Scan
-    if wanted == _splits_scans():
-        return
-    if wanted:
-        scan.num_splits = scan.num_splits.stock
-        return
-    stock = vars(scan)['num_splits']
-
-    def num_splits(cls: Any, *args: Any, **kwargs: Any) -> tuple[Any, int]:
-        return stock.__get__(None, cls)(*args, **kwargs)[0], 1
-
-    num_splits.stock = stock  # type: ignore[attr-defined]
-    scan.num_splits = classmethod(num_splits)
+    return Flag(f'{module}.{name}', lambda: getattr(compiled.imported(module), name),
+                lambda wanted: setattr(compiled.imported(module), name, wanted),
+                _deterministic(value), why, later=later, module=module)
 
 
 def _reduction(kind: str, why: str) -> Flag:
@@ -340,9 +315,9 @@ FLAGS = (
     _of_compiler('torch._dynamo.config', 'fail_on_recompile_limit_hit', True,
                  'beyond the limit of sizes a model runs uncompiled, without a word',
                  lambda env: False),
-    Flag('mmrepro.split_scans', _splits_scans, _split_scans, _deterministic(False),
+    Flag('mmrepro.split_scans', compiled.splits_scans, compiled.split_scans, _deterministic(False),
          'compiled cumulative sums of many elements are split, and each part adds what others have '
-         'finished by then (PyTorch #190946)', later=lambda env: True, module=_SCANS),
+         'finished by then (PyTorch #190946)', later=lambda env: True, module=compiled.SCANS),
     _attribute('torch.utils.deterministic.fill_uninitialized_memory', _deterministic(False),
                'most of the price of determinism, and only of use to find reads of unset memory'),
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from .. import ops
+from ..determinism import tables
 from . import detectors
 from .environment import free_memory, machine
 from .rows import Row, RowGroup, Settings
@@ -90,7 +91,7 @@ def check(settings: Settings, seconds: float = 450., only: str = '', command: st
         the result of each row by name.
     """
     # before CUDA starts, because cuBLAS reads it once; it stays set in the runs by default
-    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', tables.CUBLAS_WORKSPACE)
     ops.install()
     from mmdet.utils import register_all_modules
     from mmengine.logging import MMLogger

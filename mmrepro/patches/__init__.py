@@ -58,7 +58,7 @@ def _patch(module: ModuleType) -> None:
         if patch.module != module.__name__:
             continue
         if patch in _changes and _changes[patch].owner is not _locate(patch, module)[0]:
-            del _changes[patch]  # the module was imported anew
+            del _changes[patch]  # the module was imported again
         if patch in _left_out:
             _undo(patch)
         elif patch not in _changes:

@@ -133,14 +133,15 @@ def _read_fingerprints(view: RunView) -> None:
     view.notes += run.notes
     starts = [start['iteration'] for start in max(
         (log.starts for log in run.ranks.values()), key=len, default=[])]
-    view.starts = [*reversed(starts), 0].index(0) + 1 if starts else 0
+    begun = [number for number, iteration in enumerate(starts) if not iteration]
+    view.starts = len(starts) - (begun[-1] if begun else 0)
     for rank, log in run.ranks.items():
         if not log.ended:
             last = max(log.steps, default=None)
             view.notes.append(f'rank {rank} did not come to its end; its last iteration is {last}')
     if run.manifests:
         view.manifest = run.manifests[-1]
-        # a folder may have been trained in anew: the last start that resumed nothing
+        # several trainings may have begun in a folder: the last start that resumed nothing
         view.began = next((manifest for manifest in reversed(run.manifests)
                            if not manifest.get('resumed_from')), run.manifests[0])
 
@@ -156,10 +157,10 @@ def _read_log(view: RunView, path: str) -> bool:
     """Add the log of a start; iterations that it repeats replace earlier ones.
 
     Returns:
-        Whether it replaces all of them: a training that began anew.
+        Whether it replaces all of them: a training that began at the first iteration.
     """
     lines = lines_of(path)
-    first, anew = True, False
+    first, whole = True, False
     for count, line in enumerate(lines, 1):
         row = read_line(path, count, line, count >= len(lines) - 1, view.notes, _LOGGED)
         if row is None:
@@ -174,16 +175,17 @@ def _read_log(view: RunView, path: str) -> bool:
             if first:  # a resumed run: what was trained after the checkpoint was lost
                 for lost in [i for i in view.scalars if i >= iteration]:
                     del view.scalars[lost]
-                first, anew = False, not view.scalars
-                if anew:
+                first, whole = False, not view.scalars
+                if whole:
                     view.logged_vals.clear()
-                    view.starts = view.starts if view.ranks else 0
+                if whole and not view.ranks:
+                    view.starts = 0
             view.scalars[iteration] = values
         elif values:
             view.logged_vals.setdefault(iteration, {}).update(values)
     if not view.ranks:
         view.starts += 1
-    return anew
+    return whole
 
 
 def _read_config(view: RunView, logs: list[str]) -> None:

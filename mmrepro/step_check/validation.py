@@ -9,7 +9,7 @@ import torch
 from mmengine.dist import get_world_size
 
 from ..another_process import UserVariables
-from ..checkpoint.fit import parts_of
+from ..checkpoint.fit import differing, parts_of
 from ..digests import state_digest
 from ..distributed.unwrap import unwrap
 from ..errors import ValidationChangesError
@@ -73,7 +73,7 @@ class ValidationCheck:
         plain += variables.changed()
         now = _settings(runner)
         weights += [f'{name} ({settings.get(name)} -> {now.get(name)})'
-                    for name in {**settings, **now} if settings.get(name) != now.get(name)]
+                    for name in differing(settings, now)]
         new = [path for path in plain if path not in self._named]
         if new:
             self._named.update(new)

@@ -46,12 +46,13 @@ def test_processes_of_a_launcher_are_in_the_command(trained, monkeypatch):
     runner, _ = trained
     monkeypatch.setattr(runner, 'cfg', Config(dict(model=dict(), launcher='pytorch')))
     monkeypatch.setenv('WORLD_SIZE', '2')
-    assert outcome.repeating(runner).startswith('torchrun --nproc_per_node=2 -m mmrepro train ')
-    assert outcome.repeating(runner).endswith(' --launcher pytorch')
+    command = outcome.command_to_repeat(runner)
+    assert command.startswith('torchrun --nproc_per_node=2 -m mmrepro train ')
+    assert command.endswith(' --launcher pytorch')
 
 
 def test_a_runner_without_a_config_has_no_command(trained, monkeypatch):
     runner, _ = trained
     monkeypatch.setattr(runner, 'cfg', Config(dict(randomness=dict(seed=1))))
-    assert outcome.repeating(runner) is None
+    assert outcome.command_to_repeat(runner) is None
     assert 'to repeat' not in outcome.outcome(runner)

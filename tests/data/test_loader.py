@@ -85,7 +85,7 @@ SAMPLERS = {
 @pytest.mark.parametrize('loop', LOOPS)
 @pytest.mark.parametrize('name', SAMPLERS)
 def test_any_finite_sampler_has_epochs(name, loop, tmp_path):
-    """Each epoch draws anew, validation moves nothing, a resumed run goes on where it was."""
+    """Epochs draw other numbers, validation moves nothing, a resumed run goes on where it was."""
     def make(workers=0):
         return loader(SAMPLERS[name], workers)
 

@@ -112,7 +112,7 @@ def test_a_run_that_was_resumed_began_from_the_same_weights():
     _start_again(b, **LATER)
     comparison = compare(a, b)
     assert comparison.equal and comparison.manifest == []
-    # trained anew in the same folder, from other weights
+    # trained again in the same folder, from other weights
     _start_again(b, **dict(WEIGHTS, initial_weights='other'))
     _start_again(b, **LATER)
     assert [row.name for row in compare(a, b).manifest] == ['initial_weights']
@@ -170,6 +170,19 @@ def test_trainings_in_one_folder_are_told_apart():
         'A: 2 trainings began in a; the last of them is compared. For the log of another, give '
         'its folder: a/20260101_000000']
     assert compare('a/20260101_000000', 'b').first.iteration == 3
+
+
+def test_a_run_that_resumes_another_folder_has_one_start():
+    path = os.path.join(write_run('a'), 'mmrepro', 'fingerprints.rank0.jsonl')
+    with open(path) as file:
+        text = file.read()
+    for begun, starts in ((4, 1), (0, 1)):
+        with open(path, 'w') as file:
+            file.write(text.replace('"iteration": 0', f'"iteration": {begun}', 1))
+        assert load_run('a').starts == starts
+    with open(path, 'a') as file:
+        file.write(text + text.replace('"iteration": 0', '"iteration": 20', 1))
+    assert load_run('a').starts == 2
 
 
 def test_a_log_alone_and_a_folder_of_one_start_are_runs(tmp_path):

@@ -51,6 +51,14 @@ class Counts(Predicting):
         self.head.scale += 0.1
 
 
+@MODELS.register_module(force=True)
+class Renames(Predicting):
+    """Gives a part a second name."""
+
+    def predicted(self):
+        self.head.features = self.backbone
+
+
 @HOOKS.register_module(force=True)
 class LeavesDtype(Hook):
     def after_val_epoch(self, runner, metrics=None):
@@ -100,7 +108,8 @@ def test_a_run_that_only_warns_goes_on(tmp_path):
     assert any('head.fc.bias' in line for line in runner.said)
 
 
-def test_an_ordinary_validation_changes_nothing(tmp_path):
-    runner = runner_of(tmp_path)
+@pytest.mark.parametrize('model', ['Tiny', 'Renames'])
+def test_an_ordinary_validation_changes_nothing(tmp_path, model):
+    runner = runner_of(tmp_path, model)
     runner.train()
     assert not [line for line in runner.said if 'the validation' in line]

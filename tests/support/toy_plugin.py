@@ -27,7 +27,7 @@ class MoonModel(BaseModel):
 
 @DATASETS.register_module(force=True)
 class Moons(torch.utils.data.Dataset):
-    """Points on two half circles; the noise of a training sample is drawn anew every time."""
+    """Points on two half circles; the noise of a training sample is drawn every time."""
 
     def __init__(self, count, noise=0.35, fixed=False):
         self.count, self.noise, self.fixed = count, noise, fixed

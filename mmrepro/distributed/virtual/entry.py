@@ -28,8 +28,6 @@ _logger = logging.getLogger('mmrepro')
 Result = TypeVar('Result')
 
 M_ARENA_MAX = -8  # of malloc.h
-CUBLAS_WORKSPACE = next(row.default or '' for row in determinism.tables.ENV
-                        if row.name == 'CUBLAS_WORKSPACE_CONFIG')
 
 
 def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: str = 'none',
@@ -134,6 +132,6 @@ def _ensure_group(launcher: str, env_cfg: Mapping[str, Any]) -> None:
     if launcher == 'none' or dist.is_initialized():
         return
     # making the group starts CUDA, and cuBLAS may read it from then on
-    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', CUBLAS_WORKSPACE)
+    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', determinism.tables.CUBLAS_WORKSPACE)
     if not ensure_process_group(launcher, **group_options(env_cfg)):
         init_dist(launcher, **dict(env_cfg.get('dist_cfg') or {}))

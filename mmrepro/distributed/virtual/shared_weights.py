@@ -49,7 +49,7 @@ def share_weights(runner: Any) -> None:
     scheduler = current()
     if scheduler is None or len(scheduler.ranks) == 1:
         return
-    if runner.model.sharing is not None:  # hooks begin anew, and would be adapted twice
+    if runner.model.sharing is not None:  # a second train(): hooks would be adapted twice
         raise RandomnessError('runner.train() was called before, and the virtual ranks of this '
                               f'process share weights since. Build a new runner, or set {SEPARATE}')
     me = scheduler.me
