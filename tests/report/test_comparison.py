@@ -170,6 +170,9 @@ def test_trainings_in_one_folder_are_told_apart():
         'A: 2 trainings began in a; the last of them is compared. For the log of another, give '
         'its folder: a/20260101_000000']
     assert compare('a/20260101_000000', 'b').first.iteration == 3
+    with open('a/20260101_000000/vis_data/scalars.json', 'a') as file:
+        file.write('{"coco/bbox_mAP": 0.9, "step": 2}\n')  # the last one did not come to it
+    assert list(load_run('a').logged_vals) == [1]
 
 
 def test_a_run_that_resumes_another_folder_has_one_start():
