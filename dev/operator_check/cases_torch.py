@@ -1,4 +1,4 @@
-"""Cases of torch's own operators, one or more per row of ``dev.kernel_table_report``."""
+"""Cases of torch's own operators, one or more per row of ``mmrepro.ops.aten.TABLE``."""
 from __future__ import annotations
 
 from collections.abc import Sequence

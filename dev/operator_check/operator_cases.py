@@ -89,7 +89,7 @@ class OperatorCase(NamedTuple):
     """One row of the catalogue.
 
     Attributes:
-        covers: names in ``mmrepro.ops.TABLE`` or ``kernel_table_report.OPERATORS``.
+        covers: names in ``mmrepro.ops.TABLE`` or ``mmrepro.ops.aten.TABLE``.
         make: makes the call from inputs.
         expect: 'equal', or 'raises' where torch raises and there is no replacement.
         reference: another definition of the result, where torch does not specify it.

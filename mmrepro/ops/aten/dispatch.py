@@ -59,7 +59,8 @@ def _exists(operator: str) -> bool:
 def active(device: str, version: str = torch.__version__) -> list[KernelRow]:
     """Return the rows to install for ``device`` ('cpu' or 'cuda') on a release."""
     now = release(version)
-    return [row for row in TABLE if device in row.devices and row.since <= now < row.until]
+    return [row for row in TABLE
+            if row.target and device in row.devices and row.since <= now < row.until]
 
 
 def install(devices: Iterable[str] | None = None) -> None:
