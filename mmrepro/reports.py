@@ -105,12 +105,12 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         use_data(cfg, os.path.abspath(demo_data))
         notes.append(f'data: the demonstration dataset in {demo_data}')
     notes += prepare(cfg, names, full)
-    started, half = time.monotonic(), at or max(1, iterations // 2)
+    started, at = time.monotonic(), at or max(1, iterations // 2)
     data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
     try:
-        results = verification.verify(cfg, work_dir, names, iterations, half, jobs or _jobs(),
+        results = verification.verify(cfg, work_dir, names, iterations, at, jobs or _jobs(),
                                       level, say, lost_state)
-        control = verification.control_of(results, work_dir, half, say)
+        control = verification.control_of(results, work_dir, at, say)
     except TrainingFailed as error:
         if error.finding is None:
             raise
@@ -120,7 +120,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
             data=dict(data, same=False, variations=[], finding=error.finding, log=error.log))
     notes.append(f'{iterations} iterations, fingerprints of level {level}, '
                  f'{time.monotonic() - started:.0f} s')
-    cause = _cause(results, work_dir, iterations, half) if explain else None
+    cause = _cause(results, work_dir, iterations, at) if explain else None
     lost = lost_attributes(*(os.path.join(work_dir, name) for name in (
         'resume', 'reference', 'process'))) if lost_state and not results[1].skipped else None
     return certificate(config, results, notes, work_dir, data, cause, control, lost)
@@ -190,7 +190,7 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
 
 
 def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
-           half: int) -> LocaliseResult | None:
+           at: int) -> LocaliseResult | None:
     """Name the cause of the first variation that differs; see :func:`localise`."""
     first = next((result for result in results if result.difference is not None), None)
     if first is None:
@@ -210,9 +210,9 @@ def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
             return entry.localise_runs(reference, run, folder)
         # the reference's config has no validation that run B could do
         config = os.path.join(reference if name == 'resume' else run, 'config.py')
-        print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {half} --iters '
+        print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {at} --iters '
               f'{iterations}', file=sys.stderr, flush=True)
-        event: dict[str, Any] = {EVENTS[name]: half}
+        event: dict[str, Any] = {EVENTS[name]: at}
         return entry.localise_config(config, folder, iterations, **event)
     except MMReproError as error:
         print(error, file=sys.stderr)

@@ -28,7 +28,7 @@ class Variation(NamedTuple):
     """A condition that must not matter."""
     title: str  # for the certificate
     # changes the config of the reference in place, given the iterations before an event
-    change: Callable[[Config, int], None] = lambda cfg, half: None
+    change: Callable[[Config, int], None] = lambda cfg, at: None
     # changed variables; they may depend on this machine
     env: Callable[[], dict[str, str]] = dict
     prepare: str | None = None  # 'module:function' that the process calls first
@@ -42,7 +42,7 @@ class Variation(NamedTuple):
     impossible: Callable[[Config, int], str] = lambda cfg, iterations: ''
 
 
-def _other_workers(cfg: Config, half: int) -> None:
+def _other_workers(cfg: Config, at: int) -> None:
     loader = cfg.train_dataloader
     # 0 and 1 worker load in the same order: one of the runs has several
     loader.num_workers = 0 if loader.get('num_workers', 0) > 1 else 2
@@ -50,9 +50,9 @@ def _other_workers(cfg: Config, half: int) -> None:
     loader.prefetch_factor = 3 if loader.num_workers else None
 
 
-def _keep_checkpoint(cfg: Config, half: int) -> None:
+def _keep_checkpoint(cfg: Config, at: int) -> None:
     # all are kept: the control resumes from the first
-    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False, interval=half)
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False, interval=at)
 
 
 def _cannot_resume(cfg: Config, iterations: int) -> str:
@@ -124,7 +124,7 @@ def variations_of(cfg: Config) -> dict[str, Variation]:
         f'{ranks} virtual ranks on {processes} processes', processes=processes)}
 
 
-def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, half: int, jobs: int,
+def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at: int, jobs: int,
            level: str = 'step', say: Callable[[str], None] = lambda text: None,
            probed: bool = False) -> list[VariationResult]:
     """Train the reference and all variations in fresh processes.
@@ -132,7 +132,7 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, ha
     Args:
         work_dir: for configs, logs and fingerprints; those of an earlier call are removed.
         names: keys of :data:`VARIATIONS`.
-        half: number of iterations before a resume or a validation.
+        at: number of iterations before a resume or a validation.
         jobs: number of runs at a time.
         say: is called with a line on the progress.
         probed: let the runs write what :func:`.state_probe.lost_attributes` reads.
@@ -149,8 +149,8 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, ha
             planned.update({_reference_of(name, table[name]): table[name], name: table[name]}
                            if table[name].twice else {name: table[name]})
     attached = dict(attach=f'{state_probe.__name__}:attach',
-                    given=dict(at=half, iterations=iterations)) if probed else {}
-    runs = [_planned(name, variation, prepared, work_dir, iterations, half, cfg, attached)
+                    given=dict(at=at, iterations=iterations)) if probed else {}
+    runs = [_planned(name, variation, prepared, work_dir, iterations, at, cfg, attached)
             for name, variation in planned.items()]
     run_with_progress(runs, iterations, say, jobs)
     return [result_of(name, os.path.join(work_dir, _reference_of(name, table[name])),
@@ -180,26 +180,26 @@ def _impossible(cfg: Config, variation: Variation, iterations: int) -> str:
 
 
 def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, iterations: int,
-             half: int, original: Config, attached: dict[str, Any]) -> PlannedRun:
+             at: int, original: Config, attached: dict[str, Any]) -> PlannedRun:
     folder = os.path.abspath(os.path.join(work_dir, name))
     os.makedirs(folder, exist_ok=True)
     for stale in os.listdir(folder):
         if stale in ('last_checkpoint', state_probe.SEEN) or stale.endswith('.pth'):
             os.remove(os.path.join(folder, stale))
     cfg = copy.deepcopy(prepared)
-    variation.change(cfg, half)
+    variation.change(cfg, at)
     cfg.work_dir = folder
     path = os.path.join(folder, 'config.py')
     training = Training(path, iterations=iterations, prepare=variation.prepare, **attached)
     if variation.validate:
         for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
             cfg[key] = original[key]
-        training = training._replace(validate_after=half)
+        training = training._replace(validate_after=at)
     cfg.dump(path)
     trainings = [training]
     if variation.kill:
         # one iteration beyond the checkpoint is lost and trained again
-        trainings = [training._replace(kill_after=min(half + 1, iterations - 1)),
+        trainings = [training._replace(kill_after=min(at + 1, iterations - 1)),
                      training._replace(resume=True)]
     cwd = surroundings.linked_folder(os.path.join(folder, 'elsewhere'), os.getcwd()) \
         if variation.elsewhere else None
@@ -207,7 +207,7 @@ def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, i
     return plan(name, folder, trainings, env, variation.processes, cwd)
 
 
-def control_of(results: Sequence[VariationResult], work_dir: str, half: int,
+def control_of(results: Sequence[VariationResult], work_dir: str, at: int,
                say: Callable[[str], None] = lambda text: None) -> Control | None:
     """Control one comparison of :func:`verify`, if no variation differs; None otherwise.
 
@@ -218,7 +218,7 @@ def control_of(results: Sequence[VariationResult], work_dir: str, half: int,
         return None
     result = next((result for result in compared if VARIATIONS[result.name].kill), compared[0])
     variation = VARIATIONS[result.name]
-    start = half if variation.kill else 0
+    start = at if variation.kill else 0
     reference, folder, checkpoint = (os.path.abspath(os.path.join(work_dir, name)) for name in (
         result.reference, 'control', f'{result.name}/iter_{start}.pth'))
     training = Training(
