@@ -12,6 +12,7 @@ from ..another_process import UserVariables
 from ..checkpoint.fit import differing, parts_of
 from ..digests import state_digest
 from ..distributed.unwrap import unwrap
+from ..distributed.virtual.scheduler import current
 from ..errors import ValidationChangesError
 from ..text import listed
 from .attributes import Attributes
@@ -52,9 +53,12 @@ class ValidationCheck:
                       np.random.mtrand._rand]
             averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
             metrics = getattr(getattr(runner.val_loop, 'evaluator', None), 'metrics', [])
+            scheduler = current()  # the ranks of a process share its variables: one looks at them
+            looks = scheduler is None or scheduler.me is scheduler.ranks[0]
+            users = [*model.modules(), *metrics, *runner.hooks] if looks else []
             self._before = (
                 [Attributes(module, {}, (), shared) for module in (model, *averages)],
-                UserVariables([*model.modules(), *metrics, *runner.hooks]), _settings(runner))
+                UserVariables(users), _settings(runner))
 
     def end(self, runner: Any) -> None:
         """Compare the model, and forget it.
