@@ -184,8 +184,14 @@ RECORDED_ENV = (
     'TORCHINDUCTOR_BATCH_INVARIANT',  # other kernels when compiled
     # NCCL derives the number of channels from the size of a message, which is the same in every
     # run; pinning it to one, as some do, costs most of the bandwidth
-    'NCCL_MAX_NCHANNELS',  # the pieces that a sum is cut into
-    'NCCL_MIN_NCHANNELS',  # likewise
+    # the pieces that a sum is cut into
+    'NCCL_MAX_NCHANNELS', 'NCCL_MIN_NCHANNELS', 'NCCL_MAX_CTAS', 'NCCL_MIN_CTAS', 'NCCL_CTA_POLICY',
+    'NCCL_NTHREADS', 'NCCL_BUFFSIZE',
+    # the order in which NCCL connects GPUs; the topology that it detects has no variable
+    'NCCL_TOPO_FILE', 'NCCL_GRAPH_FILE', 'NCCL_CONF_FILE', 'NCCL_CROSS_NIC', 'NCCL_IB_DISABLE',
+    'NCCL_P2P_DISABLE', 'NCCL_P2P_LEVEL', 'NCCL_SHM_DISABLE', 'NCCL_NET', 'NCCL_NET_PLUGIN',
+    # plugins may choose the algorithm, and registered memory has kernels of its own
+    'NCCL_TUNER_PLUGIN', 'NCCL_TUNER_CONFIG_FILE', 'NCCL_WIN_ENABLE',
     'PYTORCH_CUDA_ALLOC_CONF',  # addresses, for code that orders by them
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import os
 import platform
 import re
 import sys
@@ -76,6 +77,8 @@ def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -
     facts = start_fields('', randomness)
     del facts['config']
     facts['world_size'], facts['processes'] = world_size, process_count()
+    if 'LOCAL_WORLD_SIZE' in os.environ:  # of launchers that start a process per rank
+        facts['ranks_per_machine'] = os.environ['LOCAL_WORLD_SIZE']
     if world_size > 1 and randomness.get('worker_seed', 'mmengine') != 'mmengine':
         facts['evaluation.buffers'] = 'common to all ranks'
     facts.update(_hardware())
@@ -143,6 +146,8 @@ def _hardware() -> dict[str, Any]:
         facts['hardware.gpu'] = torch.cuda.get_device_name()
         facts['version.cudnn'] = torch.backends.cudnn.version()
         facts['version.driver'] = getattr(torch._C, '_cuda_getDriverVersion')()  # noqa: B009
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            facts['version.nccl'] = '.'.join(map(str, torch.cuda.nccl.version()))
     return facts
 
 

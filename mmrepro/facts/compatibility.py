@@ -99,6 +99,11 @@ CONDITIONS = {
                            'randomness.numerics.cpu pins the instruction sets'),
     'cuda': Condition(lambda facts: facts.get('hardware.gpu') is not None, 'no GPU is used'),
     'ranks': Condition(lambda facts: facts.get('world_size', 1) > 1, 'there is one rank'),
+    # with more than two ranks: a + b is b + a. Virtual ranks exchange bytes, and add them up in an
+    # order of their own
+    'nccl': Condition(lambda facts: facts.get('hardware.gpu') is not None and facts.get(
+        'world_size', 1) > 2 and facts.get('randomness.virtual_ranks.ranks') is None,
+                      'NCCL decides about no order of a sum'),
     'worker streams': Condition(
         lambda facts: _without_mmrepro(facts)
         or facts.get('randomness.worker_seed', 'sample') != 'sample',
@@ -134,6 +139,8 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ('version.mmrepro', HARMLESS, 'the scheme of the random numbers is compared by itself'),
     ('version.python', HARMLESS, 'nothing random depends on the interpreter'),
     ('version.cudnn', CHANGES, 'different kernels', 'cuda'),
+    ('version.nccl env.NCCL_* ranks_per_machine', CHANGES,
+     'a different order of the sums over ranks', 'nccl'),
     ('version.cuda', CHANGES, 'different kernels'),
     ('version.driver', HARMLESS, 'kernels come with CUDA and cuDNN'),
     ('version.pycocotools', HARMLESS, 'metrics only'),
@@ -155,7 +162,6 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ('env.CUDA_LAUNCH_BLOCKING', HARMLESS, 'speed only'),
     ('env.PYTORCH_CUDA_ALLOC_CONF', HARMLESS, 'addresses only'),
     ('env.CU* env.NVIDIA_*', CHANGES, 'different kernels', 'cuda'),
-    ('env.NCCL_*', CHANGES, 'a different order of the sums over ranks', 'ranks'),
     ('env.OPENCV_* env.NPY_* env.OPENBLAS_CORETYPE', CHANGES, 'different pixels in batches',
      'own level'),
     ('env.*', CHANGES, 'different kernels'),
@@ -200,7 +206,6 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ('data.images.*', CHANGES, 'other images, or in another order'),
     ('data.*', MAY, 'the training data may not be the same'),
     ('machine.torch_git machine.torch_config', MAY, 'another build of torch'),
-    ('machine.nccl', MAY, 'another order of the sums over ranks'),
     ('machine.gpus*', MAY, 'other kernels'),
     ('machine.torch_parallel', HARMLESS, 'the number of threads is compared by itself'),
     ('machine.*', HARMLESS, 'nothing reads it'),

@@ -95,15 +95,13 @@ def packages() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine beyond its facts: counts, all GPUs, NCCL, the build of torch."""
+    """Describe the machine beyond its facts: counts, all GPUs, the build of torch."""
     result: dict[str, Any] = dict(
         platform=platform.platform(), cores=os.cpu_count(), torch_config=torch.__config__.show(),
         torch_git=torch.version.git_version, torch_parallel=torch.__config__.parallel_info(),
-        gpus=[], nccl=None)
+        gpus=[])
     if torch.cuda.is_available():
         result['gpus'] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-            result['nccl'] = '.'.join(map(str, torch.cuda.nccl.version()))
     return result
 
 

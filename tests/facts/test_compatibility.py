@@ -108,6 +108,11 @@ FOLLOWS = [
     (AVX512, {'hardware.cpu_features': None}, CHANGES, 'x86-64 CPUs with AVX2 only'),
     (dict(AVX512, **{'env.OPENCV_IPP': None}), {'env.OPENCV_IPP': 'disabled'}, CHANGES,
      'different pixels'),
+    # what NCCL adds up in another order
+    *(({'hardware.gpu': 'a', 'world_size': ranks, **virtual}, {name: 'another'}, severity, '')
+      for name in ('version.nccl', 'env.NCCL_TUNER_CONFIG_FILE', 'ranks_per_machine')
+      for ranks, virtual, severity in ((3, {}, CHANGES), (2, {}, HARMLESS),
+                                       (3, {'randomness.virtual_ranks.ranks': 3}, HARMLESS))),
     # a level needs other variables on another CPU
     ({'randomness.numerics.cpu': 'avx2'}, {'env.NPY_DISABLE_CPU_FEATURES': 'X86_V4'}, HARMLESS,
      'randomness.numerics.cpu pins'),
