@@ -9,7 +9,7 @@
 #
 # Leaves OUT/first and OUT/second with gpu_check.json and gpu_check.md, OUT/digests.txt, and
 # OUT/machine.txt. Further arguments go to the check (docs/how-to/check-a-gpu.md). Exit code 0: every
-# row gave equal bits, in both processes.
+# row that ran gave equal bits, in both processes; the tables say how many of the rows ran.
 set -uo pipefail
 if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
     sed -n '2,13s/^# \{0,1\}//p' "$0" >&2

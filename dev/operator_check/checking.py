@@ -84,10 +84,17 @@ def _digest(named: dict[str, Tensor]) -> str:
 
 
 def _repeat(call: OperatorCall, device: str, times: int, seconds: float) -> dict[str, Any]:
-    """times: runs; differs: names that ever differed; ms: the median; digest of the first run."""
+    """Run a call again and again, and compare the bits.
+
+    Returns:
+        times: runs; differs: names that ever differed; ms: the median; digest of the first run. On
+        a GPU whose multiprocessors can be taken, fewer_multiprocessors: whether runs on half of
+        them were equal too. No promise depends on it: kernels may be chosen by their number.
+    """
     upstream: list[Tensor] = []
     first = once(call, upstream)
     differed: dict[str, None] = {}
+    on_fewer: list[bool] = []
     disturbance = Disturbance(device)
     durations, begin, repetition = [], time.perf_counter(), 1
     while repetition < times and (repetition < 3 or time.perf_counter() - begin < seconds):
@@ -95,12 +102,17 @@ def _repeat(call: OperatorCall, device: str, times: int, seconds: float) -> dict
             other, took = timed(lambda: once(call, upstream), device)
         durations.append(took)
         disturbance.expect(took)
-        differed.update(dict.fromkeys(_unequal(first, other)))
+        unequal = _unequal(first, other)
+        if disturbance.takes_multiprocessors(repetition):
+            on_fewer.append(not unequal)
+        else:
+            differed.update(dict.fromkeys(unequal))
         repetition += 1
     # only undisturbed repetitions are timed
     calm = sorted(durations[1::2] or durations)
     return dict(times=repetition, differs=list(differed), digest=_digest(first),
-                ms=calm[len(calm) // 2] if calm else float('nan'))
+                ms=calm[len(calm) // 2] if calm else float('nan'),
+                **(dict(fewer_multiprocessors=all(on_fewer)) if on_fewer else {}))
 
 
 def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds: float = 2.,

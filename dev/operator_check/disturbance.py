@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmrepro.doctor.checking import error_line
 from mmrepro.doctor.environment import timed
 
 __all__ = ['Disturbance', 'fewer_multiprocessors']
@@ -39,8 +40,8 @@ def fewer_multiprocessors() -> tuple[Any | None, str]:
         finally:
             context.pop_context()
         torch.cuda.synchronize()
-    except RuntimeError as error:
-        return None, f'green contexts: {str(error).splitlines()[0]}'
+    except Exception as error:  # drivers without support raise what they like
+        return None, f'green contexts: {error_line(error)}'
     return context, ''
 
 
@@ -56,6 +57,7 @@ class Disturbance:
 
     def __init__(self, device: str) -> None:
         self._stream: Any = None
+        self._fewer: Any = None
         self._milliseconds = 0.
         if device == 'cuda':
             self._stream = torch.cuda.Stream()
@@ -74,6 +76,10 @@ class Disturbance:
     def expect(self, milliseconds: float) -> None:
         """Set the length of the load: a repetition takes about so long."""
         self._milliseconds = milliseconds
+
+    def takes_multiprocessors(self, repetition: int) -> bool:
+        """Whether the repetition runs on half of the multiprocessors."""
+        return self._fewer is not None and repetition % 4 == 1
 
     @contextlib.contextmanager
     def around(self, repetition: int) -> Iterator[None]:
@@ -94,7 +100,7 @@ class Disturbance:
             if filled is not None:
                 undone.callback(setattr, settings, 'fill_uninitialized_memory', filled)
                 settings.fill_uninitialized_memory = repetition % 4 == 3
-            if self._fewer is not None and repetition % 4 == 1:
+            if self.takes_multiprocessors(repetition):
                 self._fewer.set_context()
                 undone.callback(self._fewer.pop_context)
             yield

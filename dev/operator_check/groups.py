@@ -1,7 +1,9 @@
-"""The groups of operator rows: mmcv's operators, those with a Triton kernel, and torch's own."""
+"""The groups of rows beside the detectors: operators, compiled code, processes."""
 from __future__ import annotations
 
 import functools
+import importlib.util
+import shutil
 from typing import Any, Callable
 
 from mmrepro import ops
@@ -9,7 +11,7 @@ from mmrepro.doctor.rows import Row, RowGroup, Settings, cell
 from mmrepro.ops import triton
 from mmrepro.ops.provider import choice
 
-from . import cases_mmcv, cases_scatter, cases_torch
+from . import cases_compiled, cases_mmcv, cases_scatter, cases_selection, cases_torch, processes
 from .checking import check
 from .operator_cases import OperatorCase
 
@@ -52,8 +54,14 @@ def chosen_cases(device: str) -> dict[str, OperatorCase]:
                    for operator in case.covers)}
 
 
+def compiled_cases(device: str) -> dict[str, OperatorCase]:
+    """The cases of compiled code; none where inductor has no compiler."""
+    compiler = shutil.which('g++') if device == 'cpu' else importlib.util.find_spec('triton')
+    return cases_compiled.CASES if compiler else {}
+
+
 def _group(title: str, cases_on: Callable[[str], dict[str, OperatorCase]], provider: str,
-           against: str | None) -> RowGroup:
+           against: str | None, first: tuple[str, ...] = FIRST) -> RowGroup:
     """Rows of the cases for a device; mmcv's compiled kernels, if any, replace ``against``."""
 
     def rows(settings: Settings, time_is_left: Any) -> dict[str, Callable[[], Row]]:
@@ -63,7 +71,7 @@ def _group(title: str, cases_on: Callable[[str], dict[str, OperatorCase]], provi
                                         seconds, provider, other)
                 for name, case in cases_on(settings.device).items()}
 
-    return RowGroup(title, 'operator', COLUMNS, rows, FIRST)
+    return RowGroup(title, 'operator', COLUMNS, rows, first)
 
 
 GROUPS: dict[str, RowGroup] = {
@@ -72,5 +80,11 @@ GROUPS: dict[str, RowGroup] = {
                    'torch'),
     'triton': _group('Operators of mmcv, kernels in Triton', fused_cases, 'triton', 'torch'),
     'scatter': _group('Scattered sums', scatter_cases, 'torch', None),
-    'torch': _group("torch's own operators", lambda device: cases_torch.CASES, 'torch', 'flags'),
+    'torch': _group("torch's own operators", lambda device: {
+        **cases_torch.CASES, **cases_selection.CASES}, 'torch', 'flags'),
+    'compiled': _group('Compiled code', compiled_cases, 'torch', 'flags', ('cumsum', )),
+    'processes': RowGroup(
+        'Virtual ranks on two processes', 'what', (), lambda settings, time_is_left: {
+            'collective operations': functools.partial(processes.row, settings.device)},
+        ('collective operations', )),
 }

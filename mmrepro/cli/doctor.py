@@ -131,6 +131,7 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
         parser.error(f'--only {args.only}: no row matches'
                      + ('' if operators else f'; {CHECKOUT}'))
     failed = result['summary']['unequal'] or result['summary']['failed']
-    verdict = '\n'.join([*([] if operators else [f'{CHECKOUT.capitalize()}.']),
+    verdict = '\n'.join([report.outcome(result),
+                         *([] if operators else [f'{CHECKOUT.capitalize()}.']),
                          *map(str, report.write(result, operators, args.out))])
     return finish(Report('', verdict, DIFFERENT if failed else DONE, data=result), args)

@@ -99,18 +99,20 @@ def check(settings: Settings, seconds: float = 450., only: str = '', command: st
     operators = operators or {}
     groups = {**operators, 'detectors': detectors.GROUP}
     result: dict[str, Any] = dict(command=command, machine=machine(settings.device),
-                                  summary=_summary([]), **{group: {} for group in groups})
+                                  summary={}, **{group: {} for group in groups})
     register_all_modules(init_default_scope=True)
     MMLogger.get_instance('mmengine', log_level='ERROR')  # else a line per initialized weight
     budget = Budget(seconds)
     part = budget.part(_OPERATORS)
-    for group, name, run in _in_order(groups, settings, budget):
-        if re.search(only, f'{group}/{name}'):
-            row = run_row(run, part if group in operators else budget, settings.device)
-            result[group][name] = row
-            compare_digests(row, group, name, result['machine'], against)
-            result['summary'] = _summary([row for g in groups for row in result[g].values()])
-            tell(group, name, result)
+    chosen = [(group, name, run) for group, name, run in _in_order(groups, settings, budget)
+              if re.search(only, f'{group}/{name}')]
+    for group, name, run in chosen:
+        row = run_row(run, part if group in operators else budget, settings.device)
+        result[group][name] = row
+        compare_digests(row, group, name, result['machine'], against)
+        result['summary'] = _summary([row for g in groups for row in result[g].values()],
+                                     len(chosen))
+        tell(group, name, result)
     return result
 
 
@@ -147,11 +149,12 @@ def compare_digests(row: Row, group: str, name: str, machine: Mapping[str, Any],
         row['equal'] = False
 
 
-def _summary(rows: list[Row]) -> dict[str, Any]:
+def _summary(rows: list[Row], chosen: int) -> dict[str, Any]:
     judged = [row for row in rows if 'equal' in row]
     good = [row for row in judged if row['equal'] and row.get('agrees', True)
             and row.get('finite', True)]
-    return dict(equal=len(good), unequal=len(judged) - len(good),
+    left_out = sum('left_out' in row for row in rows)
+    return dict(rows=chosen, ran=len(rows) - left_out, left_out=left_out,
+                equal=len(good), unequal=len(judged) - len(good),
                 failed=sum('error_text' in row for row in rows),
-                left_out=sum('left_out' in row for row in rows),
                 seconds=round(sum(row.get('seconds', 0.) for row in rows), 1))

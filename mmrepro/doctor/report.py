@@ -9,10 +9,12 @@ from typing import Any
 from . import detectors
 from .rows import Row, RowGroup
 
-# What is said of a comparison with another result.
+# What is said of comparisons that are reported and not judged, and of those that are.
 _COMPARED = {'other_process': {True: 'also in another process'},
              'other_machine': {True: 'also on the other machine',
-                               False: 'different bits on the other machine'}}
+                               False: 'different bits on the other machine'},
+             'fewer_multiprocessors': {True: 'also on fewer multiprocessors',
+                                       False: 'different bits on fewer multiprocessors'}}
 
 
 def verdict(row: Row) -> str:
@@ -37,6 +39,12 @@ def verdict(row: Row) -> str:
                                  if row.get(key) is not None)])
 
 
+def outcome(result: dict[str, Any]) -> str:
+    """Return how many rows ran, and with what result, in a sentence."""
+    return ('{ran} of {rows} rows ran: {equal} gave equal bits, {unequal} did not, {failed} '
+            'failed; {seconds:.0f} seconds.').format_map(result['summary'])
+
+
 def _line(*cells: str) -> str:
     return f'| {" | ".join(cells)} |'
 
@@ -52,12 +60,9 @@ def _table_of(group: RowGroup, rows: dict[str, Row]) -> list[str]:
 def table(result: dict[str, Any], operators: Mapping[str, RowGroup]) -> str:
     """Return the report as Markdown; a group without rows has no table."""
     machine = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
-    summary = result['summary']
     lines = [f'# Does training repeat on this {result["machine"]["device"].upper()}?', '',
              f'Machine: {machine}.', '',
-             f'{summary["equal"]} rows gave equal bits, {summary["unequal"]} did not, '
-             f'{summary["failed"]} failed, {summary["left_out"]} were left out; '
-             f'{summary["seconds"]:.0f} seconds. Command: `{result["command"]}`.', '',
+             f'{outcome(result)} Command: `{result["command"]}`.', '',
              'ms: median of a forward and a backward (an iteration, for detectors) in '
              'deterministic mode, then by default; ratio: the former over the latter. error: '
              'of small inputs against float64 on a CPU, relative, in the 2-norm.', '']

@@ -1,6 +1,7 @@
 """The operators' part of the check for a GPU, run on the CPU: the same code, small."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,7 +12,16 @@ import torch
 from command import provider_stays  # noqa: F401  a fixture
 from harness import ROOT, environment
 
-from dev.operator_check import GROUPS, cases_mmcv, cases_scatter, cases_torch, checking
+from dev.operator_check import (
+    GROUPS,
+    cases_compiled,
+    cases_mmcv,
+    cases_scatter,
+    cases_selection,
+    cases_torch,
+    checking,
+    processes,
+)
 from dev.operator_check.operator_cases import OperatorCall, OperatorCase
 from mmrepro import cli, ops
 from mmrepro.doctor import report
@@ -46,6 +56,52 @@ def test_operators_of_torch_agree_and_repeat(name):
 def test_scattered_sums_agree_and_repeat(name):
     row = check(cases_scatter.SORTED[name])
     assert row['agrees'] and row['equal'], row
+
+
+@pytest.mark.parametrize('halved', [1, 2, None])
+def test_bits_on_fewer_multiprocessors_are_said_and_not_judged(halved, monkeypatch):
+    """Kernels may be chosen by the number of multiprocessors."""
+    class Halves:
+        def __init__(self, device):
+            pass
+
+        expect = staticmethod(lambda milliseconds: None)
+        around = staticmethod(lambda repetition: contextlib.nullcontext())
+        takes_multiprocessors = staticmethod(lambda repetition: repetition == halved)
+
+    calls = iter(range(99))
+
+    def run(x):  # the reference, the small input and the first run come before repetition 1
+        return x + (next(calls) == 2 + (halved or 1)) * 1e-3
+
+    monkeypatch.setattr(checking, 'Disturbance', Halves)
+    row = check(OperatorCase(
+        ('x',), lambda s: OperatorCall({}, dict(x=s.normal(64, 8)), run)))
+    assert row['equal'] is (halved is not None)
+    assert report.verdict(row) == ('DIFFERS: output' if halved is None else
+                                   'equal, different bits on fewer multiprocessors')
+
+
+@pytest.mark.parametrize('name', [
+    'topk, 100 of 50000, 4 rows',
+    pytest.param('cumsum', marks=pytest.mark.nightly),
+    pytest.param('scatter_add', marks=pytest.mark.nightly)])
+def test_ties_and_compiled_code_agree_and_repeat(name):
+    cases = {**cases_compiled.CASES, **cases_selection.CASES}
+    row = check(cases[name], against='flags')
+    assert row['agrees'] and row['equal'], row
+
+
+def test_processes_need_a_gpu_each(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
+    assert report.verdict(processes.row('cuda')) == (
+        'left out: 1 GPU; NCCL wants one for each process')
+
+
+@pytest.mark.nightly
+def test_collective_operations_on_two_processes_repeat():
+    row = processes.row('cpu')
+    assert row['equal'] and not row['differs'] and len(row['digest']) == 32
 
 
 def test_compiled_kernels_are_the_default_where_they_are(compiled):

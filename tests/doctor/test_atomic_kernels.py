@@ -85,12 +85,13 @@ def test_half_of_the_multiprocessors(monkeypatch, request):
     assert disturbance.fewer_multiprocessors()[0] is context, 'made once'
 
 
-def test_why_there_is_no_context_is_said(monkeypatch, request):
+@pytest.mark.parametrize('kind', [RuntimeError, OSError])
+def test_why_there_is_no_context_is_said(kind, monkeypatch, request):
     def create(num_sms, device_id):
-        raise RuntimeError('CUDA error: operation not supported\nmore')
+        raise kind('CUDA error: operation not supported\nmore')
     contexts(monkeypatch, request, create)
     assert disturbance.fewer_multiprocessors() == (
-        None, 'green contexts: CUDA error: operation not supported')
+        None, f'green contexts: {kind.__name__}: CUDA error: operation not supported')
 
 
 SCRIPT = Path(__file__).resolve().parents[2] / 'tools' / 'gpu_atomics.sh'

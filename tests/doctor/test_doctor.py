@@ -102,10 +102,13 @@ def test_rows_of_the_caller_are_run_and_shown(tmp_path, capsys):
     assert seen == [rows.Settings('cpu', True, 2, 128)]
     result = json.loads((tmp_path / 'gpu_check.json').read_text())
     assert result['mine']['drifting']['ms'] == 2.5 and result['detectors'] == {}
-    assert result['summary']['unequal'] == 1
+    assert result['summary']['unequal'] == result['summary']['rows'] == 1
+    text = (tmp_path / 'gpu_check.md').read_text()
+    assert '1 of 1 rows ran: 0 gave equal bits, 1 did not, 0 failed; ' in text
     assert ('## Mine\n\n| operator | bits | ms | error |\n|---|---|---|---|\n'
-            '| drifting | DIFFERS: output | 2.50 |  |\n') in (tmp_path / 'gpu_check.md').read_text()
-    assert 'checkout' not in capsys.readouterr().out
+            '| drifting | DIFFERS: output | 2.50 |  |\n') in text
+    said = capsys.readouterr().out
+    assert 'checkout' not in said and '1 of 1 rows ran: ' in said
 
 
 def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
