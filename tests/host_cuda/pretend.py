@@ -126,7 +126,27 @@ class _Event:
         return (end._at - self._at) * 1e3
 
 
+class _Start:
+    """CUDA starts with the first tensor, or the first question about devices, and not before."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._queued = len(torch.cuda._queued_calls)  # those before are for a compiled CUDA
+
+    def __call__(self) -> None:
+        """Start, and make up for the seeds that were given before."""
+        if not self.done:
+            self.done = True
+            for call, _ in (*torch.cuda._queued_calls[self._queued:], *filter(
+                    None, torch.cuda._lazy_seed_tracker.get_calls())):
+                call()
+
+    def is_done(self) -> bool:
+        return self.done
+
+
 def _put() -> None:
+    start = _Start()
     for name, how in BEHAVIOUR.items():
         _library.set_behaviour(f'aten::{name}'.encode(), how)
     generator = torch.Generator()
@@ -135,12 +155,12 @@ def _put() -> None:
     properties = types.SimpleNamespace(name='host', major=7, minor=0, total_memory=1 << 34,
                                        multi_processor_count=1)
     replaced = {
-        '_exchange_device': lambda index: 0, '_lazy_init': _nothing,
+        '_exchange_device': lambda index: 0, '_lazy_init': start,
         '_maybe_exchange_device': lambda index: 0, 'Stream': _nothing,
         'default_generators': (generator, ),
         'device_count': lambda: 1, 'empty_cache': _nothing, 'Event': _Event,
         'get_device_name': lambda *args: 'host', 'get_device_properties': lambda *args: properties,
-        'is_available': lambda: True, 'is_initialized': lambda: True,
+        'is_available': lambda: True, 'is_initialized': start.is_done,
         'max_memory_allocated': lambda *args, **kwargs: _library.memory_peak(),
         'memory_allocated': lambda *args, **kwargs: _library.memory_now(),
         'reset_peak_memory_stats': lambda *args: _library.reset_memory_peak(),
@@ -153,7 +173,7 @@ def _put() -> None:
             setattr(torch.cuda.random, name, value)
     torch.backends.cuda.is_built = lambda: True
     torch._C._cuda_getDevice = lambda: 0
-    torch._C._cuda_setDevice = _nothing
+    torch._C._cuda_setDevice = lambda index: start()
     torch._C._cuda_getDriverVersion = lambda: 13000
     torch.UntypedStorage.clone = _clone
     torch.storage._to = _to

@@ -87,6 +87,27 @@ assert grown.tolist()[1:] == [7, 7] and view.data_ptr() == grown.data_ptr() + 4
     assert 'cuda:0 and cpu' in words and "can't convert cuda:0" in words
 
 
+API = """
+import os, torch
+del os.environ['CUBLAS_WORKSPACE_CONFIG']
+import mmrepro
+from mmrepro import on_virtual_ranks
+def main():
+    if torch.distributed.get_rank() == 0:
+        assert not torch.cuda.is_initialized()
+    mmrepro.set_random_seed(1, deterministic=True)
+    return torch.rand(3, device='cuda').is_cuda
+print(on_virtual_ranks(2, main), torch.cuda.is_initialized(), os.environ['CUBLAS_WORKSPACE_CONFIG'])
+"""
+
+
+def test_cuda_starts_when_its_variables_are_set(on_device):
+    """Also through the API: cuBLAS reads the variable once, and too late would be refused."""
+    done = on_device('-c', API)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split() == ['True', 'True', ':4096:8'], done.stdout
+
+
 # torch refuses the mode "max" of an embedding bag inside of a kernel that other modes need as well
 ALL_BUT = r'^mmcv/|^torch/(?!embedding bag, max$)'
 
