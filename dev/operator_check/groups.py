@@ -82,9 +82,8 @@ GROUPS: dict[str, RowGroup] = {
     'scatter': _group('Scattered sums', scatter_cases, 'torch', None),
     'torch': _group("torch's own operators", lambda device: {
         **cases_torch.CASES, **cases_selection.CASES}, 'torch', 'flags'),
-    'compiled': _group('Compiled code', compiled_cases, 'torch', 'flags', ('cumsum', )),
+    'compiled': _group('Compiled code', compiled_cases, 'torch', 'flags', ()),
     'processes': RowGroup(
         'Virtual ranks on two processes', 'what', (), lambda settings, time_is_left: {
-            'collective operations': functools.partial(processes.row, settings.device)},
-        ('collective operations', )),
+            'collective operations': functools.partial(processes.row, settings.device)}),
 }

@@ -1,6 +1,7 @@
 """Run the rows of the check, in order, within a time limit."""
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
@@ -29,7 +30,7 @@ class Budget:
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._end = clock() + seconds
-        self._longest = 0.
+        self._longest: dict[str, float] = {}
 
     @property
     def left(self) -> float:
@@ -40,13 +41,13 @@ class Budget:
         """Return a separate budget of this share of what is left."""
         return Budget(max(0., self.left) * share, self._clock)
 
-    def allows(self) -> bool:
-        """Whether there is time for a row as long as the longest so far."""
-        return self.left > self._longest
+    def allows(self, group: str) -> bool:
+        """Whether there is time for a row as long as the longest of its group so far."""
+        return self.left > self._longest.get(group, 0.)
 
-    def spent(self, seconds: float) -> None:
+    def spent(self, seconds: float, group: str) -> None:
         """Record the time of a row."""
-        self._longest = max(self._longest, seconds)
+        self._longest[group] = max(self._longest.get(group, 0.), seconds)
 
 
 def error_line(error: BaseException) -> str:
@@ -54,9 +55,9 @@ def error_line(error: BaseException) -> str:
     return f'{type(error).__name__}: {"".join(str(error).strip().splitlines()[:1])}'
 
 
-def run_row(run: Callable[[], Row], budget: Budget, device: str) -> Row:
+def run_row(run: Callable[[], Row], budget: Budget, device: str, group: str = '') -> Row:
     """Run one row; an exception is recorded as its result and does not end the check."""
-    if not budget.allows():
+    if not budget.allows(group):
         return dict(left_out='no time left')
     start = time.monotonic()
     try:
@@ -68,7 +69,7 @@ def run_row(run: Callable[[], Row], budget: Budget, device: str) -> Row:
         del error
     free_memory(device)
     row['seconds'] = round(time.monotonic() - start, 1)
-    budget.spent(row['seconds'])
+    budget.spent(row['seconds'], group)
     return row
 
 
@@ -107,7 +108,7 @@ def check(settings: Settings, seconds: float = 450., only: str = '', command: st
     chosen = [(group, name, run) for group, name, run in _in_order(groups, settings, budget)
               if re.search(only, f'{group}/{name}')]
     for group, name, run in chosen:
-        row = run_row(run, part if group in operators else budget, settings.device)
+        row = run_row(run, part if group in operators else budget, settings.device, group)
         result[group][name] = row
         compare_digests(row, group, name, result['machine'], against)
         result['summary'] = _summary([row for g in groups for row in result[g].values()],
@@ -121,7 +122,7 @@ def _in_order(groups: Mapping[str, RowGroup], settings: Settings, budget: Budget
     """Order all rows: those that matter most, then the other operators, then the detectors."""
     ranked = []
     for number, (group, kind) in enumerate(groups.items()):
-        rows = kind.rows(settings, budget.allows)
+        rows = kind.rows(settings, functools.partial(budget.allows, group))
         order = {name: rank for rank, name in enumerate(dict.fromkeys((*kind.first, *rows)))}
         last = group == 'detectors'
         ranked += [((last, name not in kind.first, number, order[name]), (group, name, run))

@@ -43,13 +43,14 @@ def test_the_first_difference_of_two_runs():
 def test_the_time_is_kept_and_what_does_not_fit_is_named():
     now = [0.]
     limit = checking.Budget(10., lambda: now[0])
-    assert limit.allows() and limit.part(.5).left == 5
+    assert limit.allows('torch') and limit.part(.5).left == 5
     now[0] = 4.
-    limit.spent(4.)
-    assert limit.allows()
+    limit.spent(4., 'torch')
+    assert limit.allows('torch')
     now[0] = 7.
-    assert not limit.allows()
-    row = checking.run_row(lambda: {}, limit, 'cpu')
+    # a long row leaves out those of its own kind only
+    assert not limit.allows('torch') and limit.allows('mmcv')
+    row = checking.run_row(lambda: {}, limit, 'cpu', 'torch')
     assert report.verdict(row) == 'left out: no time left'
 
 
