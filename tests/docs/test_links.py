@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / 'docs'
 PAGES = sorted(DOCS.rglob('*.md'))
-OUTSIDE = [ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md')]
+OUTSIDE = [ROOT / name for name in (
+    'README.md', 'README_zh-CN.md', 'CONTRIBUTING.md', 'CHANGELOG.md')]
 MAX_CELL = 100  # characters of a table cell, without the addresses of links
 
 
@@ -137,3 +138,15 @@ def imported_names() -> Iterator[tuple[str, str, str]]:
 def test_names_that_examples_import_exist(page, module, imported):
     found = importlib.import_module(module)
     assert hasattr(found, imported) or importlib.util.find_spec(f'{module}.{imported}')
+
+
+def parts(page: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return the levels of headings, the blocks of code, and where links lead."""
+    text = page.read_text(encoding='utf-8')
+    code = re.findall(r'^```.*?^```', text, re.S | re.M)
+    return (re.findall(r'^#+(?= )', prose(page), re.M), code,
+            [link for link in links(page) if not link.startswith('README')])
+
+
+def test_the_readme_is_the_same_in_both_languages():
+    assert parts(ROOT / 'README.md') == parts(ROOT / 'README_zh-CN.md')

@@ -1,0 +1,73 @@
+"""Draw the figure of README.md from the losses of four trainings.
+
+    python dev/two_runs_figure.py --runs STOCK_0 STOCK_2 OURS_0 OURS_2    their work directories
+    python dev/two_runs_figure.py                                         from docs/results/two_runs.json
+
+Two trainings of one config with 0 and with 2 data loading workers, by MMEngine's runner without
+mmrepro (a compiled mmcv is needed for that) and with it, `seed=42` and `deterministic=True` in all.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / 'docs' / 'results' / 'two_runs.json'
+TITLES = {'stock': 'MMDetection', 'mmrepro': 'with mmrepro'}
+COLORS = ('#e4572e', '#2e86e4')
+THEMES = {'two-runs.svg': '#24292f', 'two-runs-dark.svg': '#e6edf3'}  # of text and axes
+
+
+def losses_of(folder: Path) -> list[float]:
+    """Return the loss of each iteration in a work directory."""
+    log = max(folder.glob('*/vis_data/scalars.json'))
+    rows = map(json.loads, log.read_text().splitlines())
+    return [row['loss'] for row in rows if 'loss' in row]
+
+
+def first_difference(pair: list[list[float]]) -> int | None:
+    """Return the first iteration, counted from 1, at which two runs differ."""
+    return next((at for at, (a, b) in enumerate(zip(*pair), 1) if a != b), None)
+
+
+def draw(runs: dict[str, list[list[float]]], path: Path, ink: str) -> None:
+    matplotlib.rcParams.update({'svg.hashsalt': 'mmrepro', 'text.color': ink, 'font.size': 11,
+                                'axes.labelcolor': ink, 'xtick.color': ink, 'ytick.color': ink,
+                                'axes.edgecolor': ink})
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3), sharey=True, layout='constrained')
+    for axis, (kind, pair) in zip(axes, runs.items()):
+        for losses, color, width, workers in zip(pair, COLORS, (4, 1.6), (0, 2)):
+            axis.plot(range(1, len(losses) + 1), losses, color=color, linewidth=width,
+                      label=f'{workers} workers')
+        at = first_difference(pair)
+        said = f'iteration {at}: the losses differ' if at else (
+            f'{len(pair[0])} iterations: the same bits')
+        axis.set_title(f'{TITLES[kind]}\n{said}', color=ink)
+        axis.set_xlabel('iteration')
+        axis.spines[['top', 'right']].set_visible(False)
+    axes[0].set_ylabel('loss')
+    axes[0].legend(frameon=False)
+    figure.savefig(path, transparent=True, metadata=dict(Date=None))
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--runs', nargs=4, type=Path)
+    args = parser.parse_args()
+    if args.runs:
+        losses = [losses_of(folder) for folder in args.runs]
+        RESULTS.write_text(json.dumps(dict(stock=losses[:2], mmrepro=losses[2:])) + '\n')
+    runs = json.loads(RESULTS.read_text())
+    matplotlib.use('svg')
+    for name, ink in THEMES.items():
+        draw(runs, ROOT / 'docs' / 'images' / name, ink)
+
+
+if __name__ == '__main__':
+    main()
