@@ -1,8 +1,9 @@
 """Draw the figure of README.md from the losses of four trainings.
 
-    python dev/two_runs_figure.py --runs STOCK_0 STOCK_2 OURS_0 OURS_2    their work directories
-    python dev/two_runs_figure.py                                         from docs/results/two_runs.json
+    python dev/two_runs_figure.py --runs STOCK_0 STOCK_2 OURS_0 OURS_2
+    python dev/two_runs_figure.py
 
+The first command reads the work directories, the second docs/results/two_runs.json.
 Two trainings of one config with 0 and with 2 data loading workers, by MMEngine's runner without
 mmrepro (a compiled mmcv is needed for that) and with it, `seed=42` and `deterministic=True` in all.
 """

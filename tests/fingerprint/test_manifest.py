@@ -161,7 +161,9 @@ def test_data_and_weights_are_recorded_by_content(tmp_path, data_root):
 @pytest.mark.parametrize(('text', 'message'), [
     ('{"kind": "start"}', 'not a manifest'),
     ('{"kind": "manifest", "format": 7}', 'format 7 is not known'),
-    ('{"kind": "manifest", "format": 1, "config": {}, "facts": {}}', 'config lacks text')])
+    ('{"kind": "manifest", "format": 1, "config": {}, "facts": {}}', 'config lacks text'),
+    ('{"kind": "manifest", "format": 1, "config": {"text": ""}, "facts": {}, "variables": "x"}',
+     'variables')])
 def test_files_that_are_no_manifest(tmp_path, text, message):
     (tmp_path / 'manifest.json').write_text(text)
     with pytest.raises(FingerprintError, match=f'manifest.json: {message}'):

@@ -1,6 +1,6 @@
 """Whole trainings on the device of this folder, in one process that forks a child per run.
 
-    python tests/host_cuda/scenario.py MODEL DATA_ROOT WORK_DIR [--amp]
+    python tests/host_cuda/scenario.py MODEL DATA_ROOT WORK_DIR [--amp SCALE]
 
 Writes WORK_DIR/results.json: a digest of batches, losses and end state per run, and how often some
 kernels of the device ran. ``loose`` runs have ``deterministic=False``.
@@ -30,9 +30,14 @@ UNORDERED = sorted(name for name, how in pretend.BEHAVIOUR.items() if how & pret
 
 def _run(cfg, work_dir):
     """What :func:`harness.train` returns, and which kernels ran; on the device indeed."""
+    runners = []
+
     def look(runner):
         assert next(runner.model.parameters()).is_cuda, 'the model is not on the device'
+        runners.append(runner)
     found = train(cfg, work_dir, prepare=look)
+    scaler = getattr(runners[0].optim_wrapper, 'loss_scaler', None)
+    found['scale'] = scaler and scaler.get_scale()
     found['kernels'] = {name: pretend.calls(name) for name in UNORDERED if pretend.calls(name)}
     found['dropouts'] = pretend.calls('native_dropout')
     return found
@@ -43,7 +48,9 @@ def main() -> None:
     parser.add_argument('model')
     parser.add_argument('data_root')
     parser.add_argument('work_dir', type=Path)
-    parser.add_argument('--amp', action='store_true')
+    parser.add_argument('--amp', type=float, metavar='SCALE',
+                        help='half precision, from this scale of the loss: from 65536, the default '
+                        'of torch, the first steps are skipped because gradients are infinite')
     args = parser.parse_args()
 
     cfg = small(args.model, args.data_root)
@@ -51,8 +58,8 @@ def main() -> None:
     length = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     cfg.train_cfg[length] = 2 if length == 'max_epochs' else 6
     if args.amp:
-        # from a scale at which steps are taken: none is, as long as gradients are infinite
-        cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper', loss_scale=dict(init_scale=64.)))
+        cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper',
+                                     loss_scale=dict(init_scale=args.amp)))
     workers = copy.deepcopy(cfg)
     workers.train_dataloader.merge(dict(num_workers=2, persistent_workers=True))
     if args.amp:

@@ -195,7 +195,8 @@ def test_detectors(on_device, tmp_path, only):
     pytest.param('yolox_s', (), marks=pytest.mark.nightly),
     pytest.param('faster-rcnn_r50_fpn', (), marks=pytest.mark.nightly),
     # half precision takes minutes on a CPU
-    pytest.param('yolox_s', ('--amp', ), marks=pytest.mark.nightly),
+    pytest.param('yolox_s', ('--amp', 64), marks=pytest.mark.nightly),
+    pytest.param('yolox_s', ('--amp', 65536), marks=pytest.mark.nightly),
     pytest.param('rtmdet_tiny', (), marks=pytest.mark.nightly),
     pytest.param('soft-teacher_faster-rcnn_r50', (), marks=pytest.mark.nightly),
 ])
@@ -213,6 +214,9 @@ def test_training_repeats_and_resumes(on_device, data_root, tmp_path, model, opt
             for key, value in bits['saving'].items()}
     assert bits['resumed'] == rest
     assert not any(runs[name]['kernels'] for name in ('saving', 'workers', 'resumed'))
+    if 65536 in options:
+        assert runs['saving']['scale'] < 65536, 'no step was skipped'
+        assert runs['saving']['scale'] == runs['resumed']['scale'] == runs['workers']['scale']
     # the same without the promise: what users see on a GPU
     assert bits['loose']['weights'] != bits['loose again']['weights']
     if model == 'deformable-detr_r50':
