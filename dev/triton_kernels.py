@@ -54,9 +54,11 @@ def compiled() -> list[dict[str, Any]]:
         kernel = launch(self, *args, **{**kwargs, 'warmup': True})
         row = dict(kernel=self.__name__.strip('_'), **now, ptx=kernel.asm['ptx'], sass='')
         key = f'{row["architecture"]} {row["ptx"]}'  # one for all callers that share it
-        if key not in rows and version() >= DISASSEMBLES:
-            row.update(sass=kernel.asm['sass'], **usage(kernel.asm['cubin']))
-        rows.setdefault(key, row)
+        if key not in rows:
+            row.update(usage(kernel.asm['cubin']))
+            if version() >= DISASSEMBLES:
+                row.update(sass=kernel.asm['sass'])
+            rows[key] = row
 
     jit.JITFunction.run = run
     try:

@@ -285,9 +285,8 @@ def test_products_and_sums_are_not_contracted(machine_code):
 def test_resources_of_kernels_are_within_limits(machine_code):
     """A thread has 255 registers; what does not fit goes to memory, which is slow."""
     for row in machine_code:
-        if 'registers' in row:
-            assert row['registers'] < 200 and row['stack'] <= 8 and not row['local'], row
-            assert row['shared'] <= 48 << 10, row
+        assert row['registers'] < 200 and row['stack'] <= 8 and not row['local'], row
+        assert row['shared'] <= 48 << 10, row
 
 
 def test_the_published_resources_are_of_all_kernels(machine_code):
