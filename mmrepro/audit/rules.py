@@ -209,9 +209,6 @@ RULES: tuple[AuditRule, ...] = (
     AuditRule('unsorted-listing', MAY, source_hits('unsorted-listing'),
         why='the order differs between machines and copies of the folder', fix='sorted(...)',
         link=f'{_CAUSES} C7'),
-    AuditRule('completion-order', MAY, source_hits('completion-order'),
-        why='the order depends on which is done first', fix='map(), which keeps the order',
-        link=f'{_CAUSES} C20'),
     AuditRule('own-threads', MAY, source_hits('own-threads'),
         why='the operating system decides which thread comes first, and a generator that one of '
             'them draws from moves under the others',

@@ -52,12 +52,10 @@ FILES = {
          'names = os.listdir(a)\n    names.sort()',
          'names = os.listdir(a)\n    names = sorted(names)',
          'sorted(x for x in os.listdir(a) if x)'], MAY),
-    'completion-order': (
-        ['for f in as_completed(futures): pass', 'pool.imap_unordered(f, a)'],
-        ['pool.map(f, a)', 'pool.imap(f, a)'], MAY),
     'own-threads': (
-        ['threading.Thread(target=f)', 'queue.Queue()', 'ThreadPoolExecutor(2)'],
-        ['pool.map(f, a)', 'self.Thread()', 'threading.Lock()'], MAY),
+        ['threading.Thread(target=f)', 'queue.Queue()', 'ThreadPoolExecutor(2)',
+         'for f in as_completed(futures): pass', 'pool.imap_unordered(f, a)'],
+        ['pool.map(f, a)', 'pool.imap(f, a)', 'self.Thread()', 'threading.Lock()'], MAY),
     'uninitialised': (
         ['torch.empty(3)', 'np.empty(3)', 'x.new_empty(3)'],
         ['torch.empty(3).normal_()', 'nn.Parameter(torch.empty(3))', 'torch.zeros(3)'], HINT),
@@ -101,7 +99,8 @@ FILES = {
         [hook(line) for line in (
             'n = self.n + 1', 'SEEN = []\nSEEN.append(x)', 'x[0] = 1', 'return COUNT + 1',
             'torch.backends.cudnn.enabled = x', 'x.add(SEEN)',
-            'def inner():\n    n = []\n    n.append(x)\ninner()', 'x = next(iter(SEEN))', "setattr(x, 'count', 1)")]
+            'def inner():\n    n = []\n    n.append(x)\ninner()', 'x = next(iter(SEEN))',
+            "setattr(x, 'count', 1)")]
         + [forward(line) for line in ('self.n += 1', 'SEEN.append(x)')]
         + ['class A(Sampler):\n        def __iter__(self):\n            self.passes += 1',
          'class A(Hook):\n        n = []\n        def __init__(self):\n            self.n = []\n'
