@@ -98,7 +98,8 @@ def _values(content: Mapping[str, Any], known: Iterable[Any]) -> Iterator[tuple[
             yield f'len({path})', str(len(value))
             walk.queue.extend(items(value, path) if len(value) <= MAX_ITEMS else ())
         elif is_stateful(value) and walk.is_new(value):
-            walk.queue.extend(items(attributes(value), path, attributes=True))
+            walk.queue.extend(named for named in items(attributes(value), path, attributes=True)
+                              if '._mmrepro_' not in named[0])
 
 
 def _text(value: Any) -> str:
