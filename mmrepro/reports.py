@@ -17,7 +17,6 @@ from typing import Any
 from mmengine.config import Config
 
 from .audit.auditing import audit
-from .checkpoint.lost_state import Lost
 from .config import with_virtual_ranks
 from .demo import use_data, write_dataset
 from .errors import ConfigError, MMReproError
@@ -36,7 +35,6 @@ from .verify import variations as verification
 from .verify.control import Control
 from .verify.kills.campaign import Campaign, CampaignSettings
 from .verify.kills.kinds import KINDS, allowed
-from .verify.state_probe import lost_attributes
 from .verify.variations import USUAL, VARIATIONS, VariationResult
 
 __all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'kills', 'localise', 'seeds',
@@ -55,7 +53,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
            level: str = 'step', full: bool = False, ranks: int | None = None,
            demo_data: str | None = None, options: Mapping[str, Any] | None = None,
            jobs: int | None = None, work_dir: str = os.path.join('work_dirs', 'verify'),
-           at: int | None = None, explain: bool = False, lost_state: bool = False,
+           at: int | None = None, explain: bool = False,
            say: Say = lambda text: None) -> Report:
     """Train a config in fresh processes, vary what must not matter, and compare the bits.
 
@@ -73,8 +71,6 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         work_dir: where the runs write.
         at: iterations before the resume and the validation; None: half of them.
         explain: name the cause of the first variation that differs.
-        lost_state: vary the process and the resume, and name attributes of modules, of objects
-            that these hold, and of hooks that the resumed run has lost.
         say: called with lines about the progress.
 
     Returns:
@@ -86,8 +82,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         MissingDataError: a file that the config reads does not exist.
         TrainingFailed: a training ended with an error.
     """
-    names = ['process', 'resume'] if lost_state else list(dict.fromkeys(
-        USUAL if vary is None else vary))
+    names = list(dict.fromkeys(USUAL if vary is None else vary))
     unknown = [name for name in names if name not in VARIATIONS]
     if unknown or not names:
         raise ConfigError(f'--vary: {", ".join(unknown) or "nothing"} is not allowed; allowed: '
@@ -109,7 +104,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
     try:
         results = verification.verify(cfg, work_dir, names, iterations, at, jobs or _jobs(),
-                                      level, say, lost_state)
+                                      level, say)
         control = verification.control_of(results, work_dir, at, say)
     except TrainingFailed as error:
         if error.finding is None:
@@ -121,9 +116,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     notes.append(f'{iterations} iterations, fingerprints of level {level}, '
                  f'{time.monotonic() - started:.0f} s')
     cause = _cause(results, work_dir, iterations, at) if explain else None
-    lost = lost_attributes(*(os.path.join(work_dir, name) for name in (
-        'resume', 'reference', 'process'))) if lost_state and not results[1].skipped else None
-    return certificate(config, results, notes, work_dir, data, cause, control, lost)
+    return certificate(config, results, notes, work_dir, data, cause, control)
 
 
 def _jobs() -> int:
@@ -137,9 +130,8 @@ def _jobs() -> int:
 
 def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
                 work_dir: str, data: Mapping[str, Any] = {},
-                cause: LocaliseResult | None = None, control: Control | None = None,
-                lost: Sequence[Lost] | None = None) -> Report:
-    """Report verified variations, and attributes that a resume loses if they were looked for."""
+                cause: LocaliseResult | None = None, control: Control | None = None) -> Report:
+    """Report verified variations."""
     rows = [(result.name, result.title,
              f'not run: {result.skipped}' if result.skipped else
              f'DIFFERENT  {result.difference.text()}' if result.difference else
@@ -165,23 +157,10 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
     tables = [Table((), rows, styles=styles)]
     if cause is not None:
         tables.append(_first_difference(cause))
-    if lost:
-        code = DIFFERENT
-        verdict = f'{len(lost)} attributes are lost when the run resumes\n{verdict}'
-        tables.append(Table(
-            ('attribute', 'in the uninterrupted run', 'in the resumed run'),
-            [(f'{row.owner} ({row.cls}).{row.attribute}', row.then, row.now) for row in lost]))
-        advice += ['keep them in checkpoints, in a module that the config imports:',
-                   '  from mmrepro.checkpoint import adapters']
-        for cls in dict.fromkeys(row.cls for row in lost):
-            names = ', '.join(repr(row.attribute) for row in lost if row.cls == cls)
-            advice.append(f"  adapters.register({cls}, {names}, why='...')")
-    elif lost is not None:
-        verdict = f'no attribute is lost\n{verdict}'
     return Report(
         config, verdict, code, tables, list(notes), advice, data={
             **data, 'same': code == DONE, 'localise': cause.as_dict() if cause else None,
-            'control': control, 'lost': lost,
+            'control': control,
             'variations': [dict(
                 name=result.name, title=result.title, equal=result.equal,
                 skipped=result.skipped or None, remark=result.remark or None,

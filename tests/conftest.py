@@ -56,7 +56,6 @@ SLOW = (
     'data/test_datasets.py',
     'audit/test_audit_rules.py',
     'checkpoint/test_evaluated_model.py',
-    'checkpoint/test_lost_state.py',
     'checkpoint/test_other_loaders.py',
     'checkpoint/test_resume_state.py',
     'data/test_cursor.py',

@@ -20,13 +20,22 @@ FIRST = {
     'ShuffledList': 'the dataset ShuffledList was built twice',
     'WeightsFromEntropy': 'the model WeightsFromEntropy was built twice',
     'CachedDrawPerClass': 'dev.user_setups.steps.first_of',
+    # the repeated step that has other bits without the attribute: 1, 2, 4, 8, ..., counted from 0
+    'AfterAWarmUp': 'resumes at iteration 7 would take another step. Steps have changed '
+                    'attributes that reach the loss and that no checkpoint keeps: model.steps',
+    'SmallestLoss': 'model.smallest',
+    'InitializedFromData': 'model.centre',
+    'RefreshedEveryFive': 'model.target',
     'NumberOfTheProcessInAStep': 'its bits differ',
     'FreezesItsBackboneToPredict': 'frozen.backbone.0.weight',
     'ActivationMaps': 'the gradient of backbone.0.weight',
     'MoreThreadsToPredict': 'the number of threads (1 -> 2)',
+    'AdaptsStatisticsToTheTestSet': 'backbone.1.running_mean',
+    'MeasuresInDoublePrecision': 'the default dtype (torch.float32 -> torch.float64)',
 }
 NO_ALARM = ('StateDictHooks', 'OldSpectralNorm', 'ReplacesTheHeadAtTheStart',
-            'a_partial_as_collate')
+            'a_partial_as_collate', 'CacheOfGrids', 'ExtraState', 'RegisteredAttribute',
+            'WeightOfTheLossByEpoch')
 NAMED = {'ClockOnce': 'differs in model.phase',
          'metric_that_balances_losses': 'validations.WEIGHTS'}
 

@@ -3,7 +3,6 @@
 # and compare the weights after every iteration. Needs Python 3.11 to 3.13 and pip.
 #
 #   bash tools/demo.sh                 the demonstration dataset
-#   bash tools/demo.sh --coco PATH     COCO 2017
 #   bash tools/demo.sh --help          the other arguments
 #
 # Data and logs go to data/demo and work_dirs/demo of the current folder.

@@ -38,8 +38,7 @@ def audit(config: str, *, device: str | None = None, ignore: Collection[str] = (
           options: Mapping[str, Any] | None = None, strict: bool = False) -> Report:
     """Look for what would make two runs of a config differ. Nothing is trained.
 
-    The config, the types that it names, the user's own source files, the model (built without
-    memory) and the environment are read.
+    The config, the types that it names, the user's own source files and the environment are read.
 
     Args:
         config: path of a config, or ``package::path`` inside an installed package.
@@ -55,7 +54,7 @@ def audit(config: str, *, device: str | None = None, ignore: Collection[str] = (
         ConfigError: the config cannot be read, an option does not fit it, or a rule is unknown.
     """
     import torch
-    # constructors may print
+    # modules may print when they are imported
     with contextlib.redirect_stdout(sys.stderr):
         subject = load(config, device or ('cuda' if torch.cuda.is_available() else 'cpu'),
                        options=options)

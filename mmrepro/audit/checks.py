@@ -7,13 +7,13 @@ from typing import Callable
 from ..checkpoint.adapters import ADAPTERS
 from ..config import LEGACY_KEYS
 from ..data.loader import without_positions
-from ..data.sampling_orders import STOCK_FAULTS, sampling_order_of, strided_stock
+from ..data.sampling_orders import STOCK_FAULTS
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
 from ..patches import CAUSES
 from ..runs.config_files import TOP_LEVEL
 from ..text import shorten
 from .findings import CHANGES, HINT, MAY, Found, Hits
-from .subject import TRAIN_KEYS, Subject, is_stock
+from .subject import TRAIN_KEYS, Subject
 
 # keys whose absence changes the run, whatever else the config says
 DECISIVE = ('randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from')
@@ -83,18 +83,14 @@ def accumulation(s: Subject) -> Hits:
 
 def rank_statistics(s: Subject) -> Hits:
     """Find BatchNorm with statistics of each rank; only once the launcher says how many."""
-    if s.world_size < 2 or s.model is None or s.keyed or s.cfg.get('sync_bn'):
-        return
-    from torch.nn import SyncBatchNorm
-    from torch.nn.modules.batchnorm import _BatchNorm
     hooks = {part.name for part in s.parts_in('custom_hooks', 'default_hooks')}
-    if hooks & {'SyncBuffersHook', 'SyncNormHook'}:
+    if s.world_size < 2 or s.keyed or s.cfg.get('sync_bn') or hooks & {'SyncBuffersHook',
+                                                                       'SyncNormHook'}:
         return
-    for path, module in s.model.named_modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) \
-                and module.weight is not None and module.weight.requires_grad:
-            yield Found(f'model.{path}', f'{type(module).__name__} with its own statistics on '
-                        f'each of {s.world_size} ranks')
+    for part in s.parts_in('model'):
+        if part.key.endswith('norm_cfg') and part.name == 'BN' \
+                and part.node.get('requires_grad', True):
+            yield Found(part.key, f'BN with its own statistics on each of {s.world_size} ranks')
             return
 
 
@@ -142,15 +138,6 @@ def without_position(s: Subject) -> Hits:
         refusal = without_positions(cls) if cls is not None else ''
         if refusal:
             yield Found(part.key, refusal)
-
-
-def own_sampler(s: Subject) -> Hits:
-    for part in s.parts_in('train_dataloader') if s.keyed else ():
-        cls = s.class_of(part)
-        if part.key == 'train_dataloader.sampler' and cls is not None \
-                and not is_stock(cls.__module__) \
-                and sampling_order_of(cls) is strided_stock:
-            yield Found(part.key, f'{part.name}: an order that mmrepro does not know')
 
 
 def ranks_differ(s: Subject) -> Hits:

@@ -26,10 +26,9 @@ CALLS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
         'torch.cuda.manual_seed_all')),
     ('clock', None, 'different in every run', (
         'uuid.uuid1', 'uuid.uuid4', 'threading.get_ident', *CLOCK, *PROCESS_ID)),
-    # results in the order in which threads or processes are done
-    ('completion-order', None, 'in the order of completion', (
+    # threads and processes: which of them comes first is up to the operating system
+    ('own-threads', None, 'in the order of completion', (
         'concurrent.futures.as_completed', 'asyncio.as_completed', '*.imap_unordered')),
-    # threads: which of them comes first is up to the operating system
     ('own-threads', None, 'runs beside the others', (
         'threading.Thread', 'threading.Timer', '_thread.start_new_thread', 'queue.Queue',
         'queue.SimpleQueue', 'queue.LifoQueue', 'queue.PriorityQueue', 'multiprocessing.Queue',

@@ -8,7 +8,7 @@ from ..activation import REFUSED_RUNNERS
 from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
 from ..nested import class_name
 from ..text import page
-from . import checks, operator_rules
+from . import checks
 from .checks import START_ENV, source_hits
 from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule, when
 
@@ -94,11 +94,6 @@ RULES: tuple[AuditRule, ...] = (
         why='repeats on one GPU model, but nothing records the precision of a run or notices that'
             ' it changed',
         fix='mmrepro does both', link=f'{_CAUSES} A1', settings=TWO_LINES),
-    AuditRule('mmcv-operator', CHANGES, operator_rules.mmcv_operators,
-        why='a compiled kernel of mmcv that adds with atomics, or one that is missing',
-        fix='the two lines (see not-attached): mmrepro provides these operators; where it has no '
-            'form, a compiled mmcv runs it, in any order',
-        link=f'{_CAUSES} operators'),
     AuditRule('mixed-precision', HINT, checks.mixed_precision,
         why='repeats on one machine; 16 bits make every other difference visible sooner, and with'
             ' a dynamic scale a skipped step follows from the first overflow',
@@ -161,11 +156,6 @@ RULES: tuple[AuditRule, ...] = (
         why='samples without a position cannot be seeded one by one: refused',
         fix="or a map-style dataset in batches: MMEngine's own streams do not resume exactly",
         link=f'{_LIMITS} iterable', settings={'randomness.worker_seed': 'mmengine'}),
-    AuditRule('own-sampler', MAY, checks.own_sampler,
-        why='all that it draws is keyed by the epoch; state that it keeps from one pass to the '
-            'next is lost at a resume',
-        fix='compute each pass from the epoch alone, as DefaultSampler does',
-        link=f'{_LIMITS} samplers'),
     # environment
     AuditRule('variable', CHANGES, checks.contradicting_variables,
         why='contradicts the determinism that the config asks for; refused at the start of a run '
@@ -190,10 +180,6 @@ RULES: tuple[AuditRule, ...] = (
         lambda s: s.device != 'cpu' and not checks.has_cuda(), '--device cuda',
         'no CUDA device here: judged by the tables alone'),
         why='no GPU was queried', fix='audit again on the machine that trains', link=_AUDIT),
-    AuditRule('not-built', HINT, when(
-        lambda s: s.model_error, 'model', lambda s: s.model_error),
-        why='the model could not be built without memory, so its operators were not looked at',
-        fix='audit where all its packages are installed', link=_AUDIT),
     # what the user's own files hold: transforms, datasets, modules, hooks, samplers
     AuditRule('foreign-generator', CHANGES, source_hits('foreign-generator'),
         why='no seed reaches it',
@@ -223,9 +209,6 @@ RULES: tuple[AuditRule, ...] = (
     AuditRule('unsorted-listing', MAY, source_hits('unsorted-listing'),
         why='the order differs between machines and copies of the folder', fix='sorted(...)',
         link=f'{_CAUSES} C7'),
-    AuditRule('completion-order', MAY, source_hits('completion-order'),
-        why='the order depends on which is done first', fix='map(), which keeps the order',
-        link=f'{_CAUSES} C20'),
     AuditRule('own-threads', MAY, source_hits('own-threads'),
         why='the operating system decides which thread comes first, and a generator that one of '
             'them draws from moves under the others',
@@ -240,18 +223,12 @@ RULES: tuple[AuditRule, ...] = (
     AuditRule('environment', MAY, source_hits('environment'),
         why='another shell, or the machine of a resume, may have another value',
         fix='make it an argument in the config', link=f'{_CAUSES} C25'),
-    AuditRule('process-state', MAY, source_hits('process-state'),
-        why='a variable of a module or class: no checkpoint holds it, so a resumed run starts '
-            'over, and every worker has a copy',
-        fix='compute it from the sample or the iteration; or keep it in a buffer, or in an '
-            'attribute, with mmrepro.checkpoint.adapters.register(Class, "attribute")',
-        link=f'{_CAUSES} B16'),
     AuditRule('kept-state', MAY, source_hits('kept-state'),
         why='a checkpoint does not hold it, so a resumed run starts over, and no self-check '
-            'repeats a hook, an optimizer or a sampler',
+            'repeats a hook, an optimizer or a batch sampler',
         fix='compute it from the iteration or the epoch; in a hook, '
             'mmrepro.checkpoint.adapters.register(Class, "attribute")',
-        link=f'{_CAUSES} B11'),
+        link=f'{_CAUSES} B11 B16'),
     AuditRule('unreadable', MAY, source_hits('unreadable'),
         why='nothing in it was checked', fix='correct the file', link=_AUDIT),
 )

@@ -1,8 +1,8 @@
 """Find what code of the user reads from its process, or leaves there, while a training runs.
 
-The self-checks of a training take samples and steps again with what datasets, models and the
-modules of the user had before. They see no variable of the environment, and repeat no hook, no
-optimizer and no loop, in which variables of modules and classes change as well.
+The self-checks of a training take samples, orders and steps again with what datasets, samplers,
+models and the modules of the user had before. They see no variable of the environment, and repeat
+no hook, no optimizer and no batch sampler.
 """
 from __future__ import annotations
 
@@ -45,17 +45,20 @@ class Running(NamedTuple):
 
 def hits_of(sources: Sequence[SourceFile]) -> tuple[tuple[SourceFile, Hit], ...]:
     """Return reads of the environment, and changes of what no checkpoint holds."""
-    running = running_code(sources)
-    functions = {code.function for code in running}
+    functions = {code.function for code in running_code(sources)}
     found = [*((source, hit) for source in sources for hit in _reads(source, functions)),
-             *((code.source, hit) for code in running
+             *((code.source, hit) for code in running_code(sources, repeated=False)
                if code.function.name not in _AT_START_AND_END for hit in _changes(code))]
     return tuple((source, hit) for source, hit in found
                  if not source.ignored(hit.line, hit.rule))
 
 
-def running_code(sources: Sequence[SourceFile]) -> list[Running]:
-    """Return methods and registered functions, and functions of all files that they name."""
+def running_code(sources: Sequence[SourceFile], repeated: bool = True) -> list[Running]:
+    """Return methods and registered functions, and functions of all files that they name.
+
+    Args:
+        repeated: include classes that self-checks repeat.
+    """
     running: list[Running] = []
     named: defaultdict[str, list[Running]] = defaultdict(list)
     for source in sources:
@@ -65,9 +68,11 @@ def running_code(sources: Sequence[SourceFile]) -> list[Running]:
             if not isinstance(node, ast.FunctionDef) or cls is None and isinstance(
                     source.function_of(source.parents[node]), ast.FunctionDef):
                 continue  # functions inside functions belong to these
+            if cls is not None and not repeated and source.is_repeated(cls):
+                continue
             code = Running(source, cls, node)
             registered = any('register' in ast.unparse(mark) for mark in node.decorator_list)
-            if registered or cls and not _ONCE.match(node.name):
+            if registered and repeated or cls and not _ONCE.match(node.name):
                 running.append(code)
             elif not node.name.startswith('__'):
                 named[node.name].append(code)
@@ -103,11 +108,11 @@ def _reads(source: SourceFile, running: set[ast.FunctionDef]) -> Iterator[Hit]:
 
 
 def _changes(code: Running) -> Iterator[Hit]:
-    """Yield variables of modules and classes that change, and attributes of hooks and the like."""
+    """Yield variables of modules and classes, and attributes, that a hook or the like changes."""
     source, cls, function = code
     body = cls.body if cls else []
     methods = [node for node in body if isinstance(node, ast.FunctionDef)]
-    lost = cls is not None and cls.name not in ADAPTERS and not source.is_repeated(cls)
+    lost = cls is not None and cls.name not in ADAPTERS
     # what a method puts back is not lost
     said = {path for method in methods if method.name in _RESTORES
             for _, path, _ in _changed(method)}
@@ -124,16 +129,12 @@ def _changes(code: Running) -> Iterator[Hit]:
     for target, path, in_place in _changed(function):
         if path in said or path in _IN_STATE_DICTS:
             continue
-        if in_place and path in shared or _is_shared(source, target, local):
-            rule = 'process-state'
-        elif lost and re.fullmatch(r'self\.\w+', path) and (in_place or any(
-                read == path and line <= target.lineno for read, line in reads)):
-            rule = 'kept-state'
-        else:
-            continue
-        said.add(path)
-        where = f'{cls.name}.{function.name}' if cls else function.name
-        yield Hit(rule, target.lineno, f'{where} changes {path}')
+        of_object = lost and re.fullmatch(r'self\.\w+', path) and (in_place or any(
+            read == path and line <= target.lineno for read, line in reads))
+        if of_object or in_place and path in shared or _is_shared(source, target, local):
+            said.add(path)
+            where = f'{cls.name}.{function.name}' if cls else function.name
+            yield Hit('kept-state', target.lineno, f'{where} changes {path}')
 
 
 def _changed(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, str, bool]]:

@@ -22,7 +22,7 @@ _ORDERED = {'list', 'tuple', 'enumerate', 'iter', 'zip', 'map', 'next', 'reverse
             'numpy.array', 'numpy.asarray', 'torch.tensor', 'random.choice', 'random.sample',
             'numpy.random.choice', 'numpy.random.permutation'}
 # endings of the bases and registries of classes that no self-check repeats
-_UNREPEATED = ('Hook', 'HOOKS', 'Optimizer', 'OPTIMIZERS')
+_UNREPEATED = ('Hook', 'HOOKS', 'Optimizer', 'OPTIMIZERS', 'BatchSampler')
 
 
 class Hit(NamedTuple):
@@ -116,11 +116,10 @@ class SourceFile:
                      if isinstance(above, (ast.FunctionDef, ast.Lambda))), self.tree)
 
     def is_repeated(self, cls: ast.ClassDef) -> bool:
-        """Whether self-checks repeat what such an object does: no hook, optimizer or sampler."""
+        """Whether self-checks repeat what it does: no hook, optimizer or batch sampler."""
         named = [*cls.bases, *(node for mark in cls.decorator_list for node in ast.walk(mark))]
         return not any(name.endswith(_UNREPEATED) or name.startswith('torch.optim.')
-                       for name in map(self.full_name, named)) and '__iter__' not in {
-                           getattr(node, 'name', '') for node in cls.body}
+                       for name in map(self.full_name, named))
 
     def _calls(self) -> Iterator[Hit]:
         for node in ast.walk(self.tree):

@@ -6,16 +6,13 @@ import copy
 import importlib
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import torch
 from mmengine import registry
 from mmengine.config import Config
-from torch.overrides import TorchFunctionMode
 
 from ..config import RandomnessConfig, randomness_of
 from ..errors import RandomnessError
@@ -107,7 +104,7 @@ class Subject:
             TWO_LINES['custom_imports'],
             imports=[*self.imports, *TWO_LINES['custom_imports']['imports']]))
         subject = replace(self, cfg=cfg, lazy=lazy)
-        known = ('_built', 'sources', 'hits')
+        known = ('sources', 'hits')
         subject.__dict__.update({name: self.__dict__[name] for name in known
                                  if name in self.__dict__})
         return subject
@@ -146,40 +143,6 @@ class Subject:
         return _look_up(kind, part.node.get('_scope_', self.scope))
 
     @cached_property
-    def _built(self) -> tuple[Any | None, str]:
-        if not self.cfg.get('model'):
-            return None, ''
-        from unittest import mock
-
-        from mmengine.runner import checkpoint
-        error = ''
-        # nothing is downloaded: weights do not matter here
-        for device in (torch.device('meta'), _ParametersOnMeta()):
-            scope = registry.DefaultScope.overwrite_default_scope(self.scope)
-            offline = mock.patch.dict(os.environ, HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1')
-            # constructors that load a teacher's weights, often from a URL, load nothing
-            weights = mock.patch.multiple(
-                checkpoint, _load_checkpoint=lambda *args, **kwargs: {},
-                _load_checkpoint_to_model=lambda model, loaded, *args, **kwargs: loaded)
-            with offline, weights, scope, device, warnings.catch_warnings():
-                warnings.simplefilter('ignore')
-                try:
-                    return registry.MODELS.build(copy.deepcopy(self.cfg.model)), ''
-                except Exception as raised:  # constructors of user code may raise anything
-                    error = f'{type(raised).__name__}: {raised}'.splitlines()[0][:200]
-        return None, error
-
-    @property
-    def model(self) -> Any | None:
-        """The model on the meta device (no memory, no weights), or None."""
-        return self._built[0]
-
-    @property
-    def model_error(self) -> str:
-        """Why there is no model."""
-        return self._built[1]
-
-    @cached_property
     def sources(self) -> tuple[SourceFile, ...]:
         """The user's files: ``custom_imports``, and classes that the config names."""
         paths: set[str] = set()
@@ -203,20 +166,6 @@ class Subject:
 def is_stock(module: str) -> bool:
     """Whether a module belongs to one of the packages in :data:`STOCK`."""
     return module.partition('.')[0] in STOCK
-
-
-class _ParametersOnMeta(TorchFunctionMode):
-    """Create tensors for parameters on the meta device; small tensors have values.
-
-    Many constructors read numbers out of a tensor, as in ``torch.linspace(0, rate, depth)``, which
-    a model that is wholly on the meta device does not have.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn):
-            kwargs['device'] = 'meta'
-        return func(*args, **kwargs)
 
 
 def _look_up(kind: str, scope: str) -> type | None:

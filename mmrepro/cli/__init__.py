@@ -31,7 +31,6 @@ VERBS = {
 RENAMED: dict[str, tuple[str, ...]] = {
     'data': ('demo', '--data-only'),
     'chaos': ('verify', '--vary', 'kills'),
-    'state': ('verify', '--vary', 'resume', '--explain'),
     'gpu_check': ('doctor', '--gpu'),
     'ops': ('doctor', '--operators'),
 }

@@ -13,8 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Audit a config; exit code 0: nothing changes bits, 1: something does, or may."""
     parser = Parser(
         'audit', 'Look for what would make two runs of a config differ. Nothing is trained: '
-        'the config, the types that it names, your own source files, the model (built without '
-        'memory) and the environment are read.',
+        'the config, the types that it names, your own source files and the environment are '
+        'read.',
         'example:\n  %(prog)s configs/faster-rcnn_r50_fpn_1x_coco_repro.py --device cuda\n'
         '  %(prog)s mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py\n\n'
         'exit code: 0 nothing changes bits, 1 something does (with --strict: or may), '

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from ..demo.dataset import check_coco, write_dataset
+from ..demo.dataset import write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
 from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, prepare, train
 from ..exit_codes import DONE
@@ -30,10 +30,8 @@ def _parser() -> Parser:
         'examples:\n  mmrepro demo --epochs 3\n  mmrepro demo --virtual-ranks 4\n'
         '  mmrepro demo --data-only --data data/demo',
         shared(virtual_ranks=None, work_dir=os.path.join('work_dirs', 'demo')))
-    data = parser.add_mutually_exclusive_group()
-    data.add_argument('--data', default=DEMO_DATA, metavar='DIR',
-                      help='where the demonstration dataset is written (default: %(default)s)')
-    data.add_argument('--coco', metavar='DIR', help='train on COCO 2017 in this folder instead')
+    parser.add_argument('--data', default=DEMO_DATA, metavar='DIR',
+                        help='where the demonstration dataset is written (default: %(default)s)')
     parser.add_argument('--config', metavar='CONFIG', default=None,
                         help='a config of configs/demo (default: Faster R-CNN R50-FPN; without '
                         'MMDetection an image classifier)')
@@ -69,11 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = _runs(args.virtual_ranks, args.processes, parser)
     if args.images is None:
         args.images = IMAGES_PER_RANK * args.virtual_ranks if args.virtual_ranks else IMAGES
-    if args.coco is not None:
-        try:
-            check_coco(args.coco)
-        except FileNotFoundError as error:
-            parser.error(f'--coco {error}')
     if args.config is None:
         args.config = shipped(DEFAULT_CONFIG if has_mmdet() else WITHOUT_MMDET)
         if not has_mmdet():
@@ -82,22 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif not os.path.isfile(args.config):
         parser.error(f'--config {args.config}: no such file')
     parser.make_folder(args.work_dir)
-    root, digest = args.coco or args.data, None
-    detection = reads_coco(args.config)
-    if not detection and args.coco is not None:
-        parser.error(f'--coco {args.coco}: {args.config} does not read COCO')
-    if detection and args.coco is None:
-        digest = write_dataset(root)
-    source = root if detection else 'cut out of the photographs'
-    print(f'data: {source}' + (f', digest {digest[:16]}' if digest else ''))
+    if reads_coco(args.config):
+        print(f'data: {args.data}, digest {write_dataset(args.data)[:16]}')
+    else:
+        print('data: cut out of the photographs')
     logs = []
     env = _variables(runs)
     for run in runs:
         folder = os.path.join(args.work_dir, run.name.replace(' ', '_'))
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, 'config.py')
-        prepare(args.config, run, root, args.coco is not None, args.images,
-                args.epochs).dump(path)
+        prepare(args.config, run, args.data, args.images, args.epochs).dump(path)
         logs.append(_train(run, path, folder, env))
     report = compare(logs, [run.name for run in runs])
     print('', *(run.title() for run in runs), '', sep='\n')

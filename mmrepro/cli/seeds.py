@@ -20,9 +20,8 @@ def _parser() -> Parser:
         'example:\n  %(prog)s configs/demo/retinanet_r50_fpn_demo.py --seeds 0..5 '
         '--metric coco/bbox_mAP\n  %(prog)s base.py --seeds 0..5 --compare mine.py '
         '--work-dir work_dirs/study\n  %(prog)s base.py --seeds 0..9 --vary init,sampler,sample,'
-        'step\n\nexit code: 0 done (with --compare: there is a difference larger than the noise; '
-        'with --same-within: they are the same), 1 it was not found or a training failed, '
-        '2 wrong usage',
+        'step\n\nexit code: 0 done (with --compare: there is a difference larger than the noise), '
+        '1 it was not found or a training failed, 2 wrong usage',
         shared(json=None, work_dir=os.path.join('work_dirs', 'seeds'), cfg_options=None))
     parser.add_argument('config', help='path of a config, or package::path')
     parser.add_argument('--seeds', default='0..4', metavar='LIST',
@@ -36,11 +35,6 @@ def _parser() -> Parser:
                         'one, else the first)')
     parser.add_argument('--pick', choices=('last', 'best'), default='last',
                         help='which validation of a run counts (default: last; best flatters)')
-    parser.add_argument('--same-within', type=float, metavar='M', help='also test whether the '
-                        'others are the same as the first within M, in units of the metric '
-                        '(0.002 for 0.2 points of mAP)')
-    parser.add_argument('--plan', type=float, metavar='D', help='from these runs as a pilot, how '
-                        'many seeds it takes to see a difference of D, in units of the metric')
     parser.add_argument('--report-only', action='store_true', help='train nothing')
     parser.add_argument('--no-plots', action='store_true', help='write no plot and no HTML report')
     return parser
@@ -51,12 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     if args.vary:
-        parser.refuse(args, 'and --vary exclude each other', 'compare', 'same_within', 'plan')
+        parser.refuse(args, 'and --vary exclude each other', 'compare')
     report = seeds(
         args.config, args.seeds, compare=args.compare, vary=args.vary, metric=args.metric,
-        pick=args.pick, same_within=args.same_within, plan=args.plan,
-        options=args.options_as_given, work_dir=args.work_dir, report_only=args.report_only,
-        say=_say)
+        pick=args.pick, options=args.options_as_given, work_dir=args.work_dir,
+        report_only=args.report_only, say=_say)
     written = [] if args.no_plots else [*report.write(args.work_dir, 'seeds').values()]
     report.data['written'] = written
     code = finish(report, args)

@@ -18,7 +18,7 @@ from .arguments import Parser, at_least, finish, shared
 ALL, KILLS = 'all', 'kills'  # of --vary
 WORK_DIR = os.path.join('work_dirs', 'verify')
 # options of ordinary variations, which have no meaning for kills
-ORDINARY = ('full', 'demo_data', 'jobs', 'at', 'localise', 'explain')
+ORDINARY = ('full', 'demo_data', 'jobs', 'at', 'localise')
 OF_KILLS = ('kills', 'kill_seed', 'ranks', 'processes', 'interval', 'span', 'kinds')
 
 
@@ -30,13 +30,12 @@ def _parser() -> Parser:
     parser = Parser(
         'verify', 'Train a config in several fresh processes, varying what must not matter, and '
         'compare the bits. With --vary kills, kill runs of the config at random moments, resume '
-        'them, and compare every iteration. With --vary resume --explain, name state in Python '
-        'attributes that a resumed run has lost.',
+        'them, and compare every iteration.',
         f'variations:\n{rows}\n  {KILLS:<10}  killed at random moments, again and again (alone)'
         f'\n\ninterruptions:\n{kinds}\n\n'
         'examples:\n  mmrepro verify configs/demo/faster-rcnn_r50_fpn_demo.py --demo-data\n'
         '  mmrepro verify CONFIG --vary kills --kills 30 --cfg-options train_cfg.max_epochs=3\n'
-        '  mmrepro verify configs/demo/yolox_s_demo.py --vary resume --explain\n\n'
+        '  mmrepro verify configs/demo/yolox_s_demo.py --vary resume --localise\n\n'
         'exit code: 0 all equal, 1 a difference, or a training failed, 2 wrong usage, '
         '3 nothing was compared, 4 not verified: the control was not seen',
         shared(iters=5, virtual_ranks=None, full=False, level='step', demo_data=None,
@@ -52,8 +51,6 @@ def _parser() -> Parser:
                         help='when bits differ, go on and name the cause')
     parser.add_argument('--at', type=at_least(1), metavar='K', help='resume and validate after '
                         'this many iterations (default: half of them)')
-    parser.add_argument('--explain', action='store_true', help='with --vary resume, alone: name '
-                        'attributes that are lost when the run resumes')
     group = parser.add_argument_group('--vary kills, which trains the config as it is')
     group.add_argument('--kills', type=at_least(1), metavar='N', help='interruptions in all (10)')
     group.add_argument('--kill-seed', type=int, metavar='S',
@@ -81,8 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.refuse(args, f'has no meaning with --vary {KILLS}', *ORDINARY)
         return _kills(args, parser)
     parser.refuse(args, f'is for --vary {KILLS}, alone', *OF_KILLS)
-    if args.explain and names != ['resume']:
-        parser.error('--explain is for --vary resume, alone')
     names = list(VARIATIONS) if names == [ALL] else names
     work_dir = parser.make_folder(args.work_dir or WORK_DIR)
     with progress_line(sys.stderr) as say:
@@ -90,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.config, vary=names, iterations=args.iters, level=args.level, full=args.full,
             ranks=args.virtual_ranks, demo_data=args.demo_data, options=args.cfg_options,
             jobs=args.jobs, work_dir=work_dir, at=args.at, explain=args.localise,
-            lost_state=args.explain, say=say)
+            say=say)
     return finish(report, args)
 
 

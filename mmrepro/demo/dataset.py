@@ -66,16 +66,6 @@ def annotation_file(root: str, split: str) -> str:
     return os.path.join(root, 'annotations', f'instances_{split}.json')
 
 
-def check_coco(root: str) -> None:
-    """Check that ``root`` looks like COCO 2017."""
-    for split in SPLITS:
-        for path in (annotation_file(root, split), os.path.join(root, split)):
-            if not os.path.exists(path):
-                raise FileNotFoundError(
-                    f'{path} does not exist; {root} should hold annotations/instances_*2017.json, '
-                    'train2017/ and val2017/ as COCO has them')
-
-
 def write_dataset(out: str, seed: int = 0, num_train: int = 24, num_val: int = 8) -> str:
     """Write the dataset and return its digest (see :func:`data_digest`).
 

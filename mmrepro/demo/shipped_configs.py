@@ -8,8 +8,6 @@ from mmengine.config import Config
 from ..nested import dicts
 from .dataset import annotation_file
 
-COCO_CLASSES = 80
-
 
 def shipped(path: str) -> str:
     """Return the absolute path of a file in configs/ or tools/, installed or in a checkout.
@@ -45,21 +43,10 @@ def reads_coco(config: str) -> bool:
 
 def use_data(cfg: Config, root: str) -> None:
     """Let all datasets and metrics of ``cfg`` read the COCO-format data in ``root``."""
-    for node in dicts([cfg[key] for key in _data_keys(cfg)]):
+    for node in dicts([cfg[key] for key in cfg
+                       if key.endswith(('_dataloader', '_evaluator')) and cfg[key]]):
         if 'data_root' in node:
             node['data_root'] = root
         if os.path.basename(str(node.get('ann_file', ''))) and 'data_root' not in node:
             split = 'train2017' if 'train2017' in node['ann_file'] else 'val2017'
             node['ann_file'] = annotation_file(root, split)
-
-
-def use_coco_classes(cfg: Config) -> None:
-    """Replace the classes of the demonstration dataset by the 80 of COCO."""
-    for node in dicts([cfg[key] for key in ('model', *_data_keys(cfg))]):
-        node.pop('metainfo', None)
-        if node.get('num_classes') == len(cfg.demo_classes):
-            node['num_classes'] = COCO_CLASSES
-
-
-def _data_keys(cfg: Config) -> list[str]:
-    return [key for key in cfg if key.endswith(('_dataloader', '_evaluator')) and cfg[key]]

@@ -20,7 +20,7 @@ from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints, without_evaluation
 from ..runs.launcher import one_thread_each, plan, run_all
 from ..runs.reduction import few_images
-from .shipped_configs import use_coco_classes, use_data
+from .shipped_configs import use_data
 
 CHECKPOINT = 'resumed_from.pth'
 
@@ -60,12 +60,10 @@ def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> tuple[DemoRun, .
                          virtual_ranks=virtual_ranks) for number in numbers)
 
 
-def prepare(config: str, run: DemoRun, root: str, coco: bool, images: int, epochs: int) -> Config:
+def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int) -> Config:
     """Return the config of one run: few images, no validation, no checkpoints, fingerprints."""
     cfg = Config.fromfile(config, import_custom_modules=False)
     use_data(cfg, root)
-    if coco:
-        use_coco_classes(cfg)
     cfg.train_dataloader.num_workers = run.num_workers
     cfg.train_dataloader.persistent_workers = run.num_workers > 0
     few_images(cfg, 'train', images)

@@ -15,9 +15,8 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..checkpoint.lost_state import stock_class
 from ..data import placement_of
-from ..diagnosis.attributes import record_attributes
+from ..diagnosis.attributes import record_attributes, stock_class
 from ..diagnosis.diagnosis import Diagnosis, diagnose
 from ..distributed.unwrap import unwrap
 from ..fingerprint import generator_states, records, run_state

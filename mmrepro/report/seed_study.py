@@ -3,23 +3,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..errors import SeedsError
 from ..exit_codes import DIFFERENT, DONE
 from .plot_style import DIFFERENCE, INK, SOFT, figure, palette, png
 from .report import Figure, Report
-from .stats import (
-    LEVEL,
-    MIN_PAIRS,
-    Equivalence,
-    Paired,
-    Plan,
-    Summary,
-    equivalence,
-    holm,
-    paired,
-    plan,
-    summary,
-)
+from .stats import LEVEL, MIN_PAIRS, Paired, Summary, holm, paired, summary
 from .table import Table
 
 
@@ -32,8 +19,6 @@ class Study(NamedTuple):
     summaries: dict[str, Summary]  # label -> summary
     tests: dict[str, Paired]  # label of each other config -> it against the first
     corrected: dict[str, float]  # p of the t test, by Holm's method if there are several
-    equivalences: dict[str, Equivalence]  # if a margin was given
-    plans: dict[str, Plan]  # if a difference to plan for was given; label of the only config, too
 
     @property
     def test(self) -> Paired | None:
@@ -48,42 +33,23 @@ class Study(NamedTuple):
 
     @property
     def answer(self) -> bool | None:
-        """Whether the configs are the same or differ, as asked; None for a single config."""
-        if self.equivalences:
-            return all(test.same for test in self.equivalences.values())
+        """Whether a config differs from the first; None for a single config."""
         return any(self.larger.values()) if self.tests else None
 
 
-def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float]],
-          margin: float | None = None, difference: float | None = None) -> Study:
-    """Summarize configs, and test each against the first by pairs.
-
-    Args:
-        margin: test for "the same within", too.
-        difference: say how many seeds it takes to find it.
-    """
+def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float]]) -> Study:
+    """Summarize configs, and test each against the first by pairs."""
     first, *others = values
-    if margin is not None and not others:
-        raise SeedsError('--same-within needs --compare: the same as what?')
     tests = {label: paired(values[first], values[label]) for label in others}
     # differences that are all the same have no t test: nothing could make them noise
     p = [float(not test.difference.mean) if test.t_p is None else test.t_p
          for test in tests.values()]
-    equivalences = {} if margin is None else {
-        label: equivalence(values[first], values[label], margin) for label in others}
-    if len(equivalences) > 1:
-        adjusted = holm([test.p for test in equivalences.values()])
-        equivalences = {label: test._replace(p=now, same=now < LEVEL)
-                        for (label, test), now in zip(equivalences.items(), adjusted)}
-    plans = {} if difference is None else {
-        label: plan(values[first], difference, values[label] if others else None)
-        for label in others or [first]}
     return Study(metric, pick, seeds, values, {label: summary(values[label]) for label in values},
-                 tests, dict(zip(tests, holm(p))), equivalences, plans)
+                 tests, dict(zip(tests, holm(p))))
 
 
 def report_of(study: Study) -> Report:
-    """Report a study; the exit code is 1 if the configs do not differ (or are not the same)."""
+    """Report a study; the exit code is 1 if the configs do not differ."""
     title = f'{study.metric}, {study.pick} validation'
     return Report(
         f'{" and ".join(study.values)}, {len(study.seeds)} seeds', '\n'.join(_verdicts(study)),
@@ -116,11 +82,8 @@ def _tests(study: Study) -> list[Table]:
         ['paired t test', f'p = {_number(test.t_p)}', 'differences are normal'],
         ['sign flips', f'p = {test.flip_p:.4g}', 'no assumption on their shape; smallest possible: '
          f'{test.smallest_p:.3g}'],
-        ['Wilcoxon', f'p = {_number(test.wilcoxon_p)}', 'by ranks'],
         ['can be seen', _number(test.detectable), 'difference found 4 times out of 5 with so many '
-         'seeds'],
-        ['correlation', _number(test.correlation), 'of A and B over the seeds; pairs help where it '
-         'is above 0']], 'Tests')]
+         'seeds']], 'Tests')]
 
 
 def _number(value: float | None) -> str:
@@ -135,16 +98,6 @@ def _verdicts(study: Study) -> list[str]:
         lines.append(f'different from {next(iter(study.values))} by more than the noise of the '
                      f'seed, with {len(study.tests)} tests corrected by Holm\'s method: '
                      f'{", ".join(better) or "none"}')
-    for label, test in study.equivalences.items():
-        lines.append(
-            f'{label}: {"the same" if test.same else "not shown to be the same"} within '
-            f'{test.margin:g} (90 % interval of the difference {test.low:+.4f} to '
-            f'{test.high:+.4f}, p = {test.p:.2g})')
-    for label, needed in study.plans.items():
-        lines.append(
-            f'{label}: to see a difference of {needed.difference:g} 4 times out of 5, '
-            f'{needed.seeds} seeds ({needed.low} to {needed.high}, as the pilot knows its spread '
-            f'only roughly: differences have a std of {needed.std:.3g})')
     return lines
 
 

@@ -29,7 +29,6 @@ USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 
 def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
           vary: str | None = None, metric: str | None = None, pick: str = 'last',
-          same_within: float | None = None, plan: float | None = None,
           options: Sequence[str] = (), work_dir: str = os.path.join('work_dirs', 'seeds'),
           report_only: bool = False, say: Say = lambda text: None) -> Report:
     """Train a config with several seeds, each in a fresh process, and report the spread.
@@ -44,16 +43,13 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
             variance is whose.
         metric: name of the metric; None: ``coco/bbox_mAP`` if there is one, else the first.
         pick: which validation of a run counts, ``'last'`` or ``'best'``.
-        same_within: also test whether the configs are the same within this margin.
-        plan: also say how many seeds it takes to see this difference.
         options: changes of all configs, as ``KEY=VALUE``.
         work_dir: where the runs write.
         report_only: train nothing.
         say: called with lines about the progress.
 
     Returns:
-        A report whose exit code is 1 if a difference (with ``same_within``, sameness) was asked
-        for and not found.
+        A report whose exit code is 1 if configs were compared and no difference was found.
 
     Raises:
         SeedsError: an argument cannot be used, a training failed, or a result is missing.
@@ -82,8 +78,7 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
               for name, of_name in jobs.items()}
     if vary:
         return variance.report_of(metric, pick, labels[0], numbers, values)
-    return seed_study.report_of(
-        seed_study.study(metric, pick, numbers, values, same_within, plan))
+    return seed_study.report_of(seed_study.study(metric, pick, numbers, values))
 
 
 def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, dict[str, Any]]:

@@ -19,7 +19,7 @@ LEVEL = 0.05  # of the tests
 MIN_PAIRS = 6
 SAMPLES = 100_000  # arrangements of signs that are tried
 EXACT_PAIRS = 16  # the most whose 2**16 arrangements are all among them
-POWER = 0.8
+POWER = 0.8  # of the detectable difference
 
 
 class Summary(NamedTuple):
@@ -40,34 +40,13 @@ class Paired(NamedTuple):
     difference: Summary  # summary of B - A
     t: float | None  # paired t test, two-sided; None where the differences do not vary
     t_p: float | None
-    # Wilcoxon's signed-rank test, two-sided; None if all differences are 0
-    wilcoxon_p: float | None
     flip_p: float  # exact sign-flip permutation test of the mean difference, two-sided
     smallest_p: float  # the smallest p that the sign-flip test can give with so many pairs
     # difference that a t test with so many pairs finds 4 times out of 5; None where the differences
     # do not vary
     detectable: float | None
-    correlation: float | None  # of A and B over the pairs; None where one of them does not vary
     verdict: str  # in words
     larger: bool  # the difference is larger than the noise of the seed
-
-
-class Equivalence(NamedTuple):
-    """Whether B is the same as A within a margin: two one-sided paired t tests (Schuirmann)."""
-    margin: float
-    low: float  # 90 % confidence interval of the mean of B - A; for p < 0.05 it is in the margin
-    high: float
-    p: float  # the larger one of the two
-    same: bool
-
-
-class Plan(NamedTuple):
-    """Seeds that a paired t test needs to find a difference 4 times out of 5."""
-    difference: float
-    std: float  # of the differences between pairs, from the pilot
-    seeds: int
-    low: int  # the same for the ends of the 95 % confidence interval of ``std``
-    high: int
 
 
 def summary(values: Sequence[float]) -> Summary:
@@ -127,30 +106,7 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     flip = sign_flip(differences)
     smallest = 2 / 2**gap.n if gap.n <= EXACT_PAIRS else 1 / (SAMPLES + 1)
     verdict, larger = _verdict(gap, t_p, flip, smallest, detectable)
-    wilcoxon = float(_scipy().wilcoxon(differences).pvalue) if any(differences) else None
-    vary = len(set(a)) > 1 and len(set(b)) > 1
-    correlation = float(np.corrcoef(a, b)[0, 1]) if vary else None
-    return Paired(gap, t, t_p, wilcoxon, flip, smallest, detectable, correlation, verdict, larger)
-
-
-def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equivalence:
-    """Test for "the same within ``margin``"; a test that finds no difference does not say it."""
-    _check(a)
-    _check(b)
-    if not margin > 0 or not math.isfinite(margin):
-        raise SeedsError(f'a margin of {margin:g} is not allowed; allowed is a number above 0')
-    if len(a) != len(b) or len(a) < 2:
-        raise SeedsError(f'{len(a)} values of A and {len(b)} of B: two pairs or more are needed')
-    gaps = _differences(a, b)
-    gap = summary(gaps)
-    if not gap.std:  # nothing varies: a test has nothing to compare the mean with
-        inside = abs(gap.mean) < margin
-        return Equivalence(margin, gap.mean, gap.mean, 0. if inside else 1., inside)
-    test = _scipy().ttest_1samp
-    p = max(float(test(gaps, -margin, alternative='greater').pvalue),
-            float(test(gaps, margin, alternative='less').pvalue))
-    half = float(_scipy().t.ppf(1 - LEVEL, gap.n - 1)) * gap.std / math.sqrt(gap.n)
-    return Equivalence(margin, gap.mean - half, gap.mean + half, p, p < LEVEL)
+    return Paired(gap, t, t_p, flip, smallest, detectable, verdict, larger)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -164,53 +120,6 @@ def holm(p: Sequence[float]) -> list[float]:
     corrected = np.empty(len(p))
     corrected[order] = np.minimum(np.maximum.accumulate(factors * np.asarray(p)[order]), 1)
     return corrected.tolist()
-
-
-def power(effect: float, n: int) -> float:
-    """Return how often a t test of ``n`` pairs finds a mean of ``effect`` standard deviations.
-
-    >>> round(power(.5, 34), 3)
-    0.808
-    """
-    critical = _scipy().t.ppf(1 - LEVEL / 2, n - 1)
-    shift = effect * math.sqrt(n)
-    nct = _scipy().nct
-    return float(nct.sf(critical, n - 1, shift) + nct.cdf(-critical, n - 1, shift))
-
-
-def plan(a: Sequence[float], difference: float, b: Sequence[float] | None = None) -> Plan:
-    """Estimate from a pilot how many seeds it takes to find ``difference``.
-
-    Args:
-        a: the pilot's values of one config.
-        b: those of the other, for the same seeds; None: supposed to vary as ``a`` does, and
-            independently of it.
-    """
-    if not difference > 0 or not math.isfinite(difference):
-        raise SeedsError(f'a difference of {difference:g} is not allowed; allowed is a number '
-                         'above 0')
-    pilot = summary(a if b is None else _differences(a, b))
-    if not pilot.std:
-        raise SeedsError('the pilot has one seed; 2 or more are needed' if pilot.n == 1 else
-                         "the pilot's values do not vary: nothing can be planned from them")
-    std = pilot.std * (math.sqrt(2) if b is None else 1)
-    chi2 = _scipy().chi2
-    ends = [std * math.sqrt((pilot.n - 1) / float(chi2.ppf(q, pilot.n - 1)))
-            for q in ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)]
-    return Plan(difference, std, *(_seeds_for(difference / spread) for spread in (std, *ends)))
-
-
-def _seeds_for(effect: float) -> int:
-    """Return the smallest number of pairs whose test has the power."""
-    # SciPy's noncentral t has no tail for large shifts; two pairs are the least anyway
-    high = 2
-    while power(min(effect, 30), high) < POWER:
-        high *= 2
-    low = max(high // 2, 1)  # too few
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(min(effect, 30), middle) >= POWER else (middle, high)
-    return high
 
 
 def _verdict(gap: Summary, t_p: float | None, flip: float, smallest: float,

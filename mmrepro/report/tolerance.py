@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from ..errors import ConfigError
 from ..fingerprint.divergence import divergences
 from .comparison import Comparison, columns
@@ -25,7 +23,6 @@ class Distance(NamedTuple):
     compared: int
     relative: float  # the largest |A - B| / max(|A|, |B|)
     at: int  # the iteration of the largest
-    ulps: int | None  # there, in units in the last place of float32; None if it is none
     exceeds: int | None  # the first iteration with more than the tolerance
 
 
@@ -54,10 +51,8 @@ class Tolerance(NamedTuple):
     def table(self) -> Table:
         """Return the table of the numbers, those that are farthest apart first."""
         return Table(
-            ('number', 'compared', 'relative', 'ULP', 'iteration',
-             f'beyond {self.tolerance:g} from'),
-            [(row.field, str(row.compared), f'{row.relative:.3g}',
-              '-' if row.ulps is None else str(row.ulps), str(row.at),
+            ('number', 'compared', 'relative', 'iteration', f'beyond {self.tolerance:g} from'),
+            [(row.field, str(row.compared), f'{row.relative:.3g}', str(row.at),
               '-' if row.exceeds is None else f'iteration {row.exceeds}')
              for row in self.distances], 'Numbers that both runs recorded', shown=MAX_ROWS,
             rest='more that are nearer')
@@ -74,21 +69,6 @@ def relative(a: float, b: float) -> float:
     if not (math.isfinite(a) and math.isfinite(b)):
         return math.inf
     return abs(a - b) / max(abs(a), abs(b))
-
-
-def ulps(a: float, b: float) -> int | None:
-    """Return the distance in units in the last place of float32; None for other numbers.
-
-    >>> ulps(1., 1. + 2**-23), ulps(-0., 0.), ulps(1., .1)
-    (1, 0, None)
-    """
-    with np.errstate(over='ignore'):
-        numbers = np.array([a, b], np.float32)
-    if not np.isfinite(numbers).all() or (numbers != [a, b]).any():
-        return None
-    places = numbers.view(np.int32).astype(np.int64)
-    first, second = np.where(places < 0, -(places & 0x7fffffff), places)
-    return int(abs(first - second))
 
 
 def measure(comparison: Comparison, tolerance: float) -> Tolerance:
@@ -117,7 +97,7 @@ def _distance(name: str, steps: list[int], a: list[float], b: list[float],
     apart = list(map(relative, a, b))
     largest = max(range(len(apart)), key=apart.__getitem__)
     return Distance(
-        name, len(steps), apart[largest], steps[largest], ulps(a[largest], b[largest]),
+        name, len(steps), apart[largest], steps[largest],
         next((step for step, distance in zip(steps, apart) if distance > tolerance), None))
 
 

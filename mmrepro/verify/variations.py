@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 import torch
 from mmengine.config import Config
@@ -18,7 +18,7 @@ from ..runs.config_edits import only_fingerprints, virtual_ranks
 from ..runs.launcher import PlannedRun, one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..text import listed
-from . import state_probe, surroundings
+from . import surroundings
 from .control import ITERATIONS, Control, control, only
 
 REFERENCE = 'reference'  # folder of the run with which variations are compared
@@ -125,8 +125,8 @@ def variations_of(cfg: Config) -> dict[str, Variation]:
 
 
 def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at: int, jobs: int,
-           level: str = 'step', say: Callable[[str], None] = lambda text: None,
-           probed: bool = False) -> list[VariationResult]:
+           level: str = 'step', say: Callable[[str], None] = lambda text: None
+           ) -> list[VariationResult]:
     """Train the reference and all variations in fresh processes.
 
     Args:
@@ -135,7 +135,6 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
         at: number of iterations before a resume or a validation.
         jobs: number of runs at a time.
         say: is called with a line on the progress.
-        probed: let the runs write what :func:`.state_probe.lost_attributes` reads.
     """
     prepared = copy.deepcopy(cfg)
     only_fingerprints(prepared, level)
@@ -148,9 +147,7 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
         if name not in skipped:
             planned.update({_reference_of(name, table[name]): table[name], name: table[name]}
                            if table[name].twice else {name: table[name]})
-    attached = dict(attach=f'{state_probe.__name__}:attach',
-                    given=dict(at=at, iterations=iterations)) if probed else {}
-    runs = [_planned(name, variation, prepared, work_dir, iterations, at, cfg, attached)
+    runs = [_planned(name, variation, prepared, work_dir, iterations, at, cfg)
             for name, variation in planned.items()]
     run_with_progress(runs, iterations, say, jobs)
     return [result_of(name, os.path.join(work_dir, _reference_of(name, table[name])),
@@ -180,17 +177,17 @@ def _impossible(cfg: Config, variation: Variation, iterations: int) -> str:
 
 
 def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, iterations: int,
-             at: int, original: Config, attached: dict[str, Any]) -> PlannedRun:
+             at: int, original: Config) -> PlannedRun:
     folder = os.path.abspath(os.path.join(work_dir, name))
     os.makedirs(folder, exist_ok=True)
     for stale in os.listdir(folder):
-        if stale in ('last_checkpoint', state_probe.SEEN) or stale.endswith('.pth'):
+        if stale == 'last_checkpoint' or stale.endswith('.pth'):
             os.remove(os.path.join(folder, stale))
     cfg = copy.deepcopy(prepared)
     variation.change(cfg, at)
     cfg.work_dir = folder
     path = os.path.join(folder, 'config.py')
-    training = Training(path, iterations=iterations, prepare=variation.prepare, **attached)
+    training = Training(path, iterations=iterations, prepare=variation.prepare)
     if variation.validate:
         for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
             cfg[key] = original[key]

@@ -10,6 +10,11 @@ def forward(body):
             + textwrap.indent(body, ' ' * 12))
 
 
+def hook(body):
+    """A hook whose method has these lines."""
+    return forward(body).replace('nn.Module', 'Hook').replace('forward', 'after_train_iter')
+
+
 # rule -> (what triggers it, what looks like it and does not, severity)
 FILES = {
     'foreign-generator': (
@@ -47,12 +52,10 @@ FILES = {
          'names = os.listdir(a)\n    names.sort()',
          'names = os.listdir(a)\n    names = sorted(names)',
          'sorted(x for x in os.listdir(a) if x)'], MAY),
-    'completion-order': (
-        ['for f in as_completed(futures): pass', 'pool.imap_unordered(f, a)'],
-        ['pool.map(f, a)', 'pool.imap(f, a)'], MAY),
     'own-threads': (
-        ['threading.Thread(target=f)', 'queue.Queue()', 'ThreadPoolExecutor(2)'],
-        ['pool.map(f, a)', 'self.Thread()', 'threading.Lock()'], MAY),
+        ['threading.Thread(target=f)', 'queue.Queue()', 'ThreadPoolExecutor(2)',
+         'for f in as_completed(futures): pass', 'pool.imap_unordered(f, a)'],
+        ['pool.map(f, a)', 'pool.imap(f, a)', 'self.Thread()', 'threading.Lock()'], MAY),
     'uninitialised': (
         ['torch.empty(3)', 'np.empty(3)', 'x.new_empty(3)'],
         ['torch.empty(3).normal_()', 'nn.Parameter(torch.empty(3))', 'torch.zeros(3)'], HINT),
@@ -73,33 +76,7 @@ FILES = {
             "return int(os.environ['LOCAL_RANK'])", "return os.getenv('CUDA_VISIBLE_DEVICES')",
             'return os.cpu_count()')]
         + ["self.log_dir = os.environ['HOME']", "print(os.environ['HOME'])"], MAY),
-    # what no self-check sees: variables of modules and classes
-    'process-state': (
-        [forward(line) for line in (
-            'SEEN.append(x)', 'SEEN[x] = 1', 'global COUNT\nCOUNT += 1', 'global COUNT\nCOUNT = x',
-            'global COUNT, B\nCOUNT, B = x, x', 'self.__class__.n += 1', 'type(self).n = x',
-            'A.n = x', 'forward.calls += 1', 'state.count = x', "globals()['COUNT'] = x",
-            'x = x + next(SEEN)', "setattr(state, 'count', x)")]
-        + ['class A(SGD):\n        def step(s, closure=None):\n            global COUNT\n'
-           '            COUNT = s.loss',
-           'class A(Dataset):\n        cache = {}\n        def __getitem__(s, i):\n'
-           '            s.cache[i] = 1',
-           'class A:\n        @classmethod\n        def update(cls, x):\n            cls.n += x',
-           'class A(Hook):\n        def after_train_iter(s, r, cache=[]):\n'
-           '            cache.append(r)'],
-        [forward(line) for line in (
-            'n = self.n + 1', 'SEEN = []\nSEEN.append(x)', 'x[0] = 1', 'self.n += 1',
-            'self.cache.append(x)', 'return COUNT + 1', 'torch.backends.cudnn.enabled = x',
-            'def inner():\n    n = []\n    n.append(x)\ninner()', 'x.add(SEEN)',
-            'x = next(iter(SEEN))', "setattr(x, 'count', 1)")]
-        + ['class A(nn.Module):\n        def __init__(self):\n            SEEN.append(self)',
-           'def f(r):\n        SEEN.append(r)',
-           'class A(Hook):\n        n = []\n        def __init__(self):\n            self.n = []\n'
-           '        def after_train_iter(self, r):\n            self.n.append(r)',
-           'class A(Hook):\n        def after_train_iter(self, r):\n            global COUNT\n'
-           '            COUNT += 1\n        def after_load_checkpoint(self, r, checkpoint):\n'
-           "            global COUNT\n            COUNT = checkpoint['count']"], MAY),
-    # and what it does not repeat: hooks, optimizers, samplers
+    # what no self-check repeats: hooks, optimizers, batch samplers
     'kept-state': (
         ['class A(Hook):\n        def after_train_iter(s, r):\n            s.n += 1',
          'class A(Hook):\n        def after_train_iter(self, r):\n            if r < self.best:\n'
@@ -107,8 +84,28 @@ FILES = {
          'class A(SGD):\n        def step(self):\n            self.calls.append(1)',
          '@OPTIMIZERS.register_module()\n    class A(Base):\n        def step(self):\n'
          '            self.n = self.n + 1',
-         'class A(Sampler):\n        def __iter__(self):\n            self.passes += 1'],
-        ['class A(nn.Module):\n        def forward(self, x):\n            self.n += 1',
+         'class A(BatchSampler):\n        def __iter__(self):\n            self.passes += 1']
+        # also in variables of modules and classes
+        + [hook(line) for line in (
+            'SEEN.append(x)', 'SEEN[x] = 1', 'global COUNT\nCOUNT += 1',
+            'global COUNT, B\nCOUNT, B = x, x', 'self.__class__.n += 1', 'type(self).n = x',
+            'A.n = x', 'state.count = x', "globals()['COUNT'] = x",
+            'x = x + next(SEEN)', "setattr(state, 'count', x)")]
+        + ['class A(SGD):\n        cache = {}\n        def step(s, i):\n            s.cache[i] = 1',
+           'class A(Hook):\n        @classmethod\n        def update(cls, x):\n'
+           '            cls.n += x',
+           'class A(Hook):\n        def after_train_iter(s, r, cache=[]):\n'
+           '            cache.append(r)'],
+        [hook(line) for line in (
+            'n = self.n + 1', 'SEEN = []\nSEEN.append(x)', 'x[0] = 1', 'return COUNT + 1',
+            'torch.backends.cudnn.enabled = x', 'x.add(SEEN)',
+            'def inner():\n    n = []\n    n.append(x)\ninner()', 'x = next(iter(SEEN))',
+            "setattr(x, 'count', 1)")]
+        + [forward(line) for line in ('self.n += 1', 'SEEN.append(x)')]
+        + ['class A(Sampler):\n        def __iter__(self):\n            self.passes += 1',
+         'class A(Hook):\n        n = []\n        def __init__(self):\n            self.n = []\n'
+         '            SEEN.append(self)',
+         'def f(r):\n        SEEN.append(r)',
          'class A(Hook):\n        def before_train(self, r):\n            self.n += 1',
          'class A(Hook):\n        def after_test_iter(self, r):\n            self.n += 1',
          'class A(Hook):\n        def after_train_iter(self, r):\n            self.now = r',

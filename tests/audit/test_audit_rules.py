@@ -13,8 +13,8 @@ from audit_sources import FILES
 from loaders import settings
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
-from mmengine.registry import DATA_SAMPLERS, DATASETS
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from mmengine.registry import DATASETS
+from torch.utils.data import DataLoader, IterableDataset
 
 from mmrepro import determinism
 from mmrepro.audit import (
@@ -85,11 +85,6 @@ class Records(IterableDataset):
         return (dict(x=torch.full((4, ), float(i))) for i in range(8))
 
 
-@DATA_SAMPLERS.register_module(force=True)
-class OwnSampler(Sampler):
-    pass
-
-
 def optimizer(**kwargs):
     return dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1), **kwargs)
 
@@ -125,7 +120,7 @@ TRIGGERS = {
     'compile': (clean(compile=dict(mode='max-autotune')), {}, MAY, 'compile.mode'),
     'gradient-order': (stock(), dict(env=RANKS), CHANGES, 'WORLD_SIZE'),
     'rank-statistics': (stock(model=conv('BN')), dict(env=RANKS), MAY,
-                        'model.lateral_convs.0.bn'),
+                        'model.norm_cfg'),
     'accumulation': (stock(optim_wrapper=optimizer(accumulative_counts=4)), {}, HINT,
                      'optim_wrapper.accumulative_counts'),
     'ranks-differ': (clean(train_dataloader=dict(
@@ -142,8 +137,6 @@ TRIGGERS = {
                 HINT, 'randomness.worker_seed'),
     'iterable': (clean(train_dataloader=dict(dataset=dict(type='Records'))), {}, CHANGES,
                  'train_dataloader.dataset'),
-    'own-sampler': (clean(train_dataloader=dict(sampler=dict(type='OwnSampler'))), {}, MAY,
-                    'train_dataloader.sampler'),
     'resume-not-strict': (clean(randomness=dict(seed=1, deterministic=True,
                                                 resume_strict=False)), {}, HINT,
                           'randomness.resume_strict'),
@@ -152,20 +145,7 @@ TRIGGERS = {
     'variable-missing': (stock(), dict(env={}, device='cuda'), MAY, 'CUBLAS_WORKSPACE_CONFIG'),
     'hash-seed': (stock(), dict(env={}), HINT, 'PYTHONHASHSEED'),
     'threads': (clean(), dict(env={}), HINT, 'OMP_NUM_THREADS'),
-    'not-built': (clean(model=dict(type='mmdet.NoSuchModel')), {}, HINT, 'model'),
-    'mmcv-operator': (clean(model=dict(type='mmcv.ops.Correlation')), {}, CHANGES, 'model'),
 }
-
-
-def test_compiled_atomics_are_named_unless_ours_replace_them(monkeypatch):
-    from mmrepro.audit import operator_rules
-    monkeypatch.setattr(operator_rules, '_has_extension', lambda: True)
-    model = dict(type='mmcv.ops.RoIAlign', output_size=7)
-    assert found(subject(stock(model=model), 'cuda'), 'mmcv-operator')
-    assert not found(subject(stock(model=model), 'cpu'), 'mmcv-operator')
-    assert not found(subject(clean(model=model), 'cuda'), 'mmcv-operator')
-    assert not found(subject(clean(model=dict(type='mmcv.ops.Correlation')), 'cuda'),
-                     'mmcv-operator')
 
 
 @pytest.fixture(autouse=True)
@@ -179,10 +159,8 @@ def found(subject, rule):
 
 
 @pytest.mark.parametrize('rule', TRIGGERS)
-def test_a_config_triggers_the_rule(rule, monkeypatch):
-    from mmrepro.audit import operator_rules
+def test_a_config_triggers_the_rule(rule):
     cfg, arguments, severity, where = TRIGGERS[rule]
-    monkeypatch.setattr(operator_rules, '_has_extension', lambda: False)
     findings = found(subject(cfg, **arguments), rule)
     assert findings and findings[0].severity == severity
     assert where in findings[0].where
@@ -242,7 +220,6 @@ def test_legacy_keys_move_where_the_advice_says():
 
 # rule, config, further arguments of `subject`: similar to a trigger, and as it should be
 SILENT = [
-    ('own-sampler', clean(train_dataloader=dict(sampler=dict(type='TrackImgsSampler'))), {}),
     ('known-part', stock(train_dataloader=pipeline(
         dict(type='mmyolo.Mosaic', use_cached=False))), {}),
     # a resume gives ranks and cycles their state back
@@ -267,10 +244,8 @@ def test_a_clean_config_has_no_findings(device):
 @pytest.mark.parametrize('path', SHIPPED)
 def test_no_false_alarm_on_a_shipped_config(path):
     seen = load(os.path.join(ROOT, path), env=ENV)
-    assert seen.model is not None, seen.model_error
-    on_cuda = dataclasses.replace(seen, device='cuda')
-    on_cuda.__dict__['_built'] = seen._built  # building twice gives the same model
-    assert findings_of(seen) == [] and findings_of(on_cuda) == []
+    assert findings_of(seen) == []
+    assert findings_of(dataclasses.replace(seen, device='cuda')) == []
 
 
 def test_every_rule_is_tested():
@@ -308,26 +283,6 @@ MORE_TRIGGERS = [
 def test_a_config_triggers_the_rule_by_a_part(rule, cfg, device, said):
     finding, = found(subject(cfg, device), rule)
     assert said in f'{finding.where} {finding.what}'
-
-
-def test_a_model_is_built_without_its_teachers_weights():
-    from mmengine.model import BaseModel
-    from mmengine.registry import MODELS
-    from mmengine.runner import load_checkpoint
-
-    @MODELS.register_module(force=True)
-    class Taught(BaseModel):
-        def __init__(self):
-            super().__init__()
-            load_checkpoint(self, 'https://nowhere.invalid/teacher.pth')
-
-        def forward(self):
-            pass
-
-    seen = subject(clean(model=dict(type='mmengine.Taught')))
-    assert type(seen.model) is Taught, seen.model_error
-    with pytest.raises(OSError):
-        load_checkpoint(seen.model, '/nowhere/teacher.pth')
 
 
 def test_a_missing_device_is_said(monkeypatch):

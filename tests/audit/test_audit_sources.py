@@ -82,16 +82,16 @@ def test_a_line_can_be_excused(tmp_path, monkeypatch):
         assert len(findings(tmp_path, monkeypatch, text.format(excuse))) == count
 
 
-def test_a_function_of_another_file_counts_where_a_step_calls_it(tmp_path, monkeypatch):
+def test_a_function_of_another_file_counts_where_a_hook_calls_it(tmp_path, monkeypatch):
     (tmp_path / 'my_helpers.py').write_text(
         'N = 0\ndef bump():\n    global N\n    N += 1\ndef unused():\n    global N\n    N = 0\n')
     for call, lines in (('helper()', ['4']), ('x', [])):
         (tmp_path / 'my_plugin.py').write_text(
-            'from .my_helpers import bump as helper\nfrom torch import nn\n'
-            f'class A(nn.Module):\n    def forward(self, x):\n        return {call}\n')
+            'from .my_helpers import bump as helper\nfrom mmengine.hooks import Hook\n'
+            f'class A(Hook):\n    def after_train_iter(self, x):\n        return {call}\n')
         monkeypatch.syspath_prepend(str(tmp_path))
         seen = Subject(Config(dict(custom_imports=dict(imports=['my_helpers', 'my_plugin']))))
-        found = [f for f in findings_of(seen) if f.rule == 'process-state']
+        found = [f for f in findings_of(seen) if f.rule == 'kept-state']
         assert [f.where.rpartition(':')[2] for f in found] == lines
 
 

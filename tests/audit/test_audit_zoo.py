@@ -25,7 +25,7 @@ def families():
 
 @pytest.mark.nightly
 def test_a_config_of_every_family():
-    wrong, unbuilt = [], []
+    wrong = []
     for name, path in families():
         try:
             seen = load(path, 'cuda')
@@ -37,8 +37,4 @@ def test_a_config_of_every_family():
                 if finding.severity == CHANGES}
         if left:
             wrong.append((name, left))
-        if seen.model_error:
-            unbuilt.append((name, seen.model_error))
     assert not wrong
-    # packages that are not installed here, and process groups that are not there yet
-    assert len(unbuilt) < 20, unbuilt

@@ -205,7 +205,7 @@ def test_plot_and_report():
     assert 'data:image/png;base64,' in page and 'http' not in page
     assert report.images['seeds'].startswith(b'\x89PNG')
     json.loads(report.json())
-    three = study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]), .1, .01)
+    three = study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]))
     report = report_of(three)
     assert "Holm&#x27;s p" in report.html() and report.images['seeds'].startswith(b'\x89PNG')
 
@@ -240,8 +240,6 @@ def test_one_stream_varies_at_a_time_and_all_together(config, started, tmp_path,
     (['--vary', 'init', '--cfg-options', 'randomness.streams.init=1'], 'fixes randomness.streams'),
     (['--vary', 'init', '--seeds', '0,1'], 'at least 3 seeds, and --seeds 0,1 has 2'),
     (['--vary', 'init', '--compare', 'b.py'], '--compare and --vary exclude each other'),
-    (['--same-within', '.1'], 'needs --compare'),
-    (['--plan', '-1'], 'difference of -1'),
     (['--compare', 'BASE'], 'two configs are called base'),
     (['--metric', 'coco/map'], 'all have: coco/bbox_mAP'),
     (['--report-only', '--seeds', '0..1'], 'not finished: base, seed 0, base, seed 1'),
@@ -264,13 +262,3 @@ def test_three_configs_are_corrected_for_asking_twice(config, started, tmp_path,
     data = json.loads(capsys.readouterr().out)
     assert data['test'] is None and set(data['tests']) == {'mine', 'other'}
     assert data['corrected']['mine'] == 2 * data['tests']['mine']['t_p']
-
-
-def test_the_same_within_a_margin_and_a_plan(config, started, tmp_path, capsys):
-    arguments = [config(), '--compare', config('mine', 2), '--seeds', '0..5', '--work-dir',
-                 str(tmp_path / 'o')]
-    assert run(*arguments, '--same-within', '.05', '--plan', '.003') == 0
-    said = ' '.join(capsys.readouterr().out.split())
-    assert 'mine: the same within 0.05' in said and 'to see a difference of 0.003' in said
-    assert run(*arguments, '--same-within', '.02') == 1
-    assert 'not shown to be the same within 0.02' in ' '.join(capsys.readouterr().out.split())

@@ -8,7 +8,6 @@ import pytest
 import torch
 from loaders import InOrder, Noisy, loader
 from mmcv.transforms import BaseTransform
-from torch.utils.data import DataLoader
 
 from mmrepro.another_process import MAX_ITEMS, copied
 from mmrepro.config import RandomnessConfig
@@ -139,28 +138,3 @@ def test_a_copy_of_a_used_transform_draws_by_itself():
     duplicate = copied(transform)
     with cache_random_params(duplicate):
         assert duplicate.transform(0) == duplicate.transform(0)
-
-
-class LargestSoFar:
-    """Pads to the largest batch that it has seen."""
-    largest = 0.
-
-    def __init__(self):
-        self.generator = np.random.default_rng(1)
-
-    def __call__(self, items):
-        self.largest = max(self.largest, *(float(item) for item in items))
-        return torch.tensor([self.largest, self.generator.random()])
-
-
-def test_a_collate_function_that_keeps_something_from_earlier_batches_is_an_error():
-    class Falling(torch.utils.data.Dataset):
-        def __len__(self):
-            return 16
-
-        def __getitem__(self, i):
-            return 16. - i
-
-    with pytest.raises(SampleDiffersError, match='as another process collates it'):
-        list(checked(DataLoader(Falling(), batch_size=2, collate_fn=LargestSoFar(),
-                                sampler=InOrder(Falling()))))

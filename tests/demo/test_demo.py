@@ -80,14 +80,7 @@ def test_mmdetection_loads_it_and_perfect_boxes_score_one(data):
     assert evaluation.stats[0] == 1.0
 
 
-def test_coco_is_checked(tmp_path, data):
-    dataset.check_coco(data)
-    with pytest.raises(FileNotFoundError, match='instances_train2017.json does not exist'):
-        dataset.check_coco(str(tmp_path))
-
-
 @pytest.mark.parametrize('arguments, message', [
-    (['--coco', 'no/such/coco'], '--coco no/such/coco'),
     (['--images', '0'], '--images 0: must be 1 or more'),
     (['--config', 'no/such.py'], '--config no/such.py: no such file'),
     (['--processes', '1,2'], '--processes 1,2: needs --virtual-ranks'),
@@ -168,20 +161,11 @@ def test_no_iteration_is_no_agreement():
 
 def test_the_two_runs_differ_in_what_must_not_matter_only(data):
     first, second = (
-        two_runs.prepare(shipped_configs.shipped(demo.DEFAULT_CONFIG), run, data, False, 10, 2)
+        two_runs.prepare(shipped_configs.shipped(demo.DEFAULT_CONFIG), run, data, 10, 2)
         for run in two_runs.RUNS)
     assert first.train_dataloader.num_workers == 0 and second.train_dataloader.num_workers == 2
     second.train_dataloader.update(num_workers=0, persistent_workers=False)
     assert first.to_dict() == second.to_dict()
-
-
-def test_prepared_for_coco_it_predicts_80_classes(data):
-    config = shipped_configs.shipped(demo.DEFAULT_CONFIG)
-    cfg = two_runs.prepare(config, two_runs.RUNS[0], data, True,
-                           10, 1)
-    assert cfg.model.roi_head.bbox_head.num_classes == 80
-    assert 'metainfo' not in cfg.train_dataloader.dataset
-    assert cfg.train_dataloader.dataset.data_root == data
 
 
 @pytest.mark.slow

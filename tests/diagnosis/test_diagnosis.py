@@ -1,4 +1,9 @@
 """The diagnosis of two streams: what is named, and how it reads."""
+import types
+
+import torch
+
+from mmrepro.diagnosis.attributes import record_attributes
 from mmrepro.diagnosis.diagnosis import diagnose
 from mmrepro.fingerprint.records import Record
 
@@ -42,3 +47,38 @@ def test_a_hook_is_named_at_the_iteration_in_which_it_ran():
         found = diagnose(7, 0, states(path, 1), states(path, 2))
         assert (found.iteration, found.path, found.cause) == (iteration, path, 'another setting')
         assert found.text().splitlines()[0].endswith(f'iteration {iteration}, in {path}')
+
+
+class Warm(torch.nn.Linear):
+    calls = 0
+    noise = torch.Generator()
+
+
+class Held:
+    def __init__(self):
+        self.seen, self.recent, self.back = 0, [], self
+
+
+def test_attributes_of_classes_objects_and_containers_are_recorded_once():
+    model = torch.nn.Sequential(Warm(1, 1))
+    model[0].held = Held()
+    runner = types.SimpleNamespace(
+        model=model, cfg=None, hooks=[], _resume=False, optim_wrapper={},
+        train_dataloader=types.SimpleNamespace(batch_sampler=None))
+
+    def recorded():
+        labels.clear()
+        record_attributes(recorder, runner)
+        return [label for label in labels if label.startswith('0.')]
+
+    labels = []
+    recorder = types.SimpleNamespace(
+        explanation=lambda *args, **given: labels.extend(given['labels']))
+    before = recorded()
+    assert '0.calls=0' in before and '0.held.seen=0' in before
+    assert any(label.startswith('0.noise=generator ') for label in before)
+    model[0].calls += 1
+    model[0].held.recent.append(2.5)
+    assert set(before) ^ set(recorded()) == {
+        '0.calls=0', '0.calls=1', '0.len(held.recent)=0', '0.len(held.recent)=1',
+        '0.held.recent[0]=2.5'}

@@ -43,7 +43,7 @@ NOT_SHOWN = {
     'DIFFERENT after': 'a check that fails',
     '  cpu  ': 'an option of the command', '   0 s  iteration': 'the code was changed in between',
     'goldens/': 'a list of files', 'first difference': 'the text of the tutorial',
-    ' attribute  ': 'of another model; tests/checkpoint/test_lost_state.py loses its state',
+    '  cause  ': 'of another model; tests/localise/test_planted_faults.py loses its state',
     ' iteration  ': 'of tools/demo.sh',
 }
 # commands that find something, as the page says: exit code 1

@@ -150,6 +150,23 @@ def test_no_bit_changes_on_virtual_ranks(accumulated, tmp_path):
     assert checked == plain and [len(lines) for lines in checked] == [2, 2]
 
 
+@registered
+class FirstBatch(tiny.Tiny):
+    """Initialized from data."""
+    centre = None
+
+    def forward(self, inputs, label, mode='tensor'):
+        result = super().forward(inputs, label, mode)
+        if self.centre is None:
+            self.centre = inputs.mean()
+        return {name: loss * self.centre for name, loss in result.items()}
+
+
+def test_one_virtual_rank_that_loses_an_attribute_ends_all(tmp_path):
+    with pytest.raises(Exception, match='resumes at iteration 1 would take another step'):
+        on_virtual_ranks(config(tmp_path, 'FirstBatch', 1000), 2, 1, tmp_path)
+
+
 def test_the_virtual_rank_that_differs_is_named(tmp_path):
     with pytest.raises(RuntimeError, match='StepDiffersError') as caught:
         on_virtual_ranks(config(tmp_path, 'RankDiffers', 1), 2, 1, tmp_path)

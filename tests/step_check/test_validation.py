@@ -4,8 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 from faults import tiny
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS, MODELS
+from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
 from mmrepro import determinism
@@ -17,7 +16,6 @@ pytestmark = pytest.mark.filterwarnings('ignore')
 @pytest.fixture(autouse=True)
 def clean():
     yield
-    torch.set_default_dtype(torch.float32)
     determinism.disable()
 
 
@@ -26,14 +24,6 @@ class Predicting(tiny.Tiny):
         if mode == 'predict':
             self.predicted()
         return super().forward(inputs, label, mode)
-
-
-@MODELS.register_module(force=True)
-class Adapts(Predicting):
-    """Adapts its BatchNorm to what it predicts."""
-
-    def predicted(self):
-        self.backbone[1].train()
 
 
 @MODELS.register_module(force=True)
@@ -59,41 +49,22 @@ class Renames(Predicting):
         self.head.features = self.backbone
 
 
-@HOOKS.register_module(force=True)
-class LeavesDtype(Hook):
-    def after_val_epoch(self, runner, metrics=None):
-        torch.set_default_dtype(torch.float64)
-
-
-def runner_of(work_dir, model='Tiny', hook=None, deterministic=True):
+def runner_of(work_dir, model, deterministic=True):
     cfg = tiny.tiny(work_dir)
     tiny.validating(cfg)
     cfg.model.type, cfg.train_cfg.val_interval = model, 1
     cfg.randomness.deterministic, cfg.log_level = deterministic, 'WARNING'
-    cfg.custom_hooks = [dict(type='EMAHook'), *([dict(type=hook)] if hook else [])]
+    cfg.custom_hooks = [dict(type='EMAHook')]
     runner = Runner.from_cfg(cfg)
     runner.said = []
     runner.logger.warning = runner.said.append
     return runner
 
 
-@pytest.mark.parametrize('changes, name', [
-    # EMAHook has put its averages into the model, and their BatchNorm adapts
-    (dict(model='Writes'), 'head.fc.bias'),
-    (dict(hook='LeavesDtype'), 'the default dtype (torch.float32 -> torch.float64)'),
-])
-def test_changed_weights_and_settings_end_the_run(changes, name, tmp_path):
-    runner = runner_of(tmp_path, **changes)
-    with pytest.raises(ValidationChangesError, match='the validation at iteration 4') as caught:
-        runner.train()
-    assert name in str(caught.value)
-
-
-def test_changed_buffers_are_named(tmp_path):
-    runner = runner_of(tmp_path, 'Adapts')
-    runner._hooks = [hook for hook in runner.hooks if type(hook).__name__ != 'EMAHook']
-    with pytest.raises(ValidationChangesError, match='backbone.1.running_mean'):
-        runner.train()
+def test_changed_weights_end_the_run(tmp_path):
+    """EMAHook has put its averages into the model, and these change."""
+    with pytest.raises(ValidationChangesError, match='the validation at iteration 4.*head.fc.bias'):
+        runner_of(tmp_path, 'Writes').train()
 
 
 def test_changed_attributes_are_a_warning_once(tmp_path):
