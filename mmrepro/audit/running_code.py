@@ -45,20 +45,17 @@ class Running(NamedTuple):
 
 def hits_of(sources: Sequence[SourceFile]) -> tuple[tuple[SourceFile, Hit], ...]:
     """Return reads of the environment, and changes of what no checkpoint holds."""
-    functions = {code.function for code in running_code(sources)}
+    running = running_code(sources)
+    functions = {code.function for code in running}
     found = [*((source, hit) for source in sources for hit in _reads(source, functions)),
-             *((code.source, hit) for code in running_code(sources, repeated=False)
+             *((code.source, hit) for code in running
                if code.function.name not in _AT_START_AND_END for hit in _changes(code))]
     return tuple((source, hit) for source, hit in found
                  if not source.ignored(hit.line, hit.rule))
 
 
-def running_code(sources: Sequence[SourceFile], repeated: bool = True) -> list[Running]:
-    """Return methods and registered functions, and functions of all files that they name.
-
-    Args:
-        repeated: include classes that self-checks repeat.
-    """
+def running_code(sources: Sequence[SourceFile]) -> list[Running]:
+    """Return methods and registered functions, and functions of all files that they name."""
     running: list[Running] = []
     named: defaultdict[str, list[Running]] = defaultdict(list)
     for source in sources:
@@ -68,11 +65,9 @@ def running_code(sources: Sequence[SourceFile], repeated: bool = True) -> list[R
             if not isinstance(node, ast.FunctionDef) or cls is None and isinstance(
                     source.function_of(source.parents[node]), ast.FunctionDef):
                 continue  # functions inside functions belong to these
-            if cls is not None and not repeated and source.is_repeated(cls):
-                continue
             code = Running(source, cls, node)
             registered = any('register' in ast.unparse(mark) for mark in node.decorator_list)
-            if registered and repeated or cls and not _ONCE.match(node.name):
+            if registered or cls and not _ONCE.match(node.name):
                 running.append(code)
             elif not node.name.startswith('__'):
                 named[node.name].append(code)
@@ -108,11 +103,11 @@ def _reads(source: SourceFile, running: set[ast.FunctionDef]) -> Iterator[Hit]:
 
 
 def _changes(code: Running) -> Iterator[Hit]:
-    """Yield variables of modules and classes, and attributes, that a hook or the like changes."""
+    """Yield variables of modules and classes that change, and attributes of hooks and the like."""
     source, cls, function = code
     body = cls.body if cls else []
     methods = [node for node in body if isinstance(node, ast.FunctionDef)]
-    lost = cls is not None and cls.name not in ADAPTERS
+    lost = cls is not None and cls.name not in ADAPTERS and not source.is_repeated(cls)
     # what a method puts back is not lost
     said = {path for method in methods if method.name in _RESTORES
             for _, path, _ in _changed(method)}

@@ -31,6 +31,7 @@ VERBS = {
 RENAMED: dict[str, tuple[str, ...]] = {
     'data': ('demo', '--data-only'),
     'chaos': ('verify', '--vary', 'kills'),
+    'state': ('verify', '--vary', 'resume', '--localise'),
     'gpu_check': ('doctor', '--gpu'),
     'ops': ('doctor', '--operators'),
 }

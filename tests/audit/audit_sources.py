@@ -91,6 +91,7 @@ FILES = {
             'global COUNT, B\nCOUNT, B = x, x', 'self.__class__.n += 1', 'type(self).n = x',
             'A.n = x', 'state.count = x', "globals()['COUNT'] = x",
             'x = x + next(SEEN)', "setattr(state, 'count', x)")]
+        + [forward('SEEN.append(x)'), forward('global COUNT\nCOUNT += 1')]
         + ['class A(SGD):\n        cache = {}\n        def step(s, i):\n            s.cache[i] = 1',
            'class A(Hook):\n        @classmethod\n        def update(cls, x):\n'
            '            cls.n += x',
@@ -101,7 +102,7 @@ FILES = {
             'torch.backends.cudnn.enabled = x', 'x.add(SEEN)',
             'def inner():\n    n = []\n    n.append(x)\ninner()', 'x = next(iter(SEEN))',
             "setattr(x, 'count', 1)")]
-        + [forward(line) for line in ('self.n += 1', 'SEEN.append(x)')]
+        + [forward('self.n += 1')]
         + ['class A(Sampler):\n        def __iter__(self):\n            self.passes += 1',
          'class A(Hook):\n        n = []\n        def __init__(self):\n            self.n = []\n'
          '            SEEN.append(self)',

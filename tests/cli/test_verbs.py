@@ -35,6 +35,7 @@ def test_an_earlier_name_works_and_says_the_present_one(capsys):
 @pytest.mark.parametrize('given, verb, arguments', [
     ('data OUT --seed 3', 'demo', '--data-only OUT --seed 3'),
     ('chaos C --seed 3', 'verify', '--vary kills C --kill-seed 3'),
+    ('state C --at 1', 'verify', '--vary resume --localise C --at 1'),
     ('ops --device cpu', 'doctor', '--operators --device cpu')])
 def test_the_arguments_of_an_earlier_name_are_translated(given, verb, arguments, monkeypatch):
     seen = []
