@@ -119,7 +119,7 @@ def nothing_stays_in_force():
 
 @pytest.fixture(scope='session')
 def data_root(tmp_path_factory):
-    """The demonstration dataset."""
+    """Return the demonstration dataset."""
     from mmrepro.demo.dataset import write_dataset
     root = str(tmp_path_factory.mktemp('demo'))
     write_dataset(root)
@@ -128,7 +128,7 @@ def data_root(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def base(tmp_path_factory):
-    """The work directory of a small training; tests only read it."""
+    """Return the work directory of a small training; tests only read it."""
     from small_runs import finish, small_run
     folder = tmp_path_factory.mktemp('base')
     finish(small_run(folder))

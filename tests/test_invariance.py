@@ -161,7 +161,7 @@ def test_spawned_workers_and_hash_seeds_do_not_change_bits(runs, data_root, tmp_
 
 
 def start_training(model, data_root, start, folder, **variables):
-    """A fresh process that trains a small demo config; ``start``: how its workers start."""
+    """Start a fresh process that trains a small demo config; ``start``: how its workers start."""
     return subprocess.Popen(
         [sys.executable, ROOT / 'tests' / 'support' / 'train_fresh.py', model, data_root, start,
          folder / start], env={**environment(), **variables}, text=True,

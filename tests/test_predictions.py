@@ -57,7 +57,7 @@ def detector(name, data_root):
     pytest.param(name, marks=[] if name == 'two_stage' else pytest.mark.nightly)
     for name in DETECTORS])
 def initialised(request, data_root, tmp_path_factory):
-    """The config of a detector, and a file with its weights."""
+    """Return the config of a detector, and a file with its weights."""
     folder, name = tmp_path_factory.mktemp('detectors'), request.param
 
     def job():
@@ -75,7 +75,7 @@ def initialised(request, data_root, tmp_path_factory):
 
 
 def predictions(cfg, folder, order, batch_size, phase='test', **randomness):
-    """Digests of the predictions by image."""
+    """Return the digests of the predictions by image."""
 
     def change(cfg):
         cfg.work_dir = str(folder)

@@ -101,7 +101,7 @@ READERS = {
 
 @pytest.fixture(scope='module')
 def runner(tmp_path_factory):
-    """A trained runner; its work directory is ``run``, beside the other files of READERS."""
+    """Return a trained runner; its work directory is ``run``, beside the other files of READERS."""
     home = tmp_path_factory.mktemp('fuzz') / 'files'
     (home / 'run').mkdir(parents=True)
     runner = Runner.from_cfg(small_run(

@@ -43,7 +43,7 @@ def merged(known: list[dict], found: list[dict], names: tuple[str, ...]) -> list
 
 
 def known(path: Path | None, head: dict[str, Any]) -> dict[str, Any]:
-    """What the file holds; SystemExit if it is of another machine, another version or size."""
+    """Return what the file holds; SystemExit if it is of another machine, version or size."""
     if path is None or not path.exists():
         return {}
     report = json.loads(path.read_text())

@@ -62,7 +62,7 @@ def scored(s: Inputs, per_level: int) -> dict[str, Tensor]:
 
 
 def batched_nms(s: Inputs, per_level: int, classes: int, threshold: float) -> OperatorCall:
-    """Boxes of ``classes`` classes; 0: their levels are the classes, as in the RPN."""
+    """Suppress boxes of ``classes`` classes; 0: their levels are the classes, as in the RPN."""
     from mmcv.ops import batched_nms
     tensors = scored(s, per_level)
     levels = torch.repeat_interleave(torch.arange(len(STRIDES)), torch.tensor(

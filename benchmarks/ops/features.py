@@ -46,14 +46,14 @@ def mask_targets(s: Inputs) -> OperatorCall:
 
 
 def pixel_centres(s: Inputs, shapes: torch.Tensor) -> torch.Tensor:
-    """Queries of an encoder: one per pixel of each level."""
+    """Return the queries of an encoder: one per pixel of each level."""
     return torch.cat([torch.stack(torch.meshgrid(
         (torch.arange(h) + 0.5) / h, (torch.arange(w) + 0.5) / w, indexing='ij')[::-1], -1
     ).view(-1, 2) for h, w in shapes.tolist()])
 
 
 def random_centres(s: Inputs, shapes: torch.Tensor) -> torch.Tensor:
-    """Queries of a decoder."""
+    """Return the queries of a decoder."""
     return s.uniform(s.count(900), 2)
 
 

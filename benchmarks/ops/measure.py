@@ -37,7 +37,7 @@ def reset_peak() -> None:
 
 
 def in_child(function: Callable[..., dict], *args: Any) -> dict[str, float] | None:
-    """What ``function`` returns in a forked child, whose peak of memory is its own.
+    """Call ``function`` in a forked child, whose peak of memory is its own.
 
     None on systems that cannot forget a peak. One thread only: threads do not survive a fork.
     """

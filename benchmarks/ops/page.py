@@ -16,7 +16,7 @@ def ratio(numerator: float, denominator: float | None) -> str:
 
 
 def row(entry: dict[str, Any]) -> str:
-    """A line of the page for a case of features.py."""
+    """Return a line of the page for a case of features.py."""
     times, memories = entry['seconds'], entry['memory']
     ours, other = times['torch'], times.get('compiled') or times.get('peer')
     cells = [entry['case']]
@@ -33,7 +33,7 @@ def row(entry: dict[str, Any]) -> str:
 
 
 def box_row(entry: dict[str, Any]) -> str:
-    """A line of the page for a case of boxes.py."""
+    """Return a line of the page for a case of boxes.py."""
     memories = [entry.get(f'{who}_memory') for who in ('ours', 'theirs')]
     cells = [entry['operator'], entry['size'], f'{entry["ours_ms"]:.2f}',
              f'{entry["theirs_ms"]:.2f}', f'{entry["ratio"]:.2f}',

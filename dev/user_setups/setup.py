@@ -191,7 +191,7 @@ class Ran(NamedTuple):
 
 
 def config(row: Setup, folder: str, variation: str | None, checked: bool) -> Any:
-    """The config of a run."""
+    """Return the config of a run."""
     cfg = tiny(os.path.join(folder, variation or 'first'), first=os.path.join(folder, 'first'))
     validating(cfg)
     cfg.train_cfg.update(max_epochs=3, val_interval=1)

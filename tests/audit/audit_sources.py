@@ -5,13 +5,13 @@ from mmrepro.audit import CHANGES, HINT, MAY
 
 
 def forward(body):
-    """A module whose forward method has these lines."""
+    """Return a module whose forward method has these lines."""
     return ('class A(nn.Module):\n        def forward(self, x):\n'
             + textwrap.indent(body, ' ' * 12))
 
 
 def hook(body):
-    """A hook whose method has these lines."""
+    """Return a hook whose method has these lines."""
     return forward(body).replace('nn.Module', 'Hook').replace('forward', 'after_train_iter')
 
 

@@ -49,7 +49,7 @@ RANKS = {**ENV, 'WORLD_SIZE': '4'}
 
 
 def clean(**changes):
-    """A config without findings, changed."""
+    """Return a config without findings, changed."""
     cfg = dict(
         default_scope='mmdet',
         custom_imports=dict(imports=['mmrepro'], allow_failed_imports=False),
@@ -62,7 +62,7 @@ def clean(**changes):
 
 
 def stock(**changes):
-    """The same without mmrepro."""
+    """Return the same without mmrepro."""
     return clean(custom_imports=None, **changes)
 
 

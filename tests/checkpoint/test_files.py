@@ -20,7 +20,7 @@ def unpickler(request, monkeypatch):
 
 @pytest.fixture
 def good(tmp_path):
-    """A sealed checkpoint with what MMEngine puts into one."""
+    """Return a sealed checkpoint with what MMEngine puts into one."""
     path = str(tmp_path / 'iter_1.pth')
     history = HistoryBuffer([1.0, 2.0], [1, 1])
     content = dict(state_dict=dict(w=torch.arange(1000.)), meta=dict(epoch=0, iter=1, seed=3),

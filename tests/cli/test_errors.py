@@ -43,7 +43,7 @@ def config(tmp_path, monkeypatch):
 
 
 def refused(capsys, *arguments):
-    """The one line that the command says, with the exit code of wrong usage."""
+    """Return the one line that the command says, with the exit code of wrong usage."""
     assert exit_code(*arguments) == USAGE
     text = capsys.readouterr().err
     said = [line for line in text.splitlines() if line.startswith('mmrepro ')]

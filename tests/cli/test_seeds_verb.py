@@ -38,7 +38,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Stands for the trainings: what was started, with a metric that depends on seed and config."""
+    """Replace the trainings: record what was started, with a metric of seed and config."""
     commands = []
 
     def start(runs):
@@ -55,7 +55,7 @@ def started(monkeypatch):
 
 @pytest.fixture
 def ended(monkeypatch):
-    """Lets the training end with this exit code and this output."""
+    """Let the training end with this exit code and this output."""
     def end(code, text=''):
         def start(runs):
             log = runs[0].launches[0].log

@@ -33,7 +33,7 @@ def test_shell_scripts_say_what_they_need(name, count):
 
 
 def _recorded(tmp_path, name, arguments, **env):
-    """The command that a shell script ends in, with the program replaced by a recorder."""
+    """Return the command that a shell script ends in, with the program replaced by a recorder."""
     recorder = tmp_path / 'recorder'
     recorder.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
     recorder.chmod(0o755)

@@ -46,7 +46,7 @@ def config(tmp_path, monkeypatch):
 
 @pytest.fixture
 def built(monkeypatch):
-    """What the verbs build, without building a detector or starting again."""
+    """Record what the verbs build, without building a detector or starting again."""
     runners = []
     monkeypatch.setattr(training_arguments, 'build_runner',
                         lambda cfg: runners.append(Runner(cfg)) or runners[-1])

@@ -42,7 +42,7 @@ LOADS = []
 
 
 def load(data_info):
-    """The pipeline: counts, and draws from the sample's stream."""
+    """Load a sample: count it, and draw from its stream."""
     name = (data_info.get('img_id', data_info.get('video_id')), data_info.get('key_frame_id'))
     LOADS.append(name)
     return name, torch.rand(()).item()
@@ -232,7 +232,7 @@ class Summing(BaseModel):
 
 
 def train_on(case, work_dir, train_cfg, resume_at=None):
-    """Names and noise of all samples, batch by batch."""
+    """Return the names and noise of all samples, batch by batch."""
     seen = []
 
     class Look(Hook):

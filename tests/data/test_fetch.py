@@ -19,7 +19,7 @@ from mmrepro.patches.cached_transforms import partners
 
 
 def sometimes_nothing(results):
-    """As FilterAnnotations: the dataset fetches another sample for a refused one."""
+    """Refuse a sample, as FilterAnnotations does: the dataset fetches another one."""
     return None if np.random.rand() < 0.2 else results
 
 

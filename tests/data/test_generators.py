@@ -22,7 +22,7 @@ OF_MODULE = np.random.default_rng(0)
 
 
 def scaled(batch, by=3):
-    """A collate function that draws, from every generator that it can reach."""
+    """Return a collate function that draws, from every generator that it can reach."""
     scale = random.choice([1., 2.]) + np.random.rand() + torch.rand(()) + OF_MODULE.random()
     return dict(x=[item['x'] * scale * by for item in batch])
 

@@ -23,14 +23,14 @@ def avx2():
 
 @pytest.fixture(scope='module')
 def data(avx2, tmp_path_factory):
-    """The folder of a dataset, and the digest of its files."""
+    """Return the folder of a dataset, and the digest of its files."""
     root = str(tmp_path_factory.mktemp('photographs'))
     return root, write_data(root)
 
 
 @pytest.fixture(scope='module')
 def found(data):
-    """{host: what it computed}"""
+    """Return {host: what it computed}."""
     table, results = hosts(), {}
     for first in range(0, len(EMULATED), AT_ONCE):
         names = EMULATED[first:first + AT_ONCE]

@@ -47,7 +47,7 @@ class Changes(Hook):
 
 
 def batches_of(workers, work_dir, hook, loop='iterations', resume_at=None, sampler=InOrder):
-    """Digests of the batches that a training sees."""
+    """Return the digests of the batches that a training sees."""
     seen, _ = train(lambda: loader(sampler, dataset=Shifted, **WORKERS[workers]), work_dir, loop,
                     resume_at, validation=False, prepare=lambda runner: runner.register_hook(hook))
     return seen

@@ -45,7 +45,7 @@ def checking(*transforms, workers=0, **kwargs):
 
 
 def plus(value):
-    """A transform that adds what a function of the sample returns."""
+    """Return a transform that adds what a function of the sample returns."""
     def transform(item):
         return dict(item, x=item['x'] + float(value()))
     return transform

@@ -24,7 +24,7 @@ class Masks(Noisy):
 
 
 def train_and_wait(send, method, threaded):
-    """As a trainer in the middle of a pass; ``send`` gets the workers' process ids."""
+    """Stop in the middle of a pass, as a trainer may; ``send`` gets the workers' process ids."""
     made = adopted(DataLoader(Masks(), 2, num_workers=2, collate_fn=list, persistent_workers=True,
                               multiprocessing_context=method))
     batches = iter(made)

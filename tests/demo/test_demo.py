@@ -119,7 +119,7 @@ def test_without_the_photographs_it_says_what_to_install(capsys, tmp_path, monke
 
 
 def fingerprints(*weights, ranks=1, loss=1.5):
-    """The fingerprints of a run whose weights have these digests after each iteration."""
+    """Return the fingerprints of a run whose weights have these digests after each iteration."""
     steps = {i: dict(weights=one * 16, parameters=one * 16, total=len(weights),
                      losses=dict(loss=float(loss).hex())) for i, one in enumerate(weights)}
     return {rank: RankLog('', [], dict(steps), [], True, []) for rank in range(ranks)}

@@ -16,7 +16,7 @@ def op(name, inputs=(), outputs=(), **more):
 
 
 def subsequence_length(a, b):
-    """The textbook table."""
+    """Compute the length with the table of textbooks."""
     table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a):
         for j, y in enumerate(b):

@@ -19,13 +19,13 @@ MAX_CELL = 100  # characters of a table cell, without the addresses of links
 
 
 def prose(page: Path) -> str:
-    """The text of a page without code."""
+    """Return the text of a page without code."""
     text = re.sub(r'^( *)```.*?^\1```', '', page.read_text(encoding='utf-8'), flags=re.S | re.M)
     return re.sub(r'`[^`\n]*`', '`code`', text)
 
 
 def slug(title: str) -> str:
-    """The anchor of a heading, as Python-Markdown's ``toc`` makes it."""
+    """Return the anchor of a heading, as Python-Markdown's ``toc`` makes it."""
     title = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', title).replace('`', '').replace('*', '')
     plain = unicodedata.normalize('NFKD', title).encode('ascii', 'ignore').decode()
     return re.sub(r'[-\s]+', '-', re.sub(r'[^\w\s-]', '', plain).strip().lower())

@@ -138,7 +138,7 @@ def shell(tmp_path):
 
 @pytest.fixture
 def shaded(shell):
-    """The files that the page lets the reader write."""
+    """Return the files that the page lets the reader write."""
     (_, transform), (_, config), _ = blocks('find-a-difference', 'python')
     (shell.folder / 'warming_shade.py').write_text(transform)
     (shell.folder / 'shaded.py').write_text(config)

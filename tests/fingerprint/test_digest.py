@@ -40,7 +40,7 @@ def of_bits(dtype, count, seed=0):
 
 
 def by_hand(tensor):
-    """The formula of the documentation in plain integers."""
+    """Return the formula of the documentation in plain integers."""
     data = bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
     data += bytes(-len(data) % 8)
     mask = (1 << 64) - 1
@@ -58,7 +58,7 @@ def by_hand(tensor):
 
 
 def on_a_device(tensors):
-    """The path of GPUs, taken on the CPU."""
+    """Take the path of GPUs on the CPU."""
     headers = [digest._header_key(t.dtype, tuple(t.shape)) for t in tensors]
     return arithmetic.device_digests([digest._plain(t) for t in tensors], headers)
 

@@ -52,7 +52,7 @@ def trained(work_dir, **change):
 
 
 def jobs(functions):
-    """Results of several functions, one after the other, in one child."""
+    """Return the results of several functions, one after the other, in one child."""
     return Child(lambda: {name: function() for name, function in functions.items()}).result()
 
 

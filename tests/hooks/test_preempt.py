@@ -41,7 +41,7 @@ def test_at_every_turn_nothing_is_lost(loop, tmp_path):
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
-    """What a run records that gets no signal."""
+    """Return what a run records that gets no signal."""
     return run(settings(tmp_path_factory.mktemp('whole')))[0].records
 
 

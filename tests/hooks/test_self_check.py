@@ -39,7 +39,7 @@ def test_a_resumed_run_checks_the_same_iterations(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------ what a run says of it
 
 def last_lines(work_dir):
-    """What the log says of the checks and of the outcome, without the time."""
+    """Return what the log says of the checks and of the outcome, without the time."""
     log, = work_dir.glob('*/*.log')
     return [line.split(' - ')[-1] for line in log.read_text().rstrip().splitlines()[-2:]]
 

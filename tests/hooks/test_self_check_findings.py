@@ -130,7 +130,7 @@ _turns = [False]
 
 
 def sum_in_any_order(numbers):
-    """The order in which threads arrive, without threads: one, then the other."""
+    """Add up in the order in which threads arrive, without threads."""
     _turns[0] = not _turns[0]
     large = torch.tensor([1e6, -1e6])
     order = [large, numbers] if _turns[0] else [large[:1], numbers, large[1:]]

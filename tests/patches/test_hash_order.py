@@ -43,7 +43,7 @@ def sampled_text() -> str:
 
 
 def fields_of_elements() -> str:
-    """Names of data and meta fields, in order, and what a dump holds."""
+    """Return the names of data and meta fields, in order, and what a dump holds."""
     from mmdet.structures import DetDataSample
     from mmengine.structures import InstanceData
     sample = DetDataSample(metainfo=dict(img_path='a', img_id=1, ori_shape=(2, 2), flip=False))
@@ -77,7 +77,7 @@ def main() -> None:
 
 @pytest.fixture(scope='module')
 def outcomes() -> list:
-    """Digests from one interpreter per hash seed."""
+    """Return the digests from one interpreter per hash seed."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [os.environ.get('PYTHONPATH'), root]))
     running = [

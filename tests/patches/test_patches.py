@@ -46,7 +46,7 @@ def names_of(rows) -> list:
 
 
 def entry(patch: Patch):
-    """What the holder of a target has under its name: the object itself, or 'nothing'."""
+    """Return what the holder of a target has under its name: the object itself, or 'nothing'."""
     if patch.module not in sys.modules:
         return None
     owner, name = patches._locate(patch, sys.modules[patch.module])

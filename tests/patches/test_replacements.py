@@ -126,7 +126,7 @@ def test_stock_sampler_when_every_positive_is_taken_stays():
 
 # --------------------------------------------------------------------------- C5, C6: drawing
 def check_that_it_leaves_the_generator(function) -> None:
-    """The stock function moves NumPy's generator; the replacement returns the same and does not."""
+    """Check that the stock function moves NumPy's generator, and the replacement does not."""
     seed_all(7)
     before = numpy_state()
     expected = function()

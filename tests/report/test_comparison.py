@@ -26,7 +26,7 @@ def main(*arguments):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """The working directory of a test; run A is written to ``a`` in it."""
+    """Return the working directory of a test; run A is written to ``a`` in it."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -98,7 +98,7 @@ LATER = dict(initial_weights='later', weights={}, iteration=10, resumed_from='/a
 
 
 def _start_again(folder, **changes):
-    """A later start of a run, as a process that resumes writes it down."""
+    """Write a later start of a run, as a process that resumes writes it down."""
     records = os.path.join(folder, 'mmrepro')
     with open(os.path.join(records, 'manifest.json')) as file:
         content = json.load(file)

@@ -41,14 +41,14 @@ def finish(cfg):
 
 
 def stopped(cfg, **expected):
-    """The message with which a run stops."""
+    """Return the message with which a run stops."""
     with pytest.raises(StepDiffersError) as caught:
         finish(cfg)
     return str(caught.value)
 
 
 def registered(cls):
-    """A variant of the tiny network, under its own name."""
+    """Register a variant of the tiny network, under its own name."""
     return MODELS.register_module(force=True)(cls)
 
 

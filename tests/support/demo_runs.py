@@ -6,7 +6,7 @@ IMAGES = dict(zip(MODELS, (6, 12, 12, 6)))  # three iterations an epoch
 
 
 def small(model, data_root):
-    """The demo config of a model, with smaller images and fewer of them."""
+    """Return the demo config of a model, with smaller images and fewer of them."""
     from mmrepro.demo.shipped_configs import demo_config
     cfg = demo_config(model, data_root)
     _replace(cfg._cfg_dict)

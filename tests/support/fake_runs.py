@@ -43,7 +43,7 @@ def step(i, level='parameter', noise=0., since=None, field='parameters', names=N
 
 def write_run(folder, count=20, rank=0, world=1, level='parameter', end=True, manifest=None,
               facts=None, vals=True, **kwargs):
-    """A run of ``count`` iterations in ``folder``; returns the folder as text."""
+    """Write a run of ``count`` iterations to ``folder``; returns the folder as text."""
     records = os.path.join(str(folder), 'mmrepro')
     os.makedirs(records, exist_ok=True)
     lines = [dict(kind='start', format=1, level=level, interval=1, rank=rank, world_size=world,
@@ -66,7 +66,7 @@ def write_run(folder, count=20, rank=0, world=1, level='parameter', end=True, ma
 
 def write_log(folder, count=20, stamp='20260101_000000', first=0, off=None, config=None,
               val=.3):
-    """A stock run's scalars.json and config; from iteration ``off`` on its losses differ."""
+    """Write a stock run's scalars.json and config; from iteration ``off`` on its losses differ."""
     records = os.path.join(str(folder), stamp, 'vis_data')
     os.makedirs(records, exist_ok=True)
     with open(os.path.join(records, 'scalars.json'), 'w') as file:

@@ -32,7 +32,7 @@ def by_function(cfg, weights, images):
 
 
 def with_augmentation(cfg, weights, images):
-    """What ``mmrepro test --tta`` and ``tools/test.py --tta`` run for an image."""
+    """Run what ``mmrepro test --tta`` and ``tools/test.py --tta`` run for an image."""
     from mmcv.transforms import Compose
     from mmengine.dataset import pseudo_collate
     from mmengine.registry import MODELS

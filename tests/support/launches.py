@@ -11,7 +11,7 @@ from mmrepro.runs.child import Training
 
 
 def training_of(launch):
-    """The training that a launch of mmrepro.runs.child makes."""
+    """Return the training that a launch of mmrepro.runs.child makes."""
     module, given = launch.command
     assert module == 'mmrepro.runs.child'
     return Training(**json.loads(given))

@@ -89,7 +89,7 @@ def adopted(made, stream='sample', **kwargs):
 
 
 def settings(make, work_dir, loop='epochs', resume_at=None, validation=True):
-    """The run of a loader that ``make`` builds; checkpoints of every iteration."""
+    """Return the run of a loader that ``make`` builds; checkpoints of every iteration."""
     cfg = dict(
         model=dict(type='Mean'), work_dir=str(work_dir), log_level='ERROR',
         train_dataloader=make(), train_cfg=dict(LOOPS[loop]),

@@ -59,7 +59,7 @@ class Pool:
             pipe.send(self.store.port)
 
     def outcomes(self, function, world, *args, group=True):
-        """Per rank: (True, result) or (False, (exception, traceback))."""
+        """Return per rank (True, result) or (False, (exception, traceback))."""
         self.calls += 1
         for rank, pipe in enumerate(self.pipes[:world]):
             pipe.send((self.calls, function, rank, world, group, args))
@@ -70,7 +70,7 @@ class Pool:
         return results
 
     def run(self, function, world, *args, group=True):
-        """Results in order of rank; fails with the traceback of the first rank that failed."""
+        """Return the results in order of rank, or raise what the first rank has raised."""
         outcomes = self.outcomes(function, world, *args, group=group)
         for rank, (fine, result) in enumerate(outcomes):
             assert fine, f'rank {rank}: {result[1]}'
@@ -85,7 +85,7 @@ class Pool:
 
 @functools.cache
 def shared_pool() -> Pool:
-    """The one pool of a test run, of four ranks."""
+    """Return the one pool of a test run, of four ranks."""
     pool = Pool(4)
     atexit.register(pool.close)
     return pool

@@ -10,7 +10,7 @@ from mmrepro.runs.launcher import free_port
 
 @contextmanager
 def joined(rank, world_size, port, cfg):
-    """A runner of ``cfg`` that is built in this block is this rank."""
+    """Make a runner of ``cfg`` that is built in this block this rank."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
                       MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     cfg.launcher = 'pytorch'
@@ -29,7 +29,7 @@ def as_rank(rank, world_size, port, cfg, work_dir, prepare=lambda runner: None):
 
 
 def on_ranks(world_size, cfg, work_dir, of_rank=lambda rank, cfg: None, function=as_rank):
-    """Results, or the texts of the errors, of all ranks."""
+    """Return the results, or the texts of the errors, of all ranks."""
     port = free_port()
     children = []
     for rank in range(world_size):

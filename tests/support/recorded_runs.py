@@ -9,7 +9,7 @@ __all__ = ['original']
 
 @pytest.fixture(scope='session')
 def original(tmp_path_factory):
-    """The work directory; tests that change it make a copy."""
+    """Return the work directory; tests that change it make a copy."""
     folder = tmp_path_factory.mktemp('original')
 
     def job():

@@ -10,7 +10,7 @@ from mmrepro.distributed.reduction_tree import combine_of, finish_of
 
 
 def written_out(leaves: Sequence[Tensor], op: Any) -> Tensor:
-    """The same tree from its description: halves of a power of two, the rest from the right."""
+    """Build the tree from its description: halves of a power of two, the rest from the right."""
     combine, leaves = combine_of(op), list(leaves)
 
     def whole(part: list[Tensor]) -> Tensor:

@@ -197,7 +197,7 @@ class Simulation:
         self.turns = SeededTurns(self, [world.scheduler for world in self.worlds], seed)
 
     def happen(self, turn: int) -> None:
-        """What comes from outside before this turn; ended processes close their connections."""
+        """Let the events before this turn happen; ended processes close their connections."""
         while self._events and self._events[0].turn <= turn:
             event = self._events.pop(0)
             if self.lives(event.process):

@@ -180,7 +180,7 @@ def search(name: str, root: Path) -> dict[str, Any]:
 
 
 def row_of(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """What goes into the table: what was named, and in ``wrong`` what should have been."""
+    """Return a row of the table: what was named, and in ``wrong`` what should have been."""
     from faults.results import versions
     fault = FAULTS[name]
     outcome = found if fault.command[0] == 'localise' else found.get('localise')

@@ -140,7 +140,7 @@ class TinyMetric(BaseMetric):
 
 
 def validating(cfg):
-    """Lets a run of :func:`tiny` validate, when it is asked to."""
+    """Let a run of :func:`tiny` validate, when it is asked to."""
     cfg.train_cfg.val_interval = 100
     cfg.val_cfg = dict()
     cfg.val_dataloader = dict(cfg.train_dataloader, sampler=dict(
@@ -158,7 +158,7 @@ def validating_and_saving(work_dir):
 
 
 def tiny(work_dir, **changes):
-    """The config of the run."""
+    """Return the config of the run."""
     return Config(dict(
         model=dict(type='Tiny', data_preprocessor=dict(type='TinyPreprocessor')),
         work_dir=str(work_dir), experiment_name='tiny',
