@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from faults import tiny
 from harness import ROOT, environment
 from torch import nn
 
@@ -23,27 +24,12 @@ from mmrepro.fingerprint.operator_recorder import OperatorRecorder
 from mmrepro.fingerprint.records import UNINITIALIZED, read_records, write_records
 
 
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
-class Neck(nn.Module):
-    def forward(self, x):
-        return Twice.apply(x)
-
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3)
         self.norm = nn.BatchNorm2d(4)
-        self.neck = Neck()
+        self.neck = tiny.Double()
         self.drop = nn.Dropout(0.5)
         self.fc = nn.Linear(4, 1)
         self.criterion = nn.MSELoss()
@@ -122,8 +108,8 @@ def test_optimizer_operators_name_the_parameter(records):
 def test_the_line_of_a_custom_backward_is_the_innermost_call(records):
     record, = named(records, phase='backward', path='neck', name='aten.mul.Tensor')
     file, _, function = record.stack[0]
-    assert file == __file__ and function == 'backward'
-    assert any('TwiceBackward' in call[2] for call in record.stack)
+    assert file == tiny.__file__ and function == 'backward'
+    assert any('DoubledBackward' in call[2] for call in record.stack)
 
 
 def test_what_is_written_in_place_counts_as_result(records):
