@@ -141,9 +141,7 @@ def config(work_dir: str) -> Any:
     cfg.model.type = 'Headed'
     cfg.train_cfg.max_epochs = 3  # an iteration each; the first two steps are repeated
     cfg.custom_hooks = [dict(type='EMAHook')]
-    cfg.randomness = dict(seed=3, deterministic=True,
-                          # VisitHook is not known
-                          virtual_ranks=dict(ranks=RANKS, memory='shared'))
+    cfg.randomness = dict(seed=3, deterministic=True, virtual_ranks=RANKS)
     return cfg
 
 

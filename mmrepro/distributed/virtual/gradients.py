@@ -74,8 +74,6 @@ class VirtualDataParallel(nn.Module):
             self._average = before
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.sharing is not None:
-            self.sharing.before_forward()
         average = self._average and torch.is_grad_enabled()
         if self._broadcast_buffers and self._take_buffers:
             self._take(list(self.module.buffers()))

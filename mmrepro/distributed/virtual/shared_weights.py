@@ -10,13 +10,15 @@ schedules.
 - Hooks that change weights or averages do so when all ranks of the process have come to them, see
   :mod:`.weight_hooks`.
 
-Any other writer would write several times. Tables decide which hooks and optimizers may take part,
-and checksums tell whether any other code has changed the weights since the last step.
+Any other code that writes would do so once per rank. Checksums of weights and averages, and
+versions of the optimizer's tensors, find it and end the run: before every step, before a validation
+or test, when a checkpoint is saved, and at the end of the training.
 """
 from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
@@ -35,6 +37,7 @@ _logger = logging.getLogger('mmrepro')
 
 SEPARATE = "randomness.virtual_ranks.memory='separate'"
 _NOT_BY_ELEMENT = ('LBFGS', )  # optimizers whose step evaluates the model
+KINDS = ('parameter', 'average')  # of tensors that are shared and have checksums
 
 
 def share_weights(runner: Any) -> None:
@@ -63,6 +66,8 @@ def share_weights(runner: Any) -> None:
     if shared.problem:
         _logger.info('the virtual ranks of a process have weights of their own: %s', shared.problem)
         return
+    if not shared.sums:  # the first rank that goes on
+        shared.remember()
     member = Member(shared, index, runner.optim_wrapper)
     for hook in runner.hooks:
         weight_hooks.adapt(hook, member, owner=index == 0)
@@ -85,11 +90,22 @@ def _problem(runner: Any) -> str:
             type(optimizer).__name__ in _NOT_BY_ELEMENT:
         problem = f'the optimizer {type(optimizer).__name__} may step in a way of its own'
     else:
-        problem = weight_hooks.problem(runner.hooks, vouched=memory == 'shared')
+        problem = weight_hooks.problem(runner.hooks)
     if problem and memory == 'shared':
         raise RandomnessError(f"randomness.virtual_ranks.memory='shared', and {problem}; allowed "
                               "are None and 'separate'")
     return problem
+
+
+def check_shared_weights(runner: Any) -> None:
+    """Check weights that virtual ranks share, if they do, where somebody is about to use them.
+
+    Raises:
+        VirtualRanksError: something other than steps and adapted hooks has changed them.
+    """
+    member = getattr(runner.model, 'sharing', None)
+    if member is not None:
+        member.check()
 
 
 class _Start:
@@ -98,8 +114,10 @@ class _Start:
     def __init__(self, runner: Any) -> None:
         # an optimizer that cannot be shared has another kind of wrapper
         self.optimizer: Any = getattr(runner.optim_wrapper, 'optimizer', None)
-        self.parameters: dict[str, Tensor] = dict(unwrap(runner.model).named_parameters())
-        self.averages: dict[str, Tensor] = weight_hooks.averages(runner.hooks)
+        self.tensors: dict[str, dict[str, Tensor]] = dict(
+            parameter=dict(unwrap(runner.model).named_parameters()),
+            average=weight_hooks.averages(runner.hooks))
+        self.hooks: list[Any] = runner.hooks
 
     def parameter_groups(self) -> list[list[nn.Parameter]]:
         return [group['params'] for group in self.optimizer.param_groups]
@@ -118,8 +136,8 @@ class _Start:
         """Return how the starts of two ranks differ; '' if they do not."""
         if other is self:
             return ''
-        for kind, mine, theirs in (('parameter', self.parameters, other.parameters),
-                                   ('average', self.averages, other.averages)):
+        for kind, mine in self.tensors.items():
+            theirs = other.tensors[kind]
             if list(mine) != list(theirs):
                 return f'the ranks have different {kind}s'
             for name in mine:
@@ -141,7 +159,9 @@ class Shared:
         self.arrivals = dict.fromkeys(indices, (0, ''))  # number and name of the latest change
         self.changed = 0  # changes that the owner has finished
         self.settings: list[dict[str, Any]] = []  # of the owner's optimizer at its last step
-        self.sums: Tensor | None = None  # checksums of the weights; None: to be taken
+        self.sums: dict[str, Tensor] = {}  # checksums by kind of tensor
+        # of the optimizer: a parameter, the entries of its state, and their values and versions
+        self.state: list[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]] = []
 
     @property
     def owner(self) -> _Start:
@@ -154,22 +174,44 @@ class Shared:
         return next(problems, '') or next(filter(None, (
             self.owner.difference(start) for start, _ in self.starts.values())), '')
 
-    def remember(self) -> None:
-        """Take the checksums of the weights as they are now."""
-        self.sums = self._checksums()
+    def remember(self, kinds: Sequence[str] = KINDS) -> None:
+        """Take the checksums of what is shared now, and the versions of the optimizer's state."""
+        self.sums = {**self.sums, **{kind: self._checksums(kind) for kind in kinds}}
+        state = self.owner.optimizer.state
+        self.state = [(name, state[parameter], _versions(state[parameter]))
+                      for name, parameter in self.owner.tensors['parameter'].items()
+                      if parameter in state]
 
-    def check(self) -> None:
-        """Raises RuntimeError if the weights are not what they were; names a parameter."""
-        changed = [] if self.sums is None else (self._checksums() != self.sums).tolist()
-        if any(changed):
-            name = list(self.owner.parameters)[changed.index(True)]
-            raise VirtualRanksError(
-                f'between step {self.steps[0]} of the optimizer and the next one, something else '
-                f'has changed {name}. The virtual ranks of a process share weights, so it did so '
-                f'once per rank. Give every rank its own: {SEPARATE}')
+    def check(self, kinds: Sequence[str] = KINDS) -> None:
+        """Raises VirtualRanksError if anything is not what it was; names a parameter."""
+        for kind in kinds:
+            changed = (self._checksums(kind) != self.sums[kind]).tolist()
+            if any(changed):
+                name = list(self.owner.tensors[kind])[changed.index(True)]
+                self._refuse_change(f'the {kind} {name}')
+        for name, entries, before in self.state:
+            now = _versions(entries)
+            if now.keys() != before.keys() or any(
+                    value is not before[key][0] or version != before[key][1]
+                    for key, (value, version) in now.items()):
+                self._refuse_change(f'the state of {name} in the optimizer')
 
-    def _checksums(self) -> Tensor:
-        return torch.stack([_checksum(value) for value in self.owner.parameters.values()])
+    def _refuse_change(self, what: str) -> None:
+        self.refuse(f'between step {self.steps[0]} of the optimizer and the next one, something '
+                    f'else has changed {what}. The virtual ranks of a process share weights, so it '
+                    'did so once per rank')
+
+    def refuse(self, problem: str) -> None:
+        """Raise VirtualRanksError with hooks that may be the cause, and the way out."""
+        hooks = weight_hooks.of_users(self.owner.hooks)
+        raise VirtualRanksError(
+            f'{problem}. Hooks of this run that are not of MMEngine, MMDetection or mmrepro: '
+            f'{", ".join(hooks) or "none"}. Give every rank its own weights: randomness.'
+            f"virtual_ranks=dict(ranks={self.scheduler.world_size}, memory='separate')")
+
+    def _checksums(self, kind: str) -> Tensor:
+        sums = [_checksum(value) for value in self.owner.tensors[kind].values()]
+        return torch.stack(sums) if sums else torch.empty(0)
 
 
 class Member:
@@ -184,32 +226,47 @@ class Member:
         self.views = type(wrapper) is OptimWrapper and not wrapper.clip_grad_kwargs and (
             index > 0 or group.alone)
         if index:
-            for name, parameter in self._mine.parameters.items():
-                parameter.data = shared.owner.parameters[name].data
-            for name, average in self._mine.averages.items():
-                average.data = shared.owner.averages[name].data
+            for kind, tensors in self._mine.tensors.items():
+                for name, tensor in tensors.items():
+                    tensor.data = shared.owner.tensors[kind][name].data
             self._refer_to_owners_state()
         optimizer = self._mine.optimizer
         # MMEngine's schedulers look for the attributes of the method that they have wrapped
         optimizer.step = functools.wraps(optimizer.step)(
             functools.partial(self._follow if index else self._step, optimizer.step))
 
-    def before_forward(self) -> None:
-        """From here on, nothing but a step or a change writes to weights."""
-        if self._index == 0 and self._shared.sums is None:
-            self._shared.remember()
+    def check(self) -> None:
+        """Raises VirtualRanksError if what is shared has been changed, or is no longer shared."""
+        self._check_memory()
+        self._shared.check()
 
-    def forget(self) -> None:
-        """Invalidate the checksums: all ranks are about to write identical values."""
-        self._shared.sums = None
+    def _check_memory(self) -> None:
+        owner = self._shared.owner
+        pairs = [(f'the {kind} {name}', tensor, owner.tensors[kind][name])
+                 for kind, tensors in self._mine.tensors.items()
+                 for name, tensor in tensors.items()]
+        for mine, theirs in zip(self._mine.parameter_groups(), owner.parameter_groups()):
+            pairs += [(f'a parameter of shape {tuple(left.shape)} in the optimizer', left, right)
+                      for left, right in zip(mine, theirs)]
+        for name, left, right in pairs:
+            if left.data_ptr() != right.data_ptr():
+                self._shared.refuse(f'{name} does not have the memory that the virtual ranks of '
+                                    'this process share')
 
-    def changes(self, where: str, function: Callable[[], Any], weights: bool = True) -> Any:
-        """Call ``function``, which changes weights or averages, when all ranks have come here.
+    def writes_on_every_rank(self, function: Callable[[], Any]) -> None:
+        """Call ``function``, in which all ranks meet, and then write the same values each."""
+        shared = self._shared
+        shared.check()
+        before = shared.sums
+        function()
+        if shared.sums is before:  # the first rank that comes out
+            shared.remember()
+
+    def changes(self, where: str, function: Callable[[], Any],
+                kinds: Sequence[str] = KINDS) -> Any:
+        """Call ``function``, which changes tensors of ``kinds``, when all ranks have come here.
 
         The owner's is the first. Those of followers must leave alone what is shared.
-
-        Args:
-            weights: Whether weights change, not only averages.
         """
         shared, index = self._shared, self._index
         number = shared.arrivals[index][0] + 1
@@ -222,11 +279,9 @@ class Member:
         if len(places) > 1:
             raise CollectiveMismatch('virtual ranks that share weights have come to different '
                                      f'changes of them: {", and ".join(places)}')
-        if weights:
-            shared.check()
+        shared.check(kinds)
         result = function()
-        if weights:
-            shared.remember()
+        shared.remember(kinds)
         shared.changed = number
         return result
 
@@ -234,11 +289,11 @@ class Member:
 
     def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The owner's ``optimizer.step``."""
-        self._shared.check()
+        self._shared.check(['parameter'])
         self._shared.settings = self._mine.settings()
         result = step(*args, **kwargs)
         self._shared.steps[0] += 1
-        self._shared.remember()
+        self._shared.remember(['parameter'])
         return result
 
     def _follow(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -248,15 +303,10 @@ class Member:
         number = shared.steps[self._index]
         shared.scheduler.wait(lambda: shared.steps[0] > number,
                               f'step {number + 1} of the optimizer on shared weights')
-        for name, parameter in self._mine.parameters.items():
-            if parameter.data_ptr() != shared.owner.parameters[name].data_ptr():
-                raise VirtualRanksError(
-                    f'the parameter {name} no longer has the memory that the virtual ranks of this '
-                    f'process share. Give every rank its own weights: {SEPARATE}')
+        self._check_memory()
         if self._mine.settings() != shared.settings:
-            raise VirtualRanksError(
-                'the parameter groups of the optimizer (learning rate, ...) are not the same on '
-                f'all virtual ranks. Give every rank its own weights: {SEPARATE}')
+            shared.refuse('the parameter groups of the optimizer (learning rate, ...) are not the '
+                          'same on all virtual ranks, which share weights')
         result = self._step_without_parameters(step, *args, **kwargs)
         self._refer_to_owners_state()
         shared.steps[self._index] += 1
@@ -297,7 +347,13 @@ def _checksum(tensor: Tensor) -> Tensor:
     flat = as_bytes(tensor.detach())
     end = len(flat) // 8 * 8
     words = flat[:end] if flat.storage_offset() % 8 == 0 else flat[:end].clone()
-    return words.view(torch.int64).sum() + flat[end:].sum()
+    total = words.view(torch.int64).sum()
+    return total + flat[end:].sum() if end < len(flat) else total
+
+
+def _versions(entries: dict[str, Any]) -> dict[str, tuple[Any, int]]:
+    """Return the values, and how often each was written to: without a pass over the memory."""
+    return {key: (value, getattr(value, '_version', 0)) for key, value in entries.items()}
 
 
 def _same_bytes(left: Tensor, right: Tensor) -> bool:
