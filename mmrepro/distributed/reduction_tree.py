@@ -64,11 +64,6 @@ def combine_of(op: Any) -> Combine:
                               f'{", ".join(str(known) for known in _COMBINE)}')
 
 
-def lists_with(combine: Combine) -> Combine:
-    """Return a function that reduces two lists of tensors, tensor by tensor."""
-    return lambda left, right: [combine(*pair) for pair in zip(left, right)]
-
-
 def finish_of(op: Any, leaves: int) -> Callable[[Tensor], Tensor]:
     """Return what is applied to the root: ``AVG`` divides the sum by the number of leaves."""
     if op == _Op.AVG:

@@ -366,7 +366,7 @@ def adds_a_parameter(runner):
     ('sets_a_rate_for_each_rank',
      'parameter groups .* are not the same on all virtual ranks.*memory=.separate'),
     ('replaces_memory_on_rank_1', 'head.fc.weight does not have the memory.*memory=.separate'),
-    ('adds_a_parameter', r'shape \(5,\) in the optimizer does not have the memory'),
+    ('adds_a_parameter', r'the optimizer, of torch.Size\(\[5\]\) does not have the memory'),
     ('steps_once_more_on_rank_1', '(?s)Deadlock.*virtual rank 1 waits in step 2 of the optimizer'),
     ('comes_to_another_change_on_rank_0',
      'CollectiveMismatch.*the exchange of weights and averages, and the update of the averaged')])

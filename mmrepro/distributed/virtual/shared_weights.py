@@ -27,10 +27,11 @@ from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import Tensor, nn
 
 from ...digests import exact_digest
-from ...errors import CollectiveMismatch, RandomnessError, VirtualRanksError
+from ...errors import RandomnessError, VirtualRanksError
 from ..unwrap import unwrap
 from . import weight_hooks
 from .exchange import as_bytes
+from .group import Collect
 from .scheduler import Scheduler, current
 
 _logger = logging.getLogger('mmrepro')
@@ -38,6 +39,7 @@ _logger = logging.getLogger('mmrepro')
 SEPARATE = "randomness.virtual_ranks.memory='separate'"
 _NOT_BY_ELEMENT = ('LBFGS', )  # optimizers whose step evaluates the model
 KINDS = ('parameter', 'average')  # of tensors that are shared and have checksums
+KEY = 'shared weights'  # of meetings of the ranks of a process
 
 
 def share_weights(runner: Any) -> None:
@@ -55,20 +57,14 @@ def share_weights(runner: Any) -> None:
     if runner.model.sharing is not None:  # a second train(): hooks would be adapted twice
         raise RandomnessError('runner.train() was called before, and the virtual ranks of this '
                               f'process share weights since. Build a new runner, or set {SEPARATE}')
-    me = scheduler.me
-    shared: Shared = scheduler.shared.setdefault(me.trainings, Shared(scheduler))
-    index = scheduler.ranks.index(me)
-    shared.starts[index] = _Start(runner), _problem(runner)
-    scheduler.wait(lambda: len(shared.starts) == len(scheduler.ranks),
-                   'the start of a training whose ranks share weights')
-    scheduler.shared.pop(me.trainings, None)
-    me.trainings += 1
+    index, start = scheduler.ranks.index(scheduler.me), _Start(runner)
+    shared: Shared = scheduler.meet(
+        KEY, len(scheduler.ranks), 'the start of a training whose ranks share weights', index,
+        lambda: start, lambda: Collect(functools.partial(Shared, scheduler)))
     if shared.problem:
         _logger.info('the virtual ranks of a process have weights of their own: %s', shared.problem)
         return
-    if not shared.sums:  # the first rank that goes on
-        shared.remember()
-    member = Member(shared, index, runner.optim_wrapper)
+    member = Member(shared, index, start, runner.optim_wrapper)
     for hook in runner.hooks:
         weight_hooks.adapt(hook, member, owner=index == 0)
     runner.model.sharing = member
@@ -112,6 +108,7 @@ class _Start:
     """What a rank's runner has at the start of a training, as far as it is shared."""
 
     def __init__(self, runner: Any) -> None:
+        self.problem = _problem(runner)
         # an optimizer that cannot be shared has another kind of wrapper
         self.optimizer: Any = getattr(runner.optim_wrapper, 'optimizer', None)
         self.tensors: dict[str, dict[str, Tensor]] = dict(
@@ -134,45 +131,39 @@ class _Start:
 
     def difference(self, other: _Start) -> str:
         """Return how the starts of two ranks differ; '' if they do not."""
-        if other is self:
-            return ''
         for kind, mine in self.tensors.items():
             theirs = other.tensors[kind]
             if list(mine) != list(theirs):
                 return f'the ranks have different {kind}s'
-            for name in mine:
-                if not _same_bytes(mine[name], theirs[name]):
+            for name, value in mine.items():
+                if not torch.equal(as_bytes(value.detach()), as_bytes(theirs[name].detach())):
                     return f'the {kind} {name} is not the same on all ranks'
         return '' if self.state_digest == other.state_digest else \
             'the optimizers differ between the ranks'
 
 
 class Shared:
-    """What the ranks of one process share in one training."""
+    """What the ranks of one process share in one training.
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        # by index of a rank in this process: its start, and why it cannot share
-        self.starts: dict[int, tuple[_Start, str]] = {}
-        indices = range(len(scheduler.ranks))
-        self.steps = dict.fromkeys(indices, 0)  # of the optimizer
-        self.arrivals = dict.fromkeys(indices, (0, ''))  # number and name of the latest change
-        self.changed = 0  # changes that the owner has finished
-        self.settings: list[dict[str, Any]] = []  # of the owner's optimizer at its last step
+    Attributes:
+        problem: why they do not share; ''.
+        owner: the start of the owner.
+        steps: of the owner's optimizer.
+        changes: of hooks, that the owner has finished.
+        settings: of the owner's optimizer at its last step.
+    """
+
+    def __init__(self, scheduler: Scheduler, starts: Sequence[_Start]) -> None:
+        self.scheduler, self.owner = scheduler, starts[0]
+        self.problem = next(filter(None, (start.problem for start in starts)), '') or next(
+            filter(None, map(self.owner.difference, starts[1:])), '')
+        self.steps = self.changes = 0
+        self.settings: list[dict[str, Any]] = []
         self.sums: dict[str, Tensor] = {}  # checksums by kind of tensor
         # of the optimizer: a parameter, the entries of its state, and their values and versions
         self.state: list[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]] = []
-
-    @property
-    def owner(self) -> _Start:
-        return self.starts[0][0]
-
-    @functools.cached_property
-    def problem(self) -> str:
-        """Why the ranks do not share; ''. Read when all have come and none has gone on."""
-        problems = (problem for _, problem in self.starts.values() if problem)
-        return next(problems, '') or next(filter(None, (
-            self.owner.difference(start) for start, _ in self.starts.values())), '')
+        if not self.problem:
+            self.remember()
 
     def remember(self, kinds: Sequence[str] = KINDS) -> None:
         """Take the checksums of what is shared now, and the versions of the optimizer's state."""
@@ -197,7 +188,7 @@ class Shared:
                 self._refuse_change(f'the state of {name} in the optimizer')
 
     def _refuse_change(self, what: str) -> None:
-        self.refuse(f'between step {self.steps[0]} of the optimizer and the next one, something '
+        self.refuse(f'between step {self.steps} of the optimizer and the next one, something '
                     f'else has changed {what}. The virtual ranks of a process share weights, so it '
                     'did so once per rank')
 
@@ -217,9 +208,9 @@ class Shared:
 class Member:
     """One rank in :class:`Shared`: the owner has index 0."""
 
-    def __init__(self, shared: Shared, index: int, wrapper: OptimWrapper) -> None:
-        self._shared, self._index = shared, index
-        self._mine, _ = shared.starts[index]
+    def __init__(self, shared: Shared, index: int, mine: _Start, wrapper: OptimWrapper) -> None:
+        self._shared, self._index, self._mine = shared, index, mine
+        self._steps = self._changes = 0
         # Nothing changes gradients but clipping and scaling, so they may be views of a common sum.
         # The owner's step shall not depend on where in memory buckets have put them.
         group: Any = dist.group.WORLD
@@ -242,16 +233,16 @@ class Member:
 
     def _check_memory(self) -> None:
         owner = self._shared.owner
-        pairs = [(f'the {kind} {name}', tensor, owner.tensors[kind][name])
-                 for kind, tensors in self._mine.tensors.items()
-                 for name, tensor in tensors.items()]
+        pairs: list[tuple[str, Any, Tensor, Tensor]] = [
+            (kind, name, tensor, owner.tensors[kind][name])
+            for kind, tensors in self._mine.tensors.items() for name, tensor in tensors.items()]
         for mine, theirs in zip(self._mine.parameter_groups(), owner.parameter_groups()):
-            pairs += [(f'a parameter of shape {tuple(left.shape)} in the optimizer', left, right)
+            pairs += [('parameter of the optimizer, of', left.shape, left, right)
                       for left, right in zip(mine, theirs)]
-        for name, left, right in pairs:
+        for kind, name, left, right in pairs:
             if left.data_ptr() != right.data_ptr():
-                self._shared.refuse(f'{name} does not have the memory that the virtual ranks of '
-                                    'this process share')
+                self._shared.refuse(f'the {kind} {name} does not have the memory that the virtual '
+                                    'ranks of this process share')
 
     def writes_on_every_rank(self, function: Callable[[], Any]) -> None:
         """Call ``function``, in which all ranks meet, and then write the same values each."""
@@ -268,21 +259,17 @@ class Member:
 
         The owner's is the first. Those of followers must leave alone what is shared.
         """
-        shared, index = self._shared, self._index
-        number = shared.arrivals[index][0] + 1
-        shared.arrivals[index] = number, where
-        if index:
-            shared.scheduler.wait(lambda: shared.changed >= number, where)
+        shared, scheduler = self._shared, self._shared.scheduler
+        scheduler.meet(KEY, len(scheduler.ranks), where, self._index, lambda: None,
+                       lambda: Collect(len))
+        self._changes += 1
+        if self._index:
+            scheduler.wait(lambda: shared.changes >= self._changes, where)
             return function()
-        shared.scheduler.wait(lambda: min(shared.arrivals.values())[0] >= number, where)
-        places = sorted({place for _, place in shared.arrivals.values()})
-        if len(places) > 1:
-            raise CollectiveMismatch('virtual ranks that share weights have come to different '
-                                     f'changes of them: {", and ".join(places)}')
         shared.check(kinds)
         result = function()
         shared.remember(kinds)
-        shared.changed = number
+        shared.changes += 1
         return result
 
     # ---------------------------------------------------------------------------- steps
@@ -292,7 +279,7 @@ class Member:
         self._shared.check(['parameter'])
         self._shared.settings = self._mine.settings()
         result = step(*args, **kwargs)
-        self._shared.steps[0] += 1
+        self._shared.steps += 1
         self._shared.remember(['parameter'])
         return result
 
@@ -300,16 +287,15 @@ class Member:
         """A follower's ``optimizer.step``: waits for the owner's, and changes no weight."""
         shared = self._shared
         # ranks come out of a collective in any order
-        number = shared.steps[self._index]
-        shared.scheduler.wait(lambda: shared.steps[0] > number,
-                              f'step {number + 1} of the optimizer on shared weights')
+        self._steps += 1
+        shared.scheduler.wait(lambda: shared.steps >= self._steps,
+                              f'step {self._steps} of the optimizer on shared weights')
         self._check_memory()
         if self._mine.settings() != shared.settings:
             shared.refuse('the parameter groups of the optimizer (learning rate, ...) are not the '
                           'same on all virtual ranks, which share weights')
         result = self._step_without_parameters(step, *args, **kwargs)
         self._refer_to_owners_state()
-        shared.steps[self._index] += 1
         return result
 
     def _step_without_parameters(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -354,8 +340,3 @@ def _checksum(tensor: Tensor) -> Tensor:
 def _versions(entries: dict[str, Any]) -> dict[str, tuple[Any, int]]:
     """Return the values, and how often each was written to: without a pass over the memory."""
     return {key: (value, getattr(value, '_version', 0)) for key, value in entries.items()}
-
-
-def _same_bytes(left: Tensor, right: Tensor) -> bool:
-    return (left.shape, left.dtype, left.device) == (right.shape, right.dtype, right.device) \
-        and torch.equal(as_bytes(left.detach()), as_bytes(right.detach()))
