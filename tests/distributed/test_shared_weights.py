@@ -40,7 +40,7 @@ def averages(cfg):
 
 
 def averages_of_parameters(cfg):
-    cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1, begin_iter=1)]
+    cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1, begin_iter=3)]  # a copy until then
 
 
 def clipping(cfg):
@@ -292,15 +292,24 @@ def of_its_own(cfg):
     cfg.randomness['virtual_ranks'] = dict(memory='separate')
 
 
-@pytest.mark.parametrize('change', [own_average, own_wrapper, of_its_own])
-def test_a_copy_for_each_rank_otherwise(cfg, change, tmp_path):
-    first, second = trained(cfg, tmp_path, addresses, change)
-    assert not set(first) & set(second)
+REASONS = [(own_average, 'the hook OwnEMAHook may change weights in a way of its own'),
+           (own_wrapper, 'the optimizer wrapper OwnWrapper may step in a way of its own')]
 
 
 @pytest.mark.parametrize('change, text', [
-    (own_average, 'the hook OwnEMAHook may change weights in a way of its own'),
-    (own_wrapper, 'the optimizer wrapper OwnWrapper'), (lbfgs, 'the optimizer LBFGS')])
+    *REASONS, (of_its_own, "randomness.virtual_ranks.memory='separate'")])
+def test_a_copy_for_each_rank_otherwise(cfg, change, text, tmp_path):
+    def logged(cfg):
+        change(cfg)
+        cfg.log_level = 'INFO'
+
+    first, second = trained(cfg, tmp_path, addresses, logged)
+    assert not set(first) & set(second)
+    log, = tmp_path.glob('*/*.log')
+    assert f'virtual ranks of a process have weights of their own: {text}\n' in log.read_text()
+
+
+@pytest.mark.parametrize('change, text', [*REASONS, (lbfgs, 'the optimizer LBFGS')])
 def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
     with pytest.raises(RuntimeError, match=f"virtual_ranks.memory='shared', and {text}.* allowed"):
         trained(cfg, tmp_path, addresses, shared(change))

@@ -17,7 +17,6 @@ or test, when a checkpoint is saved, and at the end of the training.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -33,8 +32,6 @@ from . import weight_hooks
 from .exchange import as_bytes
 from .group import Collect
 from .scheduler import Scheduler, current
-
-_logger = logging.getLogger('mmrepro')
 
 SEPARATE = "randomness.virtual_ranks.memory='separate'"
 _NOT_BY_ELEMENT = ('LBFGS', )  # optimizers whose step evaluates the model
@@ -61,16 +58,17 @@ def share_weights(runner: Any) -> None:
     shared: Shared = scheduler.meet(
         KEY, len(scheduler.ranks), 'the start of a training whose ranks share weights', index,
         lambda: start, lambda: Collect(functools.partial(Shared, scheduler)))
+    if index == 0:
+        runner.logger.info(
+            f'the virtual ranks of a process have weights of their own: {shared.problem}'
+            if shared.problem else f'the {len(scheduler.ranks)} virtual ranks of this process '
+            'share weights and the state of the optimizer')
     if shared.problem:
-        _logger.info('the virtual ranks of a process have weights of their own: %s', shared.problem)
         return
     member = Member(shared, index, start, runner.optim_wrapper)
     for hook in runner.hooks:
         weight_hooks.adapt(hook, member, owner=index == 0)
     runner.model.sharing = member
-    if index == 0:
-        _logger.info('the %d virtual ranks of this process share weights and the state of the '
-                     'optimizer', len(scheduler.ranks))
 
 
 def _problem(runner: Any) -> str:
