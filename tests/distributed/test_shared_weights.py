@@ -389,82 +389,40 @@ def test_a_hook_that_breaks_shared_weights_ends_the_run(cfg, name, text, tmp_pat
         trained(cfg, tmp_path, addresses, change)
 
 
-def fc(runner):
-    return runner.model.module.head.fc.weight
+def weight(runner):
+    runner.model.module.head.fc.weight.data.mul_(0.99)
 
 
-@hook('before_train_epoch')
-def writes_before_an_epoch(runner):
-    fc(runner).data.mul_(0.99)
-
-
-@hook('after_train_iter')
-def writes_after_a_step(runner):
-    fc(runner).data.mul_(0.99)
-
-
-@hook('after_train_iter')
-def writes_an_element_once(runner):
+def element(runner):
     if runner.iter == 1:
-        weight = fc(runner).data
-        weight[0, 1] = torch.nextafter(weight[0, 1], weight.new_tensor(9.))
+        values = runner.model.module.head.fc.weight.data
+        values[0, 1] = torch.nextafter(values[0, 1], values.new_tensor(9.))
 
 
-@hook('after_train_iter')
-def writes_momentum(runner):
-    runner.optim_wrapper.optimizer.state[fc(runner)]['momentum_buffer'].mul_(0.5)
+def momentum(runner):
+    weight = runner.model.module.head.fc.weight
+    runner.optim_wrapper.optimizer.state[weight]['momentum_buffer'].mul_(0.5)
 
 
-@hook('after_train_iter')
-def writes_averages(runner):
+def average(runner):
     averaging = next(hook for hook in runner.hooks if isinstance(hook, EMAHook))
     averaging.ema_model.module.head.fc.weight.data.mul_(0.99)
 
 
-@hook('before_save_checkpoint')
-def writes_before_a_checkpoint(runner):
-    fc(runner).data.mul_(0.99)
-
-
-@hook('before_val_epoch')
-def writes_before_a_validation(runner):
-    fc(runner).data.mul_(0.99)
-
-
-@hook('after_val_epoch')
-def writes_after_a_validation(runner):
-    fc(runner).data.mul_(0.99)
-
-
-@hook('after_train')
-def writes_at_the_end(runner):
-    fc(runner).data.mul_(0.99)
-
-
-@hook('after_run')
-def writes_behind_the_end(runner):
-    fc(runner).data.mul_(0.99)
-
-
-@hook('before_test_epoch')
-def writes_before_a_test(runner):
-    fc(runner).data.mul_(0.99)
-
-
 WEIGHT, LAST = 'the parameter head.fc.weight', 4  # the steps of a training
-WRITERS = {  # the step behind which a hook is found, and what it has changed
-    'writes_before_an_epoch': (0, WEIGHT), 'writes_after_a_step': (1, WEIGHT),
-    'writes_an_element_once': (2, WEIGHT),
-    'writes_momentum': (1, 'the state of head.fc.weight in the optimizer'),
-    'writes_averages': (1, 'the average head.fc.weight'),
-    'writes_before_a_checkpoint': (1, WEIGHT), 'writes_before_a_validation': (2, WEIGHT),
-    'writes_after_a_validation': (2, WEIGHT), 'writes_at_the_end': (LAST, WEIGHT),
-    'writes_behind_the_end': (LAST, WEIGHT), 'writes_before_a_test': (LAST, WEIGHT)}
-UNREACHED = {  # what would use the weights before they are checked again
-    'writes_before_a_validation': 'mmengine.runner.loops.ValLoop.run_iter',
-    'writes_before_a_test': 'mmengine.runner.loops.TestLoop.run_iter',
-    'writes_at_the_end': 'mmrepro.lifecycle.outcome',
-    'writes_behind_the_end': 'mmengine.runner.loops.TestLoop.run'}
+# what writes, when, behind which step it is found, its name, and what would use it otherwise
+WRITERS = [
+    (weight, 'before_train_epoch', 0, WEIGHT, ''),
+    (weight, 'after_train_iter', 1, WEIGHT, ''),
+    (element, 'after_train_iter', 2, WEIGHT, ''),
+    (momentum, 'after_train_iter', 1, 'the state of head.fc.weight in the optimizer', ''),
+    (average, 'after_train_iter', 1, 'the average head.fc.weight', ''),
+    (weight, 'before_save_checkpoint', 1, WEIGHT, ''),  # the checkpoint that would hold it
+    (weight, 'before_val_epoch', 2, WEIGHT, 'mmengine.runner.loops.ValLoop.run_iter'),
+    (weight, 'after_val_epoch', 2, WEIGHT, ''),
+    (weight, 'after_train', LAST, WEIGHT, 'mmrepro.lifecycle.outcome'),
+    (weight, 'after_run', LAST, WEIGHT, 'mmengine.runner.loops.TestLoop.run'),
+    (weight, 'before_test_epoch', LAST, WEIGHT, 'mmengine.runner.loops.TestLoop.run_iter')]
 
 
 def checkpoints(folder):
@@ -482,22 +440,22 @@ def right(cfg, tmp_path_factory):
     return checkpoints(folder)
 
 
-@pytest.mark.parametrize('name', WRITERS)
+@pytest.mark.parametrize('write, moment, step, what, unreached', WRITERS)
 def test_a_hook_that_writes_is_named_and_leaves_no_checkpoint(
-        cfg, name, right, tmp_path, monkeypatch):
+        cfg, write, moment, step, what, unreached, right, tmp_path, monkeypatch):
     def change(cfg):
         averages(cfg)
-        cfg.custom_hooks.append(dict(type=name))
+        cfg.custom_hooks.append(dict(type=write.__name__))
         cfg.update(test_dataloader=cfg.val_dataloader, test_evaluator=cfg.val_evaluator,
                    test_cfg=dict())
 
-    step, what = WRITERS[name]
-    if name in UNREACHED:
-        monkeypatch.setattr(UNREACHED[name], None)
+    hook(moment)(write)
+    if unreached:
+        monkeypatch.setattr(unreached, None)
     with pytest.raises(RuntimeError) as raised:
         trained(cfg, tmp_path, lambda runner: runner.test(), change)
     assert (f'between step {step} of the optimizer and the next one, something else has changed '
             f'{what}.') in str(raised.value)
-    assert f'MMDetection or mmrepro: {__name__}.{name}. Give every rank' in str(raised.value)
+    assert f'MMDetection or mmrepro: {__name__}.{write.__name__}. Give' in str(raised.value)
     assert "randomness.virtual_ranks=dict(ranks=2, memory='separate')" in str(raised.value)
     assert checkpoints(tmp_path) <= right and len(right) == LAST
