@@ -15,11 +15,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.nn import functional
 
+from ..ordered_reduction import all_gather_single
 from ..reduction_tree import Combine, Node, ReductionTree, combine_of, finish_of, nodes_of
 from .scheduler import wait_for_processes
-
-# torch 2.13 renames the function and warns of the old name
-_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
 BUCKET = 25 << 20  # bytes: a bucket takes on tensors until it has these
 # Bytes from which on a sum is divided among the processes: each adds up one part and sends the
@@ -55,7 +53,7 @@ class Transport:
     def all_gather(self, received: Tensor, sent: Tensor) -> Any:
         """Fill ``received`` with ``sent`` of every process, in their order."""
         with _of_process():
-            return _all_gather(received, sent, group=self._group, async_op=True)
+            return all_gather_single(received, sent, group=self._group, async_op=True)
 
     def broadcast(self, value: Tensor, source: int) -> Any:
         """Overwrite ``value`` with that of process ``source`` of the group."""
