@@ -393,6 +393,10 @@ def weight(runner):
     runner.model.module.head.fc.weight.data.mul_(0.99)
 
 
+def before_others(runner):
+    weight(runner)
+
+
 def element(runner):
     if runner.iter == 1:
         values = runner.model.module.head.fc.weight.data
@@ -419,6 +423,7 @@ WRITERS = [
     (average, 'after_train_iter', 1, 'the average head.fc.weight', ''),
     (weight, 'before_save_checkpoint', 1, WEIGHT, ''),  # the checkpoint that would hold it
     (weight, 'before_val_epoch', 2, WEIGHT, 'mmengine.runner.loops.ValLoop.run_iter'),
+    (before_others, 'before_val_epoch', 2, WEIGHT, 'mmengine.runner.loops.ValLoop.run_iter'),
     (weight, 'after_val_epoch', 2, WEIGHT, ''),
     (weight, 'after_train', LAST, WEIGHT, 'mmrepro.lifecycle.outcome'),
     (weight, 'after_run', LAST, WEIGHT, 'mmengine.runner.loops.TestLoop.run'),
@@ -432,11 +437,15 @@ def checkpoints(folder):
             for state in states}
 
 
+def norms_and_averages(cfg):
+    cfg.custom_hooks = [dict(type='mmdet.SyncNormHook'), dict(type='EMAHook', momentum=0.1)]
+
+
 @pytest.fixture(scope='module')
 def right(cfg, tmp_path_factory):
     """The checkpoints of a run without a hook that writes."""
     folder = tmp_path_factory.mktemp('right')
-    trained(cfg, folder, lambda runner: None, averages)
+    trained(cfg, folder, lambda runner: None, norms_and_averages)
     return checkpoints(folder)
 
 
@@ -444,8 +453,9 @@ def right(cfg, tmp_path_factory):
 def test_a_hook_that_writes_is_named_and_leaves_no_checkpoint(
         cfg, write, moment, step, what, unreached, right, tmp_path, monkeypatch):
     def change(cfg):
-        averages(cfg)
-        cfg.custom_hooks.append(dict(type=write.__name__))
+        norms_and_averages(cfg)
+        cfg.custom_hooks.append(dict(type=write.__name__, priority='HIGH' if
+                                     write is before_others else 'LOW'))
         cfg.update(test_dataloader=cfg.val_dataloader, test_evaluator=cfg.val_evaluator,
                    test_cfg=dict())
 
