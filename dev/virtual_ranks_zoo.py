@@ -52,7 +52,6 @@ from dev.zoo.run_facts import facts_of  # noqa: E402
 from dev.zoo.step import one_rank  # noqa: E402
 from dev.zoo.training import RESUMED_AT, VAL_IMAGES, WIDTHS, training  # noqa: E402
 from mmrepro.config import RandomnessConfig  # noqa: E402
-from mmrepro.distributed.virtual.weight_hooks import KEEP_WEIGHTS  # noqa: E402
 from mmrepro.nested import dicts as nodes  # noqa: E402
 
 RANKS = 3
@@ -78,9 +77,6 @@ INSTEAD = {
                       'test-mot17halfval.py', 'video'),
     'ssd': Member('ssd/ssdlite_mobilenetv2-scratch_8xb24-600e_coco.py', size=96),
 }
-
-# the hooks that look at a run change no weight; unknown ones would make every rank have its own
-KEEP_WEIGHTS['dev.zoo'] = ('*', )
 
 
 def chosen(families: Sequence[str] = ()) -> list[Member]:

@@ -108,9 +108,8 @@ class VirtualRanks:
     Attributes:
         ranks: number of ranks, on 1 to as many processes; None: each process is a rank.
         memory: what the ranks of a process share; no bit depends on it. None: one copy of weights,
-            optimizer state and averages, if all hooks are known to allow it, else a copy for each
-            rank; 'shared': one copy, although there are hooks that are not known; 'separate': a
-            copy for each rank.
+            optimizer state and averages, if optimizer and hooks allow it, else a copy for each
+            rank; 'shared': one copy, or an error; 'separate': a copy for each rank.
     """
     ranks: int | None = None
     memory: str | None = None

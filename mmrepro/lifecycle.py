@@ -29,7 +29,7 @@ from .distributed.virtual.cached_ranks import refuse_cached_ranks
 from .distributed.virtual.process_state import keep_attributes
 from .distributed.virtual.runner_parts import settings_on_ranks
 from .distributed.virtual.scheduler import current
-from .distributed.virtual.shared_weights import share_weights
+from .distributed.virtual.shared_weights import check_shared_weights, share_weights
 from .facts.collect import collect_facts
 from .facts.training_data import training_facts
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook
@@ -119,6 +119,7 @@ class RunLifecycle:
             determinism.check_compiled(runner.model, runner.cfg.get('compile'))
         with handling(runner), self.start.training(runner):
             yield
+            check_shared_weights(runner)  # hooks of ``after_run`` were the last
 
     def train_loop_built(self, runner: Any, loop: Any) -> None:
         """Compare the training data with those of the resumed run, and continue its loop."""
@@ -202,6 +203,7 @@ class RunLifecycle:
         use_stream(runner.val_dataloader, 'val')
         self.seed('val', runner.iter)
         yield
+        check_shared_weights(runner)
         self.evaluated.enter(runner.model)  # behind EMAHook, which puts in its averages
 
     def before_val_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
@@ -224,6 +226,7 @@ class RunLifecycle:
         use_stream(runner.test_dataloader, 'test')
         self.seed('test')
         yield
+        check_shared_weights(runner)
         self.evaluated.enter(runner.model)
 
     def before_test_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
@@ -239,6 +242,7 @@ class RunLifecycle:
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
+        check_shared_weights(runner)
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
 
     # ---------------------------------------------------------------------------- the end
@@ -246,6 +250,7 @@ class RunLifecycle:
     def after_train(self, runner: Any) -> Iterator[None]:
         with local_loading():  # CheckpointHook publishes: it loads what it has written
             yield
+        check_shared_weights(runner)
         if is_main_process() and not self.config.legacy:
             runner.logger.info(outcome(runner))
 

@@ -18,7 +18,6 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from .. import determinism, ops
@@ -50,6 +49,12 @@ def check_agreement(fields: Mapping[str, Any]) -> None:
         AgreementError: on every rank, with the same message: rank, field and both values.
         TypeError: a field of another type; names it.
     """
+    for name, value in fields.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise TypeError(f'{name}={value!r} cannot be compared between ranks: expected strings, '
+                            'numbers, booleans, None, or lists of them') from error
     agree('agreement', dict(fields), _compare)
 
 
@@ -150,7 +155,6 @@ def _first_line(here: str, there: str) -> tuple[int, str, str]:
 
 # -------------------------------------------------------------------------------- collectives
 
-TOPIC = 56  # bytes of a topic that travel, in front of a number
 TIMEOUT: timedelta | None = None  # of agreements; None: torch's for gloo, 30 minutes
 
 _control_groups: Any = weakref.WeakKeyDictionary()  # process group -> its control group
@@ -171,33 +175,6 @@ def _control_group() -> Any:
     return _control_groups[default]
 
 
-def _is_alone() -> bool:
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
-
-
-def _gathered(value: Tensor) -> list[Tensor]:
-    values = [torch.empty_like(value) for _ in range(dist.get_world_size())]
-    dist.all_gather(values, value, group=_control_group())
-    return values
-
-
-def _numbers(topic: str, number: int) -> list[int]:
-    """Return the numbers that all ranks bring to a topic.
-
-    Raises:
-        AgreementError: ranks have come to different topics; names them.
-    """
-    name = topic.encode()[:TOPIC].ljust(TOPIC, b'\0')
-    heads = [bytes(head.tolist()) for head in _gathered(
-        torch.tensor([*name, *number.to_bytes(8, 'little')], dtype=torch.uint8))]
-    topics = [head[:TOPIC].rstrip(b'\0').decode() for head in heads]
-    if len(set(topics)) > 1:
-        raise AgreementError('The ranks have come to different points of their programs, and every '
-                             'rank has stopped.' + ''.join(
-                                 f'\n  rank {rank} is at: {at}' for rank, at in enumerate(topics)))
-    return [int.from_bytes(head[TOPIC:], 'little') for head in heads]
-
-
 def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     """Decide from the values of all ranks; every rank gets the same decision.
 
@@ -205,35 +182,24 @@ def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
 
     Args:
         topic: A short name, the same on all ranks.
-        value: Of this rank; what JSON can hold.
+        value: Of this rank; what pickle can hold.
         decide: The values in order of rank -> the decision, or raises :class:`AgreementError`.
             Called on every rank; must depend on nothing but the values.
 
     Raises:
         AgreementError: ``decide`` raised it, or ranks have come to different topics.
-        TypeError: ``value`` has parts that JSON cannot hold; names them.
         RuntimeError: a rank has ended, or has not come within :data:`TIMEOUT`.
     """
-    text = _encode(value)
-    if _is_alone():
-        return decide([json.loads(text)])
-    encoded = text.encode()
-    sizes = _numbers(topic, len(encoded))
-    block = torch.zeros(max(sizes), dtype=torch.uint8)
-    block[:len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-    return decide([json.loads(bytes(row[:size].numpy()))
-                   for row, size in zip(_gathered(block), sizes)])
-
-
-def _encode(value: Any) -> str:
-    parts = value.items() if isinstance(value, dict) else [('value', value)]
-    for name, part in parts:
-        try:
-            json.dumps(part)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f'{name}={part!r} cannot be compared between ranks: expected strings, '
-                            'numbers, booleans, None, or lists of them') from error
-    return json.dumps(value)
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return decide([value])
+    received: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(received, (topic, value), group=_control_group())
+    topics, values = zip(*received)
+    if len(set(topics)) > 1:
+        raise AgreementError('The ranks have come to different points of their programs, and every '
+                             'rank has stopped.' + ''.join(
+                                 f'\n  rank {rank} is at: {at}' for rank, at in enumerate(topics)))
+    return decide(list(values))
 
 
 def any_rank(topic: str, value: bool) -> bool:
@@ -242,9 +208,4 @@ def any_rank(topic: str, value: bool) -> bool:
     Raises:
         AgreementError: ranks have come to different topics.
     """
-    return value if _is_alone() else any(_numbers(topic, int(value)))
-
-
-def wait_for_all(topic: str) -> None:
-    """Wait until all ranks have come here. Raises AgreementError as :func:`any_rank`."""
-    any_rank(topic, False)
+    return bool(agree(topic, value, any))

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 ORDER_MATTERS_FROM = 3  # ranks; a sum of two is the same in either order
 
 # torch 2.13 gives it another name and warns of the old one
-_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
+all_gather_single = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
 
 def ordered_mean(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -45,10 +45,10 @@ def ordered_mean(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
     if size:
         pieces = torch.empty_like(main)
         dist.all_to_all_single(pieces, main, group=group)
-        _all_gather(main, _sum_rows(pieces, size), group=group)
+        all_gather_single(main, _sum_rows(pieces, size), group=group)
     if rest.numel():  # fewer elements than ranks
         pieces = rest.new_empty(world * rest.numel())
-        _all_gather(pieces, rest, group=group)
+        all_gather_single(pieces, rest, group=group)
         rest.copy_(_sum_rows(pieces, rest.numel()))
     return flat
 

@@ -2,8 +2,8 @@
 
 Stock MMEngine asks for CUDA twice: ``init_dist`` selects a device before it makes the process
 group, and ``wrap_model`` gives DistributedDataParallel a device. Both can be avoided from outside:
-``Runner.setup_env`` leaves a process group alone that exists already, and a wrapper config may say
-``device_ids=None``. With an accelerator, everything here leaves the work to MMEngine.
+``Runner.setup_env`` leaves a process group alone that exists already, and DistributedDataParallel
+can be given ``device_ids=None``. With an accelerator, everything here leaves the work to MMEngine.
 """
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from typing import Any, Callable, NamedTuple
 import torch
 import torch.distributed as dist
 from mmengine.device import get_device
-from mmengine.model import is_model_wrapper
-from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -199,33 +197,22 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
     if current() is not None:
         return runner_parts.wrap_model(runner, model_wrapper_cfg, model, _synchronise_batch_norm)
     if dist.is_initialized() and not has_accelerator():
-        model_wrapper_cfg = _without_devices(runner, model_wrapper_cfg, model)
-        # it refuses torch's synchronised layers on the CPU, where mmrepro lets them train
-        with replaced(DistributedDataParallel,
+        init = DistributedDataParallel.__init__
+
+        def without_devices(self: Any, *args: Any, **options: Any) -> None:
+            init(self, *args, **{**options, 'device_ids': None})
+
+        # DDP refuses torch's synchronized layers on the CPU, where mmrepro lets them train
+        with replaced(DistributedDataParallel, __init__=without_devices,
                       _passing_sync_batchnorm_handle=lambda self, module: None):
-            wrapped = build(model_wrapper_cfg, model)
+            # a copy: MMEngine adds the type
+            wrapped = build(model_wrapper_cfg and dict(model_wrapper_cfg), model)
         _synchronise_batch_norm(wrapped)  # `sync_bn` of a config has converted layers by now
     else:
         wrapped = build(model_wrapper_cfg, model)
     if ordered:
         fix_gradient_order(wrapped)
     return wrapped
-
-
-def _without_devices(runner: Any, wrapper: Config | None,
-                     model: nn.Module) -> Config | None:
-    if is_model_wrapper(model):
-        return wrapper
-    if wrapper is None:  # what MMEngine builds then
-        wrapper = dict(broadcast_buffers=False,
-                       find_unused_parameters=runner.cfg.get('find_unused_parameters', False))
-    wrapper = dict(wrapper)
-    wrapper.setdefault('type', 'MMDistributedDataParallel')
-    kind = wrapper['type']
-    cls = MODEL_WRAPPERS.get(kind) if isinstance(kind, str) else kind
-    if isinstance(cls, type) and issubclass(cls, DistributedDataParallel):
-        wrapper['device_ids'] = None
-    return wrapper
 
 
 def _synchronise_batch_norm(model: nn.Module) -> None:

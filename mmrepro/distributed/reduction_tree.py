@@ -23,8 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-REDUCTION_SCHEME = 2
-
 _Op = dist.ReduceOp
 
 
@@ -54,32 +52,21 @@ _COMBINE: dict[Any, Combine] = {
 }
 
 
-def _kind(op: Any) -> Any:
-    # an operation with a factor is an object that equals its kind from one side only
-    return getattr(op, 'op', op)
-
-
 def combine_of(op: Any) -> Combine:
     """Return the function that reduces two tensors.
 
     Raises:
         NotImplementedError: for an operation that is not in the table; names it.
     """
-    for known, combine in _COMBINE.items():
-        if _kind(op) == known:
-            return combine
+    if op in _COMBINE:
+        return _COMBINE[op]
     raise NotImplementedError(f'virtual ranks cannot reduce with {op}; allowed: '
                               f'{", ".join(str(known) for known in _COMBINE)}')
 
 
-def lists_with(combine: Combine) -> Combine:
-    """Return a function that reduces two lists of tensors, tensor by tensor."""
-    return lambda left, right: [combine(*pair) for pair in zip(left, right)]
-
-
 def finish_of(op: Any, leaves: int) -> Callable[[Tensor], Tensor]:
     """Return what is applied to the root: ``AVG`` divides the sum by the number of leaves."""
-    if _kind(op) == _Op.AVG:
+    if op == _Op.AVG:
         return lambda root: root.div_(leaves)
     return lambda root: root
 

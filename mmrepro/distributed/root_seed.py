@@ -2,22 +2,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from typing import Any
 
-from ..errors import AgreementError
 from ..seeds import MAX_SEED
-from .agreement import agree
-
-
-def _choose(ranks: Sequence[Any]) -> Any:
-    """Return the common seed; without one, the seed that rank 0 has drawn."""
-    (first, drawn), *others = ranks
-    for rank, (seed, _) in enumerate(others, 1):
-        if seed != first:
-            raise AgreementError(f'The ranks disagree, and every rank has stopped.\n  rank {rank}: '
-                                 f'seed: rank 0 has {first}, rank {rank} has {seed}')
-    return drawn if first is None else first
+from .agreement import agree, check_agreement
 
 
 def broadcast_seed(seed: int | None) -> int:
@@ -34,5 +21,6 @@ def broadcast_seed(seed: int | None) -> int:
     Raises:
         AgreementError: on every rank, if they were given different seeds.
     """
-    chosen: int = agree('seed', [seed, secrets.randbelow(MAX_SEED + 1)], _choose)
-    return chosen
+    check_agreement(dict(seed=seed))
+    drawn: int = agree('seed', secrets.randbelow(MAX_SEED + 1), lambda ranks: ranks[0])
+    return drawn if seed is None else seed

@@ -16,7 +16,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 from ..checkpoint.resuming import refusal_after
-from ..distributed.agreement import agree, any_rank, wait_for_all
+from ..distributed.agreement import agree, any_rank
 from ..errors import ConfigError, Preempted
 from ..exit_codes import PREEMPTED
 
@@ -120,7 +120,7 @@ class PreemptHook(Hook):
                               f'with exit code {self.exit_code}')
         runner.visualizer.close()
         # a launcher ends all ranks when one has ended, and rank 0 may still write
-        wait_for_all('the end')
+        any_rank('the end', False)
         raise Preempted(self.exit_code, path, iteration)
 
 

@@ -21,6 +21,7 @@ from virtual_runs import run
 from mmrepro import on_virtual_ranks
 from mmrepro.checkpoint.adapters import register
 from mmrepro.config import with_virtual_ranks
+from mmrepro.digests import state_digest
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -39,7 +40,7 @@ def averages(cfg):
 
 
 def averages_of_parameters(cfg):
-    cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1, begin_iter=1)]
+    cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1, begin_iter=3)]  # a copy until then
 
 
 def clipping(cfg):
@@ -82,7 +83,21 @@ def norms(cfg):
     cfg.custom_hooks = [dict(type='mmdet.SyncNormHook')]
 
 
-CHANGES = [teacher, averages, averages_of_parameters, clipping, adam, seldom]
+@HOOKS.register_module(force=True)
+class ReadingHook(Hook):
+    """A hook of a user, of whom nobody knows that it writes to no weight; what it reads matters."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        weight = runner.model.module.head.fc.weight
+        runner.optim_wrapper.param_groups[0]['lr'] = 0.1 * weight.abs().mean().item()
+
+
+def reading(cfg):
+    averages(cfg)
+    cfg.custom_hooks.append(dict(type='ReadingHook'))
+
+
+CHANGES = [teacher, averages, averages_of_parameters, clipping, adam, seldom, reading]
 
 
 def shared(change, memory='shared'):
@@ -241,19 +256,14 @@ def test_nothing_makes_ranks_wait_between_two_changes_of_averages(cfg, tmp_path)
     assert run(changed(cfg, shared(without_checkpoints)), 3, 1, tmp_path / '2') == expected
 
 
-def test_one_copy_if_all_hooks_are_known(cfg, tmp_path):
-    first, second = trained(cfg, tmp_path, addresses, averages)
+def test_one_copy_whatever_hooks_there_are(cfg, tmp_path):
+    first, second = trained(cfg, tmp_path, addresses, reading)
     assert len(first) == 3 and first == second
 
 
 def test_a_second_training_of_a_runner_is_refused(cfg, tmp_path):
     with pytest.raises(RuntimeError, match="train.. was called before.*virtual_ranks.memory='sepa"):
         trained(cfg, tmp_path, lambda runner: runner.train(), averages)
-
-
-@HOOKS.register_module(force=True)
-class UnknownHook(Hook):
-    pass
 
 
 @HOOKS.register_module(force=True)
@@ -264,10 +274,6 @@ class OwnEMAHook(EMAHook):
 @OPTIM_WRAPPERS.register_module(force=True)
 class OwnWrapper(OptimWrapper):
     pass
-
-
-def unknown(cfg):
-    cfg.custom_hooks = [dict(type='UnknownHook')]
 
 
 def own_average(cfg):
@@ -286,15 +292,24 @@ def of_its_own(cfg):
     cfg.randomness['virtual_ranks'] = dict(memory='separate')
 
 
-@pytest.mark.parametrize('change', [unknown, own_average, own_wrapper, of_its_own])
-def test_a_copy_for_each_rank_otherwise(cfg, change, tmp_path):
-    first, second = trained(cfg, tmp_path, addresses, change)
-    assert not set(first) & set(second)
+REASONS = [(own_average, 'the hook OwnEMAHook may change weights in a way of its own'),
+           (own_wrapper, 'the optimizer wrapper OwnWrapper may step in a way of its own')]
 
 
 @pytest.mark.parametrize('change, text', [
-    (own_average, 'OwnEMAHook may keep averages in a way of its own'),
-    (own_wrapper, 'the optimizer wrapper OwnWrapper'), (lbfgs, 'the optimizer LBFGS')])
+    *REASONS, (of_its_own, "randomness.virtual_ranks.memory='separate'")])
+def test_a_copy_for_each_rank_otherwise(cfg, change, text, tmp_path):
+    def logged(cfg):
+        change(cfg)
+        cfg.log_level = 'INFO'
+
+    first, second = trained(cfg, tmp_path, addresses, logged)
+    assert not set(first) & set(second)
+    log, = tmp_path.glob('*/*.log')
+    assert f'virtual ranks of a process have weights of their own: {text}\n' in log.read_text()
+
+
+@pytest.mark.parametrize('change, text', [*REASONS, (lbfgs, 'the optimizer LBFGS')])
 def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
     with pytest.raises(RuntimeError, match=f"virtual_ranks.memory='shared', and {text}.* allowed"):
         trained(cfg, tmp_path, addresses, shared(change))
@@ -321,13 +336,6 @@ def shrinks_a_weight_before_the_step(runner):
     weight.register_hook(shrink)
 
 
-@hook('after_train_iter')
-def changes_an_element_once(runner):
-    if runner.iter == 1:
-        weight = runner.model.module.head.fc.weight.data
-        weight[0, 1] = torch.nextafter(weight[0, 1], weight.new_tensor(9.))
-
-
 @hook('before_train_iter')
 def sets_a_rate_for_each_rank(runner):
     runner.optim_wrapper.param_groups[0]['lr'] = 0.01 * (1 + dist.get_rank())
@@ -352,26 +360,113 @@ def comes_to_another_change_on_rank_0(runner):
     if dist.get_rank() == 0:
         averaging._swap_ema_parameters()
     else:
-        averaging.ema_model.update_parameters(averaging.src_model)
+        averaging.after_train_iter(runner, 0)
+
+
+@hook('before_train_iter')
+def adds_a_parameter(runner):
+    if runner.iter == 1:
+        runner.optim_wrapper.optimizer.add_param_group(dict(params=[nn.Parameter(torch.ones(5))]))
 
 
 @pytest.mark.parametrize('name, text', [
     ('shrinks_a_weight_before_the_step',
-     'between step 0 .* something else has changed head.fc.weight.*memory=.separate'),
-    ('changes_an_element_once',
-     'between step 2 .* something else has changed head.fc.weight.*memory=.separate'),
+     'between step 0 .* something else has changed the parameter head.fc.weight'),
     ('sets_a_rate_for_each_rank',
      'parameter groups .* are not the same on all virtual ranks.*memory=.separate'),
-    ('replaces_memory_on_rank_1', 'head.fc.weight no longer has the memory.*memory=.separate'),
+    ('replaces_memory_on_rank_1', 'head.fc.weight does not have the memory.*memory=.separate'),
+    ('adds_a_parameter', r'the optimizer, of torch.Size\(\[5\]\) does not have the memory'),
     ('steps_once_more_on_rank_1', '(?s)Deadlock.*virtual rank 1 waits in step 2 of the optimizer'),
     ('comes_to_another_change_on_rank_0',
-     'CollectiveMismatch.*the exchange of weights and averages, and the update of the averaged')])
+     'CollectiveMismatch.* come to the update of the averaged weights, virtual rank 0 waits in the '
+     'exchange of weights and averages')])
 def test_a_hook_that_breaks_shared_weights_ends_the_run(cfg, name, text, tmp_path):
     def change(cfg):
         averages(cfg)
         cfg.custom_hooks.append(dict(type=name))
-        cfg.randomness['virtual_ranks'] = dict(memory='shared')
         without_self_checks(cfg)  # a repeated step would find a shrinking weight before the owner
 
     with pytest.raises(RuntimeError, match=text):
         trained(cfg, tmp_path, addresses, change)
+
+
+def weight(runner):
+    runner.model.module.head.fc.weight.data.mul_(0.99)
+
+
+def before_others(runner):
+    weight(runner)
+
+
+def element(runner):
+    if runner.iter == 1:
+        values = runner.model.module.head.fc.weight.data
+        values[0, 1] = torch.nextafter(values[0, 1], values.new_tensor(9.))
+
+
+def momentum(runner):
+    weight = runner.model.module.head.fc.weight
+    runner.optim_wrapper.optimizer.state[weight]['momentum_buffer'].mul_(0.5)
+
+
+def average(runner):
+    averaging = next(hook for hook in runner.hooks if isinstance(hook, EMAHook))
+    averaging.ema_model.module.head.fc.weight.data.mul_(0.99)
+
+
+WEIGHT, LAST = 'the parameter head.fc.weight', 4  # the steps of a training
+# what writes, when, behind which step it is found, its name, and what would use it otherwise
+WRITERS = [
+    (weight, 'before_train_epoch', 0, WEIGHT, ''),
+    (weight, 'after_train_iter', 1, WEIGHT, ''),
+    (element, 'after_train_iter', 2, WEIGHT, ''),
+    (momentum, 'after_train_iter', 1, 'the state of head.fc.weight in the optimizer', ''),
+    (average, 'after_train_iter', 1, 'the average head.fc.weight', ''),
+    (weight, 'before_save_checkpoint', 1, WEIGHT, ''),  # the checkpoint that would hold it
+    (weight, 'before_val_epoch', 2, WEIGHT, 'mmengine.runner.loops.ValLoop.run_iter'),
+    (before_others, 'before_val_epoch', 2, WEIGHT, 'mmengine.runner.loops.ValLoop.run_iter'),
+    (weight, 'after_val_epoch', 2, WEIGHT, ''),
+    (weight, 'after_train', LAST, WEIGHT, 'mmrepro.lifecycle.outcome'),
+    (weight, 'after_run', LAST, WEIGHT, 'mmengine.runner.loops.TestLoop.run'),
+    (weight, 'before_test_epoch', LAST, WEIGHT, 'mmengine.runner.loops.TestLoop.run_iter')]
+
+
+def checkpoints(folder):
+    """Return the digests of what the checkpoints in a folder hold of weights, one of each."""
+    states = [torch.load(path, weights_only=False) for path in folder.glob('*.pth')]
+    return {state_digest([state[part] for part in ('state_dict', 'ema_state_dict', 'optimizer')])
+            for state in states}
+
+
+def norms_and_averages(cfg):
+    cfg.custom_hooks = [dict(type='mmdet.SyncNormHook'), dict(type='EMAHook', momentum=0.1)]
+
+
+@pytest.fixture(scope='module')
+def right(cfg, tmp_path_factory):
+    """The checkpoints of a run without a hook that writes."""
+    folder = tmp_path_factory.mktemp('right')
+    trained(cfg, folder, lambda runner: None, norms_and_averages)
+    return checkpoints(folder)
+
+
+@pytest.mark.parametrize('write, moment, step, what, unreached', WRITERS)
+def test_a_hook_that_writes_is_named_and_leaves_no_checkpoint(
+        cfg, write, moment, step, what, unreached, right, tmp_path, monkeypatch):
+    def change(cfg):
+        norms_and_averages(cfg)
+        cfg.custom_hooks.append(dict(type=write.__name__, priority='HIGH' if
+                                     write is before_others else 'LOW'))
+        cfg.update(test_dataloader=cfg.val_dataloader, test_evaluator=cfg.val_evaluator,
+                   test_cfg=dict())
+
+    hook(moment)(write)
+    if unreached:
+        monkeypatch.setattr(unreached, None)
+    with pytest.raises(RuntimeError) as raised:
+        trained(cfg, tmp_path, lambda runner: runner.test(), change)
+    assert (f'between step {step} of the optimizer and the next one, something else has changed '
+            f'{what}.') in str(raised.value)
+    assert f'MMDetection or mmrepro: {__name__}.{write.__name__}. Give' in str(raised.value)
+    assert "randomness.virtual_ranks=dict(ranks=2, memory='separate')" in str(raised.value)
+    assert checkpoints(tmp_path) <= right and len(right) == LAST

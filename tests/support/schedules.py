@@ -35,7 +35,7 @@ import faults.tiny as tiny_run  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from harness import digest  # noqa: E402
-from mmengine.hooks import Hook  # noqa: E402
+from mmengine.hooks import EMAHook, Hook  # noqa: E402
 from mmengine.registry import MODELS  # noqa: E402
 from mmengine.runner import Runner  # noqa: E402
 from mmengine.runner import runner as runner_module  # noqa: E402
@@ -81,6 +81,10 @@ class Plan(NamedTuple):
 @MODELS.register_module(force=True)
 class Headed(tiny_run.Tiny):
     """Keeps tensors of its last pass, as the heads of most detectors do, and communicates."""
+
+    def __init__(self, data_preprocessor=None):
+        super().__init__(data_preprocessor)
+        self.register_buffer('seen', torch.zeros(()))  # of averages, by a hook
 
     def forward(self, inputs, label, mode='tensor'):
         outputs = super().forward(inputs, label, mode)
@@ -136,14 +140,21 @@ for _name in POINTS:
         setattr(VisitHook, _name, lambda self, *args, _name=_name, **kwargs: visit(_name))
 
 
+class ReadingHook(Hook):
+    """Reads the averages that ranks share before they are updated, as hooks of users may."""
+    priority = 'HIGH'
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        average, = (hook.ema_model for hook in runner.hooks if isinstance(hook, EMAHook))
+        runner.model.module.seen.add_(average.module.head.fc.weight.square().sum())
+
+
 def config(work_dir: str) -> Any:
     cfg = tiny_run.validating_and_saving(work_dir)
     cfg.model.type = 'Headed'
     cfg.train_cfg.max_epochs = 3  # an iteration each; the first two steps are repeated
     cfg.custom_hooks = [dict(type='EMAHook')]
-    cfg.randomness = dict(seed=3, deterministic=True,
-                          # VisitHook is not known
-                          virtual_ranks=dict(ranks=RANKS, memory='shared'))
+    cfg.randomness = dict(seed=3, deterministic=True, virtual_ranks=RANKS)
     return cfg
 
 
@@ -152,6 +163,7 @@ def _main(cfg: Any) -> Any:
         runner = Runner.from_cfg(cfg.copy())
         _run.runners[dist.get_rank()] = runner
         runner.register_hook(VisitHook(), priority='VERY_LOW')
+        runner.register_hook(ReadingHook(), priority='HIGH')
         runner.train()
         model = runner.model.module
         return digest([model.state_dict(), runner.optim_wrapper.state_dict(),

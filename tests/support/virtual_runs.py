@@ -11,10 +11,6 @@ from ranks import free_port
 
 from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.unwrap import unwrap
-from mmrepro.distributed.virtual.weight_hooks import KEEP_WEIGHTS
-
-# ranks share weights as without the hook that looks at them
-KEEP_WEIGHTS['virtual_runs'] = ('Recorder', )
 
 
 def _recorder(lines: list[dict]) -> Any:

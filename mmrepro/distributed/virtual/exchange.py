@@ -13,20 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
+from torch.nn import functional
 
-from ..reduction_tree import (
-    Combine,
-    Node,
-    ReductionTree,
-    combine_of,
-    finish_of,
-    lists_with,
-    nodes_of,
-)
+from ..ordered_reduction import all_gather_single
+from ..reduction_tree import Combine, Node, ReductionTree, combine_of, finish_of, nodes_of
 from .scheduler import wait_for_processes
-
-# torch 2.13 renames the function and warns of the old name
-_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 
 BUCKET = 25 << 20  # bytes: a bucket takes on tensors until it has these
 # Bytes from which on a sum is divided among the processes: each adds up one part and sends the
@@ -62,7 +53,7 @@ class Transport:
     def all_gather(self, received: Tensor, sent: Tensor) -> Any:
         """Fill ``received`` with ``sent`` of every process, in their order."""
         with _of_process():
-            return _all_gather(received, sent, group=self._group, async_op=True)
+            return all_gather_single(received, sent, group=self._group, async_op=True)
 
     def broadcast(self, value: Tensor, source: int) -> Any:
         """Overwrite ``value`` with that of process ``source`` of the group."""
@@ -132,19 +123,18 @@ class Processes:
         wait_for_processes(self._transport.broadcast(sent, source))
         return sent.to(value.device).view(value.dtype)
 
-    def reduce(self, nodes: Sequence[Node], op: Any) -> list[Tensor]:
+    def reduce(self, tree: ReductionTree, op: Any) -> list[Tensor]:
         """Return the root of the tree whose nodes this process has.
 
         Args:
-            nodes: Their values are lists of tensors, of the same shapes and types on all processes.
+            tree: Its values are lists of tensors, of the same shapes and types on all processes.
                 Overwrites the tensors, and drains the lists.
         """
         if self.alone:
-            roots = _root([node[:2] for node in nodes], [node.value for node in nodes],
-                          lists_with(combine_of(op)))
+            roots = tree.root()
         else:
-            buckets = Buckets(nodes[0].value)
-            flat = [node._replace(value=buckets.drain(node.value)) for node in nodes]
+            buckets = Buckets(tree.nodes[0].value)
+            flat = [node._replace(value=buckets.drain(node.value)) for node in tree.nodes]
             roots = buckets.unpack([self._reduce_flat([
                 node._replace(value=node.value[number]) for node in flat], combine_of(op))
                 for number in range(len(buckets.numbers))])
@@ -162,11 +152,12 @@ class Processes:
             return _root(places, values, combine)
         size = -(-total // count)  # of a part; the last part is padded
         # (process, node, size): what each process gets of the nodes of this one
-        parts = torch.stack([_padded(node.value, size * count).view(count, size)
-                             for node in nodes], 1) \
-            if len(nodes) > 1 else _padded(flat, size * count)
+        values = [node.value if size * count == total else functional.pad(
+            node.value, (0, size * count - total)) for node in nodes]
+        parts = torch.stack([value.view(count, size) for value in values], 1) \
+            if len(nodes) > 1 else values[0]
         sent = as_bytes(parts).to(self._transport.device)
-        del parts
+        del values, parts
         step = size * flat.element_size()
         received = sent.new_empty(len(places) * step)
         wait_for_processes(self._transport.all_to_all(
@@ -181,12 +172,6 @@ def _root(places: Sequence[tuple[int, int]], values: Iterable[Any], combine: Com
     for place, value in zip(places, values):
         tree.add(Node(*place, value))
     return tree.root()
-
-
-def _padded(value: Tensor, size: int) -> Tensor:
-    """Return ``value`` with zeros at the end, if ``size`` asks for them."""
-    missing = size - value.numel()
-    return torch.cat([value, value.new_zeros(missing)]) if missing else value
 
 
 def as_bytes(value: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """The wrapper of a model on virtual ranks, in the place of DistributedDataParallel."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,6 @@ from torch.autograd import Variable
 
 from ...errors import VirtualRanksError
 from ...nested import tensors
-from .exchange import Buckets
 
 
 @MODEL_WRAPPERS.register_module()
@@ -54,7 +52,7 @@ class VirtualDataParallel(nn.Module):
         self._average = True
         self._queued = False
         self.sharing: Any = None  # this rank's part in shared weights
-        self._take(list(module.parameters()) + list(module.buffers()))
+        self._take([*module.parameters(), *module.buffers()])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this rank; a copy shares no weights and no process group."""
@@ -63,6 +61,11 @@ class VirtualDataParallel(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._group = dist.group.WORLD
+
+    def _take(self, values: list[Tensor]) -> None:
+        """Overwrite ``values`` with those of rank 0."""
+        for value in values:
+            dist.broadcast(value.detach(), 0, group=self._group)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -74,11 +77,9 @@ class VirtualDataParallel(nn.Module):
             self._average = before
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.sharing is not None:
-            self.sharing.before_forward()
         average = self._average and torch.is_grad_enabled()
         if self._broadcast_buffers and self._take_buffers:
-            self._take(list(self.module.buffers()))
+            self._take([*self.module.buffers()])
         outputs = self.module(*args, **kwargs)
         self._take_buffers = average
         if average:
@@ -114,19 +115,6 @@ class VirtualDataParallel(nn.Module):
             if count:
                 # memory of its own, with the layout of the parameter, whatever the bucket is
                 parameter.grad = mean if views else torch.empty_like(parameter).copy_(mean)
-
-    @torch.no_grad()
-    def _take(self, values: list[Tensor]) -> None:
-        """Overwrite ``values`` with those of rank 0."""
-        first = self._group.rank() == 0
-        for bucket in Buckets(values).numbers:
-            mine = [values[number].detach() for number in bucket]
-            sizes = [value.numel() for value in mine]
-            flat = self._group.sent(
-                0, torch.cat([value.reshape(-1) for value in mine]) if first else None,
-                functools.partial(mine[0].new_empty, sum(sizes)), f'{len(mine)} tensors of rank 0')
-            for value, part in zip([] if first else mine, flat.split(sizes)):
-                value.copy_(part.view(value.shape))
 
 
 def _move_gradient(parameter: nn.Parameter, factor: float) -> Tensor:

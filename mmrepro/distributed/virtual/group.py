@@ -1,7 +1,6 @@
 """The process group of virtual ranks: the methods that ``torch.distributed`` calls."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -10,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import VirtualRanksError
-from ..reduction_tree import ReductionTree, combine_of, lists_with
+from ..reduction_tree import ReductionTree, combine_of
 from .exchange import Processes
 from .scheduler import Scheduler
 
@@ -60,7 +59,8 @@ class Reduce:
         self._expected = iter(processes.members[processes.mine])
         self._next = next(self._expected)
         self._early: dict[int, list[Tensor]] = {}
-        self._tree = ReductionTree(lists_with(combine_of(op)))
+        combine = combine_of(op)
+        self._tree = ReductionTree(lambda left, right: list(map(combine, left, right)))
 
     def add(self, index: int, value: list[Tensor]) -> None:
         self._early[index] = value
@@ -69,7 +69,7 @@ class Reduce:
             self._next = next(self._expected, -1)
 
     def finish(self) -> list[Tensor]:
-        return self._processes.reduce(self._tree.nodes, self._op)
+        return self._processes.reduce(self._tree, self._op)
 
 
 class VirtualGroup(_ProcessGroup):
@@ -112,21 +112,6 @@ class VirtualGroup(_ProcessGroup):
         """
         return self.meet(name, contribute, lambda: Reduce(self._processes, op))
 
-    def sent(self, root: int, value: Tensor | None, empty: Callable[[], Tensor],
-             name: str) -> Tensor:
-        """Return the tensor that rank ``root`` has as its ``value``, flat.
-
-        Args:
-            empty: Makes a tensor like it, in a process that does not have that rank.
-        """
-        source = self._processes.process_of(root)
-
-        def merge(values: list[Tensor | None]) -> Tensor:
-            present = next((value for value in values if value is not None), None)
-            return self._processes.broadcast(empty() if present is None else present, source)
-
-        return self.meet(name, lambda: value, lambda: Collect(merge))
-
     def _reduced(self, tensor: Tensor, op: Any, name: str) -> Tensor:
         op = getattr(op, 'op', op)
         return self.reduced(lambda: [tensor.detach().reshape(-1).clone()], op,
@@ -134,12 +119,12 @@ class VirtualGroup(_ProcessGroup):
 
     def _gathered(self, tensor: Tensor, name: str) -> list[Tensor]:
         """Return ``tensor`` of all ranks, flat."""
-        return self.meet(_text(name, tensor), lambda: tensor.detach().clone(),
-                         lambda: Collect(self._processes.gather))
+        return self.merged(tensor.clone(), list, name)
 
-    def merged(self, tensor: Tensor, merge: Callable[[list[Tensor]], Any]) -> Any:
+    def merged(self, tensor: Tensor, merge: Callable[[list[Tensor]], Any],
+               name: str = 'merged') -> Any:
         """Return ``merge`` of the flat tensors of all ranks; called once in a process."""
-        return self.meet(_text('merged', tensor), tensor.detach,
+        return self.meet(_text(name, tensor), tensor.detach,
                          lambda: Collect(lambda values: merge(self._processes.gather(values))))
 
     # ---------------------------------------------------------------------------- collectives
@@ -179,16 +164,23 @@ class VirtualGroup(_ProcessGroup):
 
     @torch.no_grad()
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Any:
-        root = opts.rootRank
         for tensor in tensors:
-            value = tensor.detach().clone(memory_format=torch.contiguous_format) \
-                if self._index == root else None
-            sent = self.sent(root, value, functools.partial(
-                torch.empty_like, tensor, memory_format=torch.contiguous_format),
-                _text(f'broadcast from {root}', tensor))
-            if self._index != root:
-                tensor.detach().copy_(sent.view(tensor.shape))
+            self._broadcast(tensor, opts.rootRank)
         return _done(tensors)
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        def value() -> Tensor | None:
+            return tensor.detach().reshape(-1).clone() if self._index == root else None
+
+        def merge(values: list[Tensor | None]) -> Tensor:
+            present = next((value for value in values if value is not None), None)
+            return self._processes.broadcast(
+                tensor.new_empty(tensor.numel()) if present is None else present,
+                self._processes.process_of(root))
+
+        sent = self.meet(_text(f'broadcast from {root}', tensor), value, lambda: Collect(merge))
+        if self._index != root:
+            tensor.detach().copy_(sent.view(tensor.shape))
 
     @torch.no_grad()
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor],

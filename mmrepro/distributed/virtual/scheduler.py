@@ -28,7 +28,6 @@ class VirtualRank:
         self.work: Any = None  # the operation of several processes it waits for
         self.where = ''  # the name of what it waits in
         self.ended = ''  # how it has ended; '' before
-        self.trainings = 0  # trainings that it has begun
         self.world: Any = None  # its state of torch.distributed
         self.state: Any = None  # its ProcessState while another rank runs
         self.result: Any = None
@@ -186,8 +185,6 @@ class Scheduler:
         self.failed: BaseException | None = None
         self.failed_rank: int | None = None
         self._meetings: dict[Hashable, Meeting] = {}
-        # by number of a training: what the ranks of the process have in common there
-        self.shared: dict[int, Any] = {}
 
     @property
     def me(self) -> VirtualRank:

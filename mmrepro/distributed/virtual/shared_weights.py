@@ -10,13 +10,14 @@ schedules.
 - Hooks that change weights or averages do so when all ranks of the process have come to them, see
   :mod:`.weight_hooks`.
 
-Any other writer would write several times. Tables decide which hooks and optimizers may take part,
-and checksums tell whether any other code has changed the weights since the last step.
+Any other code that writes would do so once per rank. Checksums of weights and averages, and
+versions of the optimizer's tensors, find it and end the run: before every step, before a validation
+or test, when a checkpoint is saved, and at the end of the training.
 """
 from __future__ import annotations
 
 import functools
-import logging
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
@@ -25,16 +26,17 @@ from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import Tensor, nn
 
 from ...digests import exact_digest
-from ...errors import CollectiveMismatch, RandomnessError, VirtualRanksError
+from ...errors import RandomnessError, VirtualRanksError
 from ..unwrap import unwrap
 from . import weight_hooks
 from .exchange import as_bytes
+from .group import Collect
 from .scheduler import Scheduler, current
-
-_logger = logging.getLogger('mmrepro')
 
 SEPARATE = "randomness.virtual_ranks.memory='separate'"
 _NOT_BY_ELEMENT = ('LBFGS', )  # optimizers whose step evaluates the model
+KINDS = ('parameter', 'average')  # of tensors that are shared and have checksums
+KEY = 'shared weights'  # of meetings of the ranks of a process
 
 
 def share_weights(runner: Any) -> None:
@@ -52,24 +54,21 @@ def share_weights(runner: Any) -> None:
     if runner.model.sharing is not None:  # a second train(): hooks would be adapted twice
         raise RandomnessError('runner.train() was called before, and the virtual ranks of this '
                               f'process share weights since. Build a new runner, or set {SEPARATE}')
-    me = scheduler.me
-    shared: Shared = scheduler.shared.setdefault(me.trainings, Shared(scheduler))
-    index = scheduler.ranks.index(me)
-    shared.starts[index] = _Start(runner), _problem(runner)
-    scheduler.wait(lambda: len(shared.starts) == len(scheduler.ranks),
-                   'the start of a training whose ranks share weights')
-    scheduler.shared.pop(me.trainings, None)
-    me.trainings += 1
+    index, start = scheduler.ranks.index(scheduler.me), _Start(runner)
+    shared: Shared = scheduler.meet(
+        KEY, len(scheduler.ranks), 'the start of a training whose ranks share weights', index,
+        lambda: start, lambda: Collect(functools.partial(Shared, scheduler)))
+    if index == 0:
+        runner.logger.info(
+            f'the virtual ranks of a process have weights of their own: {shared.problem}'
+            if shared.problem else f'the {len(scheduler.ranks)} virtual ranks of this process '
+            'share weights and the state of the optimizer')
     if shared.problem:
-        _logger.info('the virtual ranks of a process have weights of their own: %s', shared.problem)
         return
-    member = Member(shared, index, runner.optim_wrapper)
+    member = Member(shared, index, start, runner.optim_wrapper)
     for hook in runner.hooks:
         weight_hooks.adapt(hook, member, owner=index == 0)
     runner.model.sharing = member
-    if index == 0:
-        _logger.info('the %d virtual ranks of this process share weights and the state of the '
-                     'optimizer', len(scheduler.ranks))
 
 
 def _problem(runner: Any) -> str:
@@ -85,21 +84,35 @@ def _problem(runner: Any) -> str:
             type(optimizer).__name__ in _NOT_BY_ELEMENT:
         problem = f'the optimizer {type(optimizer).__name__} may step in a way of its own'
     else:
-        problem = weight_hooks.problem(runner.hooks, vouched=memory == 'shared')
+        problem = weight_hooks.problem(runner.hooks)
     if problem and memory == 'shared':
         raise RandomnessError(f"randomness.virtual_ranks.memory='shared', and {problem}; allowed "
                               "are None and 'separate'")
     return problem
 
 
+def check_shared_weights(runner: Any) -> None:
+    """Check weights that virtual ranks share, if they do, where somebody is about to use them.
+
+    Raises:
+        VirtualRanksError: something other than steps and adapted hooks has changed them.
+    """
+    member = getattr(runner.model, 'sharing', None)
+    if member is not None:
+        member.check()
+
+
 class _Start:
     """What a rank's runner has at the start of a training, as far as it is shared."""
 
     def __init__(self, runner: Any) -> None:
+        self.problem = _problem(runner)
         # an optimizer that cannot be shared has another kind of wrapper
         self.optimizer: Any = getattr(runner.optim_wrapper, 'optimizer', None)
-        self.parameters: dict[str, Tensor] = dict(unwrap(runner.model).named_parameters())
-        self.averages: dict[str, Tensor] = weight_hooks.averages(runner.hooks)
+        self.tensors: dict[str, dict[str, Tensor]] = dict(
+            parameter=dict(unwrap(runner.model).named_parameters()),
+            average=weight_hooks.averages(runner.hooks))
+        self.hooks: list[Any] = runner.hooks
 
     def parameter_groups(self) -> list[list[nn.Parameter]]:
         return [group['params'] for group in self.optimizer.param_groups]
@@ -116,150 +129,171 @@ class _Start:
 
     def difference(self, other: _Start) -> str:
         """Return how the starts of two ranks differ; '' if they do not."""
-        if other is self:
-            return ''
-        for kind, mine, theirs in (('parameter', self.parameters, other.parameters),
-                                   ('average', self.averages, other.averages)):
+        for kind, mine in self.tensors.items():
+            theirs = other.tensors[kind]
             if list(mine) != list(theirs):
                 return f'the ranks have different {kind}s'
-            for name in mine:
-                if not _same_bytes(mine[name], theirs[name]):
+            for name, value in mine.items():
+                if not torch.equal(as_bytes(value.detach()), as_bytes(theirs[name].detach())):
                     return f'the {kind} {name} is not the same on all ranks'
         return '' if self.state_digest == other.state_digest else \
             'the optimizers differ between the ranks'
 
 
 class Shared:
-    """What the ranks of one process share in one training."""
+    """What the ranks of one process share in one training.
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        # by index of a rank in this process: its start, and why it cannot share
-        self.starts: dict[int, tuple[_Start, str]] = {}
-        indices = range(len(scheduler.ranks))
-        self.steps = dict.fromkeys(indices, 0)  # of the optimizer
-        self.arrivals = dict.fromkeys(indices, (0, ''))  # number and name of the latest change
-        self.changed = 0  # changes that the owner has finished
-        self.settings: list[dict[str, Any]] = []  # of the owner's optimizer at its last step
-        self.sums: Tensor | None = None  # checksums of the weights; None: to be taken
+    Attributes:
+        problem: why they do not share; ''.
+        owner: the start of the owner.
+        steps: of the owner's optimizer.
+        changes: of hooks, that the owner has finished.
+        settings: of the owner's optimizer at its last step.
+    """
 
-    @property
-    def owner(self) -> _Start:
-        return self.starts[0][0]
+    def __init__(self, scheduler: Scheduler, starts: Sequence[_Start]) -> None:
+        self.scheduler, self.owner = scheduler, starts[0]
+        self.problem = next(filter(None, (start.problem for start in starts)), '') or next(
+            filter(None, map(self.owner.difference, starts[1:])), '')
+        self.steps = self.changes = 0
+        self.settings: list[dict[str, Any]] = []
+        self.sums: dict[str, Tensor] = {}  # checksums by kind of tensor
+        # of the optimizer: a parameter, the entries of its state, and their values and versions
+        self.state: list[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]] = []
+        if not self.problem:
+            self.remember()
 
-    @functools.cached_property
-    def problem(self) -> str:
-        """Why the ranks do not share; ''. Read when all have come and none has gone on."""
-        problems = (problem for _, problem in self.starts.values() if problem)
-        return next(problems, '') or next(filter(None, (
-            self.owner.difference(start) for start, _ in self.starts.values())), '')
+    def remember(self, kinds: Sequence[str] = KINDS) -> None:
+        """Take the checksums of what is shared now, and the versions of the optimizer's state."""
+        self.sums = {**self.sums, **{kind: self._checksums(kind) for kind in kinds}}
+        state = self.owner.optimizer.state
+        self.state = [(name, state[parameter], _versions(state[parameter]))
+                      for name, parameter in self.owner.tensors['parameter'].items()
+                      if parameter in state]
 
-    def remember(self) -> None:
-        """Take the checksums of the weights as they are now."""
-        self.sums = self._checksums()
+    def check(self, kinds: Sequence[str] = KINDS) -> None:
+        """Raises VirtualRanksError if anything is not what it was; names a parameter."""
+        for kind in kinds:
+            changed = (self._checksums(kind) != self.sums[kind]).tolist()
+            if any(changed):
+                name = list(self.owner.tensors[kind])[changed.index(True)]
+                self._refuse_change(f'the {kind} {name}')
+        for name, entries, before in self.state:
+            now = _versions(entries)
+            if now.keys() != before.keys() or any(
+                    value is not before[key][0] or version != before[key][1]
+                    for key, (value, version) in now.items()):
+                self._refuse_change(f'the state of {name} in the optimizer')
 
-    def check(self) -> None:
-        """Raises RuntimeError if the weights are not what they were; names a parameter."""
-        changed = [] if self.sums is None else (self._checksums() != self.sums).tolist()
-        if any(changed):
-            name = list(self.owner.parameters)[changed.index(True)]
-            raise VirtualRanksError(
-                f'between step {self.steps[0]} of the optimizer and the next one, something else '
-                f'has changed {name}. The virtual ranks of a process share weights, so it did so '
-                f'once per rank. Give every rank its own: {SEPARATE}')
+    def _refuse_change(self, what: str) -> None:
+        self.refuse(f'between step {self.steps} of the optimizer and the next one, something '
+                    f'else has changed {what}. The virtual ranks of a process share weights, so it '
+                    'did so once per rank')
 
-    def _checksums(self) -> Tensor:
-        return torch.stack([_checksum(value) for value in self.owner.parameters.values()])
+    def refuse(self, problem: str) -> None:
+        """Raise VirtualRanksError with hooks that may be the cause, and the way out."""
+        hooks = weight_hooks.of_users(self.owner.hooks)
+        raise VirtualRanksError(
+            f'{problem}. Hooks of this run that are not of MMEngine, MMDetection or mmrepro: '
+            f'{", ".join(hooks) or "none"}. Give every rank its own weights: randomness.'
+            f"virtual_ranks=dict(ranks={self.scheduler.world_size}, memory='separate')")
+
+    def _checksums(self, kind: str) -> Tensor:
+        sums = [_checksum(value) for value in self.owner.tensors[kind].values()]
+        return torch.stack(sums) if sums else torch.empty(0)
 
 
 class Member:
     """One rank in :class:`Shared`: the owner has index 0."""
 
-    def __init__(self, shared: Shared, index: int, wrapper: OptimWrapper) -> None:
-        self._shared, self._index = shared, index
-        self._mine, _ = shared.starts[index]
+    def __init__(self, shared: Shared, index: int, mine: _Start, wrapper: OptimWrapper) -> None:
+        self._shared, self._index, self._mine = shared, index, mine
+        self._steps = self._changes = 0
         # Nothing changes gradients but clipping and scaling, so they may be views of a common sum.
         # The owner's step shall not depend on where in memory buckets have put them.
         group: Any = dist.group.WORLD
         self.views = type(wrapper) is OptimWrapper and not wrapper.clip_grad_kwargs and (
             index > 0 or group.alone)
         if index:
-            for name, parameter in self._mine.parameters.items():
-                parameter.data = shared.owner.parameters[name].data
-            for name, average in self._mine.averages.items():
-                average.data = shared.owner.averages[name].data
+            for kind, tensors in self._mine.tensors.items():
+                for name, tensor in tensors.items():
+                    tensor.data = shared.owner.tensors[kind][name].data
             self._refer_to_owners_state()
         optimizer = self._mine.optimizer
         # MMEngine's schedulers look for the attributes of the method that they have wrapped
         optimizer.step = functools.wraps(optimizer.step)(
             functools.partial(self._follow if index else self._step, optimizer.step))
 
-    def before_forward(self) -> None:
-        """From here on, nothing but a step or a change writes to weights."""
-        if self._index == 0 and self._shared.sums is None:
-            self._shared.remember()
+    def check(self) -> None:
+        """Raises VirtualRanksError if what is shared has been changed, or is no longer shared."""
+        self._check_memory()
+        self._shared.check()
 
-    def forget(self) -> None:
-        """Invalidate the checksums: all ranks are about to write identical values."""
-        self._shared.sums = None
+    def _check_memory(self) -> None:
+        owner = self._shared.owner
+        pairs: list[tuple[str, Any, Tensor, Tensor]] = [
+            (kind, name, tensor, owner.tensors[kind][name])
+            for kind, tensors in self._mine.tensors.items() for name, tensor in tensors.items()]
+        for mine, theirs in zip(self._mine.parameter_groups(), owner.parameter_groups()):
+            pairs += [('parameter of the optimizer, of', left.shape, left, right)
+                      for left, right in zip(mine, theirs)]
+        for kind, name, left, right in pairs:
+            if left.data_ptr() != right.data_ptr():
+                self._shared.refuse(f'the {kind} {name} does not have the memory that the virtual '
+                                    'ranks of this process share')
 
-    def changes(self, where: str, function: Callable[[], Any], weights: bool = True) -> Any:
-        """Call ``function``, which changes weights or averages, when all ranks have come here.
+    def writes_on_every_rank(self, function: Callable[[], Any]) -> None:
+        """Call ``function``, in which all ranks meet, and then write the same values each."""
+        shared = self._shared
+        shared.check()
+        before = shared.sums
+        function()
+        if shared.sums is before:  # the first rank that comes out
+            shared.remember()
+
+    def changes(self, where: str, function: Callable[[], Any],
+                kinds: Sequence[str] = KINDS) -> Any:
+        """Call ``function``, which changes tensors of ``kinds``, when all ranks have come here.
 
         The owner's is the first. Those of followers must leave alone what is shared.
-
-        Args:
-            weights: Whether weights change, not only averages.
         """
-        shared, index = self._shared, self._index
-        number = shared.arrivals[index][0] + 1
-        shared.arrivals[index] = number, where
-        if index:
-            shared.scheduler.wait(lambda: shared.changed >= number, where)
+        shared, scheduler = self._shared, self._shared.scheduler
+        scheduler.meet(KEY, len(scheduler.ranks), where, self._index, lambda: None,
+                       lambda: Collect(len))
+        self._changes += 1
+        if self._index:
+            scheduler.wait(lambda: shared.changes >= self._changes, where)
             return function()
-        shared.scheduler.wait(lambda: min(shared.arrivals.values())[0] >= number, where)
-        places = sorted({place for _, place in shared.arrivals.values()})
-        if len(places) > 1:
-            raise CollectiveMismatch('virtual ranks that share weights have come to different '
-                                     f'changes of them: {", and ".join(places)}')
-        if weights:
-            shared.check()
+        shared.check(kinds)
         result = function()
-        if weights:
-            shared.remember()
-        shared.changed = number
+        shared.remember(kinds)
+        shared.changes += 1
         return result
 
     # ---------------------------------------------------------------------------- steps
 
     def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The owner's ``optimizer.step``."""
-        self._shared.check()
+        self._shared.check(['parameter'])
         self._shared.settings = self._mine.settings()
         result = step(*args, **kwargs)
-        self._shared.steps[0] += 1
-        self._shared.remember()
+        self._shared.steps += 1
+        self._shared.remember(['parameter'])
         return result
 
     def _follow(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A follower's ``optimizer.step``: waits for the owner's, and changes no weight."""
         shared = self._shared
         # ranks come out of a collective in any order
-        number = shared.steps[self._index]
-        shared.scheduler.wait(lambda: shared.steps[0] > number,
-                              f'step {number + 1} of the optimizer on shared weights')
-        for name, parameter in self._mine.parameters.items():
-            if parameter.data_ptr() != shared.owner.parameters[name].data_ptr():
-                raise VirtualRanksError(
-                    f'the parameter {name} no longer has the memory that the virtual ranks of this '
-                    f'process share. Give every rank its own weights: {SEPARATE}')
+        self._steps += 1
+        shared.scheduler.wait(lambda: shared.steps >= self._steps,
+                              f'step {self._steps} of the optimizer on shared weights')
+        self._check_memory()
         if self._mine.settings() != shared.settings:
-            raise VirtualRanksError(
-                'the parameter groups of the optimizer (learning rate, ...) are not the same on '
-                f'all virtual ranks. Give every rank its own weights: {SEPARATE}')
+            shared.refuse('the parameter groups of the optimizer (learning rate, ...) are not the '
+                          'same on all virtual ranks, which share weights')
         result = self._step_without_parameters(step, *args, **kwargs)
         self._refer_to_owners_state()
-        shared.steps[self._index] += 1
         return result
 
     def _step_without_parameters(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -297,9 +331,10 @@ def _checksum(tensor: Tensor) -> Tensor:
     flat = as_bytes(tensor.detach())
     end = len(flat) // 8 * 8
     words = flat[:end] if flat.storage_offset() % 8 == 0 else flat[:end].clone()
-    return words.view(torch.int64).sum() + flat[end:].sum()
+    total = words.view(torch.int64).sum()
+    return total + flat[end:].sum() if end < len(flat) else total
 
 
-def _same_bytes(left: Tensor, right: Tensor) -> bool:
-    return (left.shape, left.dtype, left.device) == (right.shape, right.dtype, right.device) \
-        and torch.equal(as_bytes(left.detach()), as_bytes(right.detach()))
+def _versions(entries: dict[str, Any]) -> dict[str, tuple[Any, int]]:
+    """Return the values, and how often each was written to: without a pass over the memory."""
+    return {key: (value, getattr(value, '_version', 0)) for key, value in entries.items()}

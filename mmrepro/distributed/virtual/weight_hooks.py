@@ -1,4 +1,7 @@
-"""Which hooks leave weights alone that virtual ranks share, and how the others take part."""
+"""Hooks that write to weights which virtual ranks share, and how they take part.
+
+All other hooks may read weights; the checksums of :mod:`.shared_weights` find those that write.
+"""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,18 +11,7 @@ from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel
 from torch import Tensor
 
-# package of a hook -> classes that change no weight; '*': all
-KEEP_WEIGHTS: dict[str, Sequence[str]] = {
-    'mmengine.hooks': (
-        'CheckpointHook', 'DistSamplerSeedHook', 'EarlyStoppingHook', 'EmptyCacheHook',
-        'IterTimerHook', 'LoggerHook', 'NaiveVisualizationHook', 'ParamSchedulerHook',
-        'ProfilerHook', 'RuntimeInfoHook', 'SyncBuffersHook'),
-    'mmdet.engine.hooks': (
-        'CheckInvalidLossHook', 'DetVisualizationHook', 'GroundingVisualizationHook',
-        'MemoryProfilerHook', 'NumClassCheckHook', 'PipelineSwitchHook', 'SetEpochInfoHook',
-        'TrackVisualizationHook', 'YOLOXModeSwitchHook'),
-    'mmrepro': ('*', ),  # tests/distributed/test_weight_hooks.py lists them
-}
+from .process_state import KNOWN
 
 
 class Adapter(NamedTuple):
@@ -45,7 +37,7 @@ def _average_problem(hook: EMAHook) -> str:
 def _adapt_average(hook: EMAHook, member: Any, owner: bool) -> None:
     """Average parameters once; buffers and their averages belong to each rank."""
     model = hook.ema_model
-    update, swap = model.update_parameters, hook._swap_ema_parameters
+    update, swap = hook.after_train_iter, hook._swap_ema_parameters
     if not owner:
         parameters = {name for name, _ in model.module.named_parameters()}
         model.avg_parameters = {name: value for name, value in model.avg_parameters.items()
@@ -58,8 +50,9 @@ def _adapt_average(hook: EMAHook, member: Any, owner: bool) -> None:
                     average.data.copy_(buffer.data)
                     buffer.data.copy_(value)
 
-    model.update_parameters = lambda source: member.changes(
-        'the update of the averaged weights', lambda: update(source), weights=False)
+    # before its first iteration, EMAHook copies the weights, on all ranks the same
+    hook.after_train_iter = lambda *args, **kwargs: member.changes(
+        'the update of the averaged weights', lambda: update(*args, **kwargs), ['average'])
     hook._swap_ema_parameters = lambda: member.changes(
         'the exchange of weights and averages', swap)
 
@@ -72,67 +65,58 @@ def _adapt_teacher(hook: Any, member: Any, owner: bool) -> None:
     update = hook.momentum_update
     hook.momentum_update = lambda model, momentum: member.changes(
         "the update of the teacher's weights",
-        (lambda: update(model, momentum)) if owner else lambda: None)
+        (lambda: update(model, momentum)) if owner else lambda: None, ['parameter'])
 
 
 def _adapt_norms(hook: Any, member: Any, owner: bool) -> None:
     """Expect that weights change: the average of equal values rounds."""
-    synchronise = hook.before_val_epoch
-
-    def before_val_epoch(runner: Any) -> None:
-        synchronise(runner)
-        member.forget()
-
-    hook.before_val_epoch = before_val_epoch
+    synchronize = hook.before_val_epoch
+    hook.before_val_epoch = lambda runner: member.writes_on_every_rank(lambda: synchronize(runner))
 
 
-ADAPTERS: dict[tuple[str, str], Adapter] = {
-    ('mmengine.hooks', 'EMAHook'): Adapter(_average_problem, _adapt_average),
-    ('mmdet.engine.hooks', 'MeanTeacherHook'): Adapter(_teacher_problem, _adapt_teacher),
-    ('mmdet.engine.hooks', 'SyncNormHook'): Adapter(lambda hook: '', _adapt_norms),
+ADAPTERS: dict[str, Adapter] = {  # by path of the class
+    'mmengine.hooks.ema_hook.EMAHook': Adapter(_average_problem, _adapt_average),
+    'mmdet.engine.hooks.mean_teacher_hook.MeanTeacherHook': Adapter(
+        _teacher_problem, _adapt_teacher),
+    'mmdet.engine.hooks.sync_norm_hook.SyncNormHook': Adapter(lambda hook: '', _adapt_norms),
 }
 
 
-def _listed(hook: Any, package: str, names: Sequence[str]) -> bool:
-    kind = type(hook)
-    return f'{kind.__module__}.'.startswith(f'{package}.') and (
-        '*' in names or kind.__name__ in names)
+def _path(kind: type) -> str:
+    return f'{kind.__module__}.{kind.__qualname__}'
 
 
-def _adapter(hook: Any) -> Adapter | None:
-    return next((adapter for (package, name), adapter in ADAPTERS.items()
-                 if _listed(hook, package, (name, ))), None)
-
-
-def problem(hooks: Sequence[Any], vouched: bool = False) -> str:
-    """Return why ranks with these hooks cannot share weights; '' if they can.
-
-    Args:
-        vouched: The user says that hooks which are not listed leave the weights alone.
-    """
+def problem(hooks: Sequence[Any]) -> str:
+    """Return why ranks with these hooks cannot share weights; '' if they can."""
     for hook in hooks:
-        adapter, name = _adapter(hook), type(hook).__name__
+        kind = type(hook)
+        adapter = ADAPTERS.get(_path(kind))
         if adapter is not None:
             text = adapter.problem(hook)
-        elif not vouched and not any(_listed(hook, *row) for row in KEEP_WEIGHTS.items()):
-            text = f'the hook {name} may change weights'
-        else:
-            text = f'{name} may keep averages in a way of its own' \
-                if isinstance(hook, EMAHook) else ''
+        else:  # a subclass
+            adapted = any(_path(base) in ADAPTERS for base in kind.__mro__)
+            text = f'the hook {kind.__name__} may change weights in a way of its own' \
+                if adapted else ''
         if text:
             return text
     return ''
 
 
 def averages(hooks: Sequence[Any]) -> dict[str, Tensor]:
-    """Return the averaged parameters that hooks keep, by number of the hook and name."""
-    return {f'{number} {name}': value for number, hook in enumerate(hooks)
+    """Return the averaged parameters that a hook keeps; a run has at most one such hook."""
+    return {name: value for hook in hooks
             if isinstance(hook, EMAHook) and hasattr(hook, 'ema_model')
             for name, value in hook.ema_model.module.named_parameters()}
 
 
 def adapt(hook: Any, member: Any, owner: bool) -> None:
     """Let a hook that changes weights do so once for all ranks of the process."""
-    adapter = _adapter(hook)
+    adapter = ADAPTERS.get(_path(type(hook)))
     if adapter is not None:
         adapter.adapt(hook, member, owner)
+
+
+def of_users(hooks: Sequence[Any]) -> list[str]:
+    """Return the classes of hooks that no library of MMDetection's has."""
+    return sorted({_path(type(hook)) for hook in hooks
+                   if type(hook).__module__.partition('.')[0] not in KNOWN})
