@@ -8,6 +8,7 @@ dispatcher (``F.interpolate``, ``F.pad``); those rows name a module and an attri
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import re
@@ -91,8 +92,9 @@ def _install(row: KernelRow, device: str) -> None:
         path, _, attribute = row.operator.rpartition('.')
         module = importlib.import_module(path)
         if hasattr(module, attribute):
-            _installed.attributes.append((module, attribute, getattr(module, attribute)))
-            setattr(module, attribute, row.load())
+            stock = getattr(module, attribute)
+            _installed.attributes.append((module, attribute, stock))
+            setattr(module, attribute, functools.partial(row.load(), stock))
     elif _exists(row.operator):
         with warnings.catch_warnings():
             # torch warns once that a kernel is overridden, which is intended
