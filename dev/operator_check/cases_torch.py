@@ -162,7 +162,8 @@ CASES: dict[str, OperatorCase] = {
     'cumsum': OperatorCase(
         ('cumsum', 'cumsum_'), _of_map(lambda x: x.cumsum(2) + x.clone().cumsum_(3))),
     'NLL per pixel': OperatorCase(
-        ('nll_loss2d_forward', 'nll_loss2d_backward'), _labels(F.nll_loss, (200, 336))),
+        ('nll_loss2d_forward', 'nll_loss2d_backward'),
+        _labels(lambda x, labels: F.nll_loss(x, labels, reduction='none'), (200, 336))),
     'NLL': OperatorCase(
         ('nll_loss_forward',),
         _labels(lambda x, labels: F.nll_loss(x.flatten(0, 1).t()[:, :20].contiguous(),
@@ -213,9 +214,9 @@ CASES: dict[str, OperatorCase] = {
     'average pool, 3-D': _refused(
         'avg_pool3d_backward', lambda x: F.avg_pool3d(x, 3, 2, 1), 2, 4, 5, 8, 9),
     'fractional max pool': _refused('fractional_max_pool2d_backward', lambda x: (
-        F.fractional_max_pool2d(x, 3, output_ratio=0.7)), 2, 4, 12, 12),
+        F.fractional_max_pool2d(x, 3, output_ratio=(0.7,) * 2)), 2, 4, 12, 12),
     'fractional max pool, 3-D': _refused('fractional_max_pool3d_backward', lambda x: (
-        F.fractional_max_pool3d(x, 3, output_ratio=0.7)), 2, 4, 12, 12, 12),
+        F.fractional_max_pool3d(x, 3, output_ratio=(0.7,) * 3)), 2, 4, 12, 12, 12),
     'max unpool': _refused('max_unpool2d', _unpool(2), 2, 4, 8, 8),
     'max unpool, 3-D': _refused('max_unpool3d', _unpool(3), 2, 4, 8, 8, 8),
     'reflection pad, 1-D': _refused(
@@ -239,6 +240,8 @@ CASES: dict[str, OperatorCase] = {
     'index_reduce': _refused('index_reduce', lambda x: x.detach().index_reduce(
         0, torch.arange(6, device=x.device) % 3, x.detach()[:6], 'prod'), 64),
     'histogram': _refused('histc', lambda x: torch.histc(x.detach(), 20), 64),
+    'NLL per pixel, averaged': _refused('nll_loss2d_forward', lambda x: F.nll_loss(
+        x.log_softmax(1), torch.zeros(2, 3, 3, device=x.device).long()), 2, 4, 3, 3),
     'CTC': _refused('_ctc_loss_backward', _ctc, 64, 4, 20),
     'embedding bag, max': _refused('_embedding_bag_backward', _embedded_max, 50, 16),
 }
