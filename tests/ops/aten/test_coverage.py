@@ -11,6 +11,9 @@ from dev import detector_operators
 from mmrepro.ops import aten
 from mmrepro.ops.aten import dispatch, kernel_table
 
+if dispatch.release() < (2, 2):
+    pytest.skip('operators have no tags yet', allow_module_level=True)
+
 # The release whose operators the table was written for.
 RELEASE = (2, 13)
 # Operators of other devices and of quantized or nested tensors, and torch's own tests.
@@ -72,22 +75,23 @@ def behavior(name, release=RELEASE):
 
 
 def reached():
-    recorded = json.loads(detector_operators.RESULT.read_text())['operators']
-    names = (full.split('.', 1)[1] for full in recorded if full.startswith('aten.'))
+    recorded = json.loads(detector_operators.RESULT.read_text())
+    assert recorded['configs'] == [*detector_operators.CONFIGS], 'record them again'
+    names = (full.split('.', 1)[1] for full in recorded['operators'] if full.startswith('aten.'))
     return {re.sub(r'\.default$', '', name) for name in names}
 
 
 def test_every_operator_that_detectors_reach_has_a_row():
     names = reached()
     assert len(names) > 200
-    without = [name for name in names if name not in OPERATORS
-               or not follows_a_rule(name) and behavior(name) is None]
-    assert without == []
+    assert dispatch.release() != RELEASE or names <= set(OPERATORS)
+    assert [name for name in names & set(OPERATORS)
+            if not follows_a_rule(name) and behavior(name) is None] == []
 
 
 def test_detectors_reach_nothing_that_is_refused_or_unknown():
     """What torch refuses is replaced; what it refuses in some modes only says which these are."""
-    bad = {name: row.why for name in reached() if not follows_a_rule(name)
+    bad = {name: row.why for name in reached() & set(OPERATORS) if not follows_a_rule(name)
            for row in [behavior(name)] if row.torch in ('raises', 'silent', 'unknown')
            and (not getattr(row, 'target', '') or row.target.startswith('refusal'))}
     assert set(bad) == {'bincount', 'nll_loss2d_forward'}
@@ -101,27 +105,22 @@ def test_every_operator_of_the_dispatcher_has_a_row():
     assert without == []
 
 
-# Operators known to depend on the order of threads somewhere, with their out= forms.
-ORDER = '''cumprod cumprod_ cumprod.out _logcumsumexp _logcumsumexp.out index_add index_add_
-    index_put_ put_ put index_copy index_copy_ index_fill_.int_Scalar index_reduce index_reduce_
-    index_reduce.out scatter.src scatter_.src scatter.reduce scatter_.value_reduce scatter_add
-    scatter_reduce.two scatter_reduce_.two topk topk.values sort sort.values sort.values_stable
-    kthvalue kthvalue.values median median.dim median.dim_values nanmedian.dim_values mode
-    mode.values segment_reduce _cdist_backward embedding_renorm_ embedding_dense_backward
-    _cudnn_rnn _cudnn_rnn_backward _weight_norm_interface_backward linalg_lu_factor_ex _linalg_svd
-    _fft_r2c _fft_c2c _fft_c2r _sparse_sparse_matmul _sparse_addmm sspaddmm histc bincount _unique2
-    unique_dim nonzero masked_scatter_ _ctc_loss_backward nll_loss2d_forward
-    adaptive_max_pool3d_backward adaptive_max_pool3d_backward.grad_input avg_pool3d_backward
-    upsample_bicubic2d_backward grid_sampler_3d_backward convolution_backward renorm multinomial
-    randperm bernoulli native_dropout roll _scaled_dot_product_flash_attention_backward
-    _scaled_dot_product_efficient_attention_backward _efficient_attention_backward
-    _scaled_dot_product_cudnn_attention_backward max_unpool2d fractional_max_pool2d_backward'''
+# Operators that depend on the order of threads somewhere: all of their forms have a row on any
+# release, also those that no detector reaches.
+DOUBTFUL = re.compile(
+    r'cumprod|_?logcumsumexp|index_(add|put|copy|fill|reduce)|put|scatter.*|topk|sort|kthvalue|'
+    r'(nan)?median|mode|segment_reduce|_cdist_backward|embedding_.*|_cudnn_rnn.*|_weight_norm_.*|'
+    r'linalg_.*|_fft_.*|_sparse_(addmm|sparse_matmul)|histc|bincount|_?unique.*|nonzero|.*_scatter|'
+    r'.*(pool|pad|upsample|grid_sampler).*_backward|(convolution|.*attention|.*ctc_loss)_backward|'
+    r'nll_loss2d_.*|renorm|multinomial|randperm|bernoulli|native_dropout|roll')
 
 
-@pytest.mark.parametrize('name', ORDER.split())
-def test_an_operator_of_a_doubtful_kind_has_a_row_of_its_own_kind(name):
-    if name in OPERATORS:  # some have come with a release
-        assert behavior(name) is not None
+def test_no_form_of_a_doubtful_operator_is_without_a_row():
+    names = [name for name in OPERATORS if DOUBTFUL.fullmatch(packet_of(name))
+             and not ELSEWHERE.fullmatch(packet_of(name))]
+    assert len(names) > 150
+    assert {'topk.values', 'kthvalue.values', 'median.dim_values', 'sort.values_stable'} < {*names}
+    assert [name for name in names if not follows_a_rule(name) and behavior(name) is None] == []
 
 
 def test_a_composition_is_seen_part_by_part():

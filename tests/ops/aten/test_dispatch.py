@@ -117,6 +117,19 @@ def test_python_overrides_are_replaced_and_restored():
     assert (decompositions._upsample_linear_vec, decompositions._replication_pad) == before
 
 
+@pytest.mark.skipif(dispatch.release() < (2, 12), reason='F.pad does not call it so yet')
+def test_a_compiled_model_may_call_a_python_override():
+    from torch._decomp import decompositions
+
+    def pad(x):  # as F.pad does for CUDA
+        return torch._dynamo.decorators.nonstrict_trace(decompositions._replication_pad)(
+            x, [1, 2, 3, 0])
+
+    aten.install(['cuda'])
+    x = torch.arange(48.).view(1, 2, 4, 6)
+    assert torch.equal(torch.compile(pad, backend='eager', fullgraph=True)(x), pad(x))
+
+
 def test_a_failure_half_way_leaves_nothing(monkeypatch):
     from torch._decomp import decompositions
     before = decompositions._replication_pad
