@@ -135,13 +135,15 @@ TABLE: tuple[KernelRow, ...] = (*_BACKWARD, *_SELECTION, *_SUMS)
 FAMILIES: tuple[KernelFamily, ...] = (
     # ---- refused by torch
     KernelFamily('upsample_(linear1d|bilinear2d|trilinear3d|bicubic2d)_backward|'
-                 '_upsample_bi(linear|cubic)2d_aa_backward|reflection_pad.d_backward|'
-                 '_?adaptive_avg_pool.d_backward|adaptive_max_pool2d_backward|'
+                 'reflection_pad.d_backward|_?adaptive_avg_pool.d_backward|'
+                 'adaptive_max_pool2d_backward|'
                  'avg_pool3d_backward|fractional_max_pool.d_backward|max_unpool.d|'
-                 r'grid_sampler_.d_backward|put|histc|(nan)?median\.dim(_values)?|'
+                 r'grid_sampler_.d_backward|put|histc|median\.dim(_values)?|'
                  '_ctc_loss_backward', 'raises', f'{_UNUSED} (documented)'),
-    KernelFamily(r'index_reduce|scatter\.(value_)?reduce(_out)?', 'raises',
-                 f'{_UNUSED} (cuda/Indexing.cu, cuda/ScatterGatherKernel.cu)'),
+    KernelFamily(r'index_reduce|scatter\.(value_)?reduce(_out)?|nanmedian\.dim(_values)?|'
+                 '_upsample_bi(linear|cubic)2d_aa_backward', 'raises',
+                 f'{_UNUSED} (cuda/: Indexing.cu, ScatterGatherKernel.cu, Sorting.cpp, '
+                 'UpSampleBilinear2d.cu)'),
     KernelFamily('replication_pad.d_backward|max_pool3d_with_indices_backward', 'raises',
                  f'{_UNUSED}; F.pad from 2.8 and F.max_pool3d from 2.12 on take a detour'),
     KernelFamily('logcumsumexp', 'silent', 'calls _logcumsumexp, which is refused here'),
@@ -169,7 +171,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
                  '_flash_attention_forward_no_dropout_inplace|_fill_mem_eff_dropout_mask', 'good',
                  'one split of the keys, or a deterministic kernel, without warn_only '
                  '(transformers/cuda/attention_backward.cu; not looked up before 2.3)'),
-    KernelFamily('_?addmm(_activation)?|add(mv|bmm|r)|(ba)?d?d?bmm|mm|mv|v?dot|_trilinear|trace|'
+    KernelFamily('_?addmm(_activation)?|add(mv|bmm|r)|(badd)?bmm|mm|mv|v?dot|_trilinear|trace|'
                  '_int_mm|_(scaled_)?grouped_mm.*|_scaled_mm.*|_mixed_dtypes_linear|linear.*|'
                  'matmul_backward|conv_tbc|linalg_matrix_exp|_compute_linear_combination', 'good',
                  'cuBLAS with a fixed workspace (documented); the guard reports sparse factors'),
@@ -185,7 +187,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
                  'index_fill|histogram|_histogramdd_.*', 'good',
                  'values by sorting, or integers by scans; duplicates write the same value'),
     KernelFamily('(_|arg)?(a?max|a?min|aminmax)|argmax|argmin|cummax|cummin', 'good',
-                 'the first of equal values, by the documentation (cummax, cummin: the last)'),
+                 'the first of equal values, by the documentation; scans go along each row'),
     KernelFamily('all|any|_is_(all|any)_true|count_nonzero|mean|(nan)?sum|prod|(std|var)(_mean)?|'
                  '(native_)?norm|dist|logsumexp|linalg_(vector_norm|_powsum)|renorm|'
                  '_?(safe_|masked_)?(log_)?softmax(_backward(_data)?)?|'
