@@ -1,7 +1,9 @@
 """The table of torch's own operators as Markdown: ``python -m dev.kernel_table_report``."""
 from __future__ import annotations
 
-from mmrepro.ops.aten.kernel_table import TABLE, KernelRow
+import re
+
+from mmrepro.ops.aten.kernel_table import FAMILIES, TABLE, KernelRow
 
 __all__ = ['lines']
 
@@ -17,11 +19,19 @@ def _ours(row: KernelRow) -> str:
     if not row.target:
         return 'left'
     module = row.target.partition(':')[0]
+    if module == 'refusal':
+        return 'refused'
     return f'`{module}`' + (', CPU too' if 'cpu' in row.devices else '')
 
 
+def _alternatives(pattern: str) -> str:
+    """Format the alternatives of a pattern, separated by the bars outside of parentheses."""
+    parts = re.findall(r'(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|[^|])+', pattern)
+    return ', '.join(f'`{part}`' for part in parts)
+
+
 def lines() -> list[str]:
-    """Return the table, the reasons that its last column numbers, and the users of operators."""
+    """Return the table, its numbered reasons, the users of operators, and the families."""
     reasons = {why: number for number, why in enumerate(
         dict.fromkeys(row.why for row in TABLE), 1)}
     names = [f'`{row.operator.replace("torch._decomp.decompositions", "decompositions")}`'
@@ -36,7 +46,10 @@ def lines() -> list[str]:
               for name, row in zip(names, TABLE)),
             '', 'Reasons:', '', *(f'{number}. {why}' for why, number in reasons.items()),
             '', '### Who reaches them', '',
-            *(f'- {", ".join(found)}: {used}' for used, found in users.items())]
+            *(f'- {", ".join(found)}: {used}' for used, found in users.items()),
+            '', '### Families of operators', '',
+            *(f'- *{family.torch}*, {family.why}: {_alternatives(family.pattern)}'
+              for family in FAMILIES)]
 
 
 if __name__ == '__main__':

@@ -84,8 +84,6 @@ CASES: dict[str, Callable[[Inputs], OperatorCall]] = {
     'roi_align 14x14, 128 boxes': case(roi_align, number=128, bins=14),
     'roi_align 7x7, stride 4': case(roi_align, stride=4),
     'roi_align 7x7, stride 4, 16 boxes': case(roi_align, number=16, stride=4),
-    'roi_align max, sampling_ratio 2': case(roi_align, 'max', ratio=2),
-    'roi_align max': case(roi_align, 'max'),
     'roi_align of 50 masks, 28x28': mask_targets,
     'roi_pool': catalogue.roi_pool,
     'deform_roi_pool': catalogue.deform_roi_pool,

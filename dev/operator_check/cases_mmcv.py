@@ -162,7 +162,6 @@ def _case(covers: tuple[str, ...], make: Callable[..., OperatorCall], *args: Any
 CASES: dict[str, OperatorCase] = {
     'RoIAlign': _case(_pair('roi_align'), roi_align),
     'RoIAlign, sampling_ratio 2': _case(_pair('roi_align'), roi_align, ratio=2),
-    'RoIAlign, max': _case(_pair('roi_align'), roi_align, 'max', ratio=2),
     'RoIPool': _case(_pair('roi_pool'), roi_pool),
     'DeformRoIPool': _case(_pair('deform_roi_pool'), deform_roi_pool),
     'DCNv1': _case(('deform_conv_forward', 'deform_conv_backward_input',

@@ -14,7 +14,7 @@ from mmrepro.nested import dicts as nodes
 from . import batches
 from .families import Member
 
-__all__ = ['config_root', 'load', 'one_rank', 'take']
+__all__ = ['config_root', 'load', 'one_rank', 'run_once', 'take']
 
 SEED = 20
 STEPS = 2
@@ -100,7 +100,7 @@ def _digest(*values: Any) -> str:
     return state.hexdigest()
 
 
-def _once(member: Member, cfg: Any) -> dict:
+def run_once(member: Member, cfg: Any) -> dict:
     """Build, train and infer from the seed; return losses, digests and detections."""
     import copy
 
@@ -155,8 +155,8 @@ def take(member: Member, once: bool = False) -> dict:
     for _, build in _parts(cfg):
         build()
     with determinism.deterministic(), one_rank(cfg), _calls() as operators:
-        first = _once(member, cfg)
-        second = first if once else _once(member, cfg)
+        first = run_once(member, cfg)
+        second = first if once else run_once(member, cfg)
     loss = first['losses'][-1].get('loss')
     if loss is None or not abs(loss) < float('inf'):
         raise ValueError(f'the loss of step {STEPS} is {loss}: {first["losses"][-1]}')

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -102,21 +101,17 @@ class Source:
 
 
 class Sink:
-    """The transpose of :class:`Source`: adds scattered sums to ``grad`` (N, C, H, W).
+    """The transpose of :class:`Source`: adds scattered sums to ``grad`` (N, C, H, W)."""
 
-    ``whole``: never add to single pixels, so that all sums are rounded to low precision together.
-    """
-
-    def __init__(self, grad: Tensor, whole: bool = False) -> None:
+    def __init__(self, grad: Tensor) -> None:
         self._grad = grad
-        self._whole = whole or not grad.is_contiguous()
         self._total: Tensor | None = None
 
     def scatter_sum(self, source: Tensor, index: Tensor, weight: Tensor,
                     bag_of: Tensor | None = None, padded: bool = True) -> None:
         """Call :func:`scatter_sum` for taps; ``index`` counts pixels of the map."""
         n, c, h, w = self._grad.shape
-        if self._total is None and not self._whole and _few(self._grad, index):
+        if self._total is None and self._grad.is_contiguous() and _few(self._grad, index):
             used, index = _compact(index, _pixels(self._grad))
             rows = scatter_sum(source, index, weight, len(used), bag_of, padded)
             rows = rows.to(self._grad.dtype)
@@ -291,28 +286,6 @@ def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Tensor | None = None
     out = torch.ops.aten._embedding_bag_per_sample_weights_backward(
         grad, rows, flat, flat.new_zeros(1), bag_of.to(flat.dtype), 0, -1)
     return out.view(index.shape)
-
-
-def equal(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a == b`` as bool; on a CPU by NumPy, which makes booleans several times faster."""
-    return a == b if a.is_cuda else torch.from_numpy(np.equal(a.numpy(), b.numpy()))
-
-
-def masked_copy(values: Tensor, owner: Tensor, who: int, out: Tensor) -> None:
-    """Write ``values`` where ``owner == who``, else 0, to the first B rows of ``out``.
-
-    Several times faster than torch.where, and exact for infinities and NaN, which a product with
-    a mask is not.
-
-    ``values`` and ``owner`` are (B, C), and ``out`` at least (B, C) of the dtype of ``values``.
-    """
-    bits = torch.int64 if values.dtype == torch.float64 else torch.int32
-    wanted = owner.new_full((1, 1), who)
-    for part in slices(len(values), chunk_rows(values.device, values.shape[1])):
-        mask = equal(owner[part], wanted)
-        # a byte of -1 widens to an integer of all ones
-        ones = mask.view(torch.int8).neg_().to(bits)
-        torch.bitwise_and(ones, values[part].view(bits), out=out[part].view(bits))
 
 
 def chunk_by_cost(costs: list[int], budget: int,

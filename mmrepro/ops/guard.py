@@ -4,8 +4,9 @@
 with atomics, and no flag prevents it. The guard watches a training step and reports, once each and
 with the module that called them:
 
-* operators of a ``torch.library`` namespace that is not on the list, seen at the dispatcher, in
-  forward and backward;
+* operators of a ``torch.library`` namespace that is not on the list, and those of torch itself of
+  which no source says whether they are in order (:mod:`.aten.kernel_table`), seen at the
+  dispatcher, in forward and backward;
 * functions of compiled extensions that link against torch (pybind11 and the like), seen as the
   interpreter calls them;
 * kernels written in Triton, seen when they are launched.
@@ -33,11 +34,12 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .aten.kernel_table import family_of
 from .operator_table import TABLE
 from .provider import provider_of
 
 # Namespaces of torch.library that torch itself registers, and ours: their operators alert under the
-# deterministic flag, mmrepro.ops.aten has a row for them, or they are in order.
+# deterministic flag, or are in order, but for what mmrepro.ops.aten calls unknown.
 NAMESPACES = frozenset((
     'aten', 'prim', 'prims', 'rngprims', 'mmrepro',
     'quantized', 'quantized_decomposed',  # integers
@@ -52,6 +54,9 @@ NAMESPACES = frozenset((
 KNOWN = frozenset(('torchvision::nms', *(
     f'torchvision::{form}' for name in ('roi_align', 'roi_pool', 'ps_roi_align', 'ps_roi_pool')
     for form in (name, f'_{name}_backward'))))
+
+# Products of torch that are in order for dense factors only.
+_PRODUCTS = frozenset(('aten::mm', 'aten::addmm', 'aten::mv', 'aten::addmv'))
 
 # A library that links against torch contains one of these names.
 _MARKS = (b'libtorch', b'libc10', b'torch_python', b'c10.dll')
@@ -179,11 +184,22 @@ class OperatorGuard:
             return
         namespace = func.namespace
         name = f'{namespace}::{func._schema.name.rpartition("::")[2]}'
-        if namespace in NAMESPACES or self._is_allowed(name, f'{namespace}::*'):
+        known = namespace in NAMESPACES and not self._unproved(name, args)
+        if known and name in _PRODUCTS:
+            return  # the next factors may be sparse
+        if known or self._is_allowed(name, f'{namespace}::*'):
             self._settled.add(func)
         elif self._on_device((args, kwargs)):
             self._settled.add(func)
             self._found(name, 'torch.library', sys._getframe(2))
+
+    @staticmethod
+    def _unproved(name: str, args: Any) -> bool:
+        """Whether no source says that an operator of torch is in order."""
+        namespace, _, packet = name.partition('::')
+        family = family_of(packet) if namespace == 'aten' else None
+        return family is not None and family.torch == 'unknown' or name in _PRODUCTS and any(
+            isinstance(arg, torch.Tensor) and arg.layout != torch.strided for arg in args)
 
     def _called(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == 'c_call':

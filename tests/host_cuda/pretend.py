@@ -47,6 +47,7 @@ BEHAVIOUR = {
     'histc': _RAISES,
     'index_add': DRIFTS_WITHOUT_FLAG,
     'index_add_': DRIFTS_WITHOUT_FLAG,
+    'index_reduce': _RAISES,
     'max_pool3d_with_indices_backward': _RAISES,
     'max_unpool2d': _RAISES,
     'max_unpool3d': _RAISES,

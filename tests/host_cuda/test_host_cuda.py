@@ -118,6 +118,24 @@ def test_every_operator(on_device, tmp_path):
            if not row.get('equal') or not row.get('agrees', True) or 'error_text' in row}
     assert code == 0 and not bad, bad
     assert len(rows) > 65
+    refusals = {name: row for name, row in rows.items() if 'refused' in row}
+    assert len(refusals) > 20
+    for name, row in refusals.items():  # also those that torch does not refuse
+        operator = row['covers'][0].partition('.')[0]
+        assert row['refused'] and operator in row['message'], (name, row)
+
+
+def test_the_maximum_of_roi_align_is_refused(on_device):
+    done = on_device('-c', '''
+import torch
+from mmrepro import determinism, ops
+ops.install()
+from mmcv.ops import roi_align
+x, boxes = torch.ones(1, 2, 8, 8, device='cuda'), torch.tensor([[0., 1, 1, 5, 5]], device='cuda')
+with determinism.deterministic():
+    roi_align(x, boxes, 2, 1., 0, 'max')
+''', CUBLAS_WORKSPACE_CONFIG=':4096:8')
+    assert done.returncode and "roi_align: pool_mode='max'" in done.stderr.splitlines()[-1]
 
 
 # Operator -> calls forward and backward, waits forward and backward.
@@ -168,13 +186,13 @@ def test_topk_takes_the_lower_index_as_on_a_cpu(on_device):
 
 def test_without_replacements_the_check_fails(on_device, tmp_path):
     code, rows = check(
-        on_device, tmp_path, r'^torch/(bicubic resize|grid sample|adaptive max pool, 3-D)$',
+        on_device, tmp_path, r'^torch/(reflection pad|grid sample|cumprod)$',
         'import mmrepro', 'from mmrepro.ops.aten import dispatch',
         'dispatch.active = lambda device: []')
     assert code == 1
-    for name in ('bicubic resize', 'grid sample'):
+    for name in ('reflection pad', 'grid sample'):
         assert 'does not have a deterministic' in rows[name]['error_text']
-    assert rows['adaptive max pool, 3-D']['differs'] == ['gradient of x']
+    assert rows['cumprod']['refused'] is False
 
 
 # those that resize while they train, sample points and pool adaptively reach what torch refuses

@@ -27,12 +27,10 @@ SLOW = ('MSDeformAttn', 'focal loss, sigmoid')
 # In these, a chunk is an addend of the gradient of a pixel, so its size shows in the last bits.
 ROUNDED_BY_CHUNK = ('RoIAlign', 'RoIAlign, sampling_ratio 2', 'DeformRoIPool', 'CARAFE',
                     *MATRIX_PRODUCTS)
-# mmcv's Python computes the mean of the losses in the precision of the inputs; and in bfloat16 two
-# samples of a maximum may have the same position, whose gradient goes to the first.
-ROUNDED_TWICE = ('focal loss, sigmoid', 'RoIAlign, max')
+# mmcv's Python computes the mean of the losses in the precision of the inputs.
+ROUNDED_TWICE = ('focal loss, sigmoid',)
 # mmcv has kernels for the CPU, and these forms need not have their bits; NMS has.
-COMPILED_FOR_CPU = ('RoIAlign', 'RoIAlign, sampling_ratio 2', 'RoIAlign, max',
-                    *MATRIX_PRODUCTS)
+COMPILED_FOR_CPU = ('RoIAlign', 'RoIAlign, sampling_ratio 2', *MATRIX_PRODUCTS)
 
 
 def call_of(name, by=8):

@@ -127,18 +127,6 @@ def test_nothing_to_do_is_done():
     assert gather.chunk_by_cost([], 5) == []
 
 
-def test_a_masked_copy_is_exact_for_what_is_not_finite(monkeypatch):
-    inf, nan = float('inf'), float('nan')
-    for dtype in (torch.float32, torch.float64):
-        values = torch.tensor([inf, nan, -2., inf, nan], dtype=dtype)[:, None]
-        owner = torch.tensor([1, 1, 7, 7, 7], dtype=torch.int32)[:, None]
-        for chunk in (1, 100):
-            monkeypatch.setattr(gather, 'CHUNK_ELEMENTS', {'cpu': chunk})
-            out = torch.full((6, 1), 5., dtype=dtype)
-            gather.masked_copy(values, owner, 7, out)
-            assert out[[0, 1, 2, 3, 5], 0].tolist() == [0, 0, -2, inf, 5] and out[4].isnan()
-
-
 @pytest.mark.parametrize('few', [True, False])
 def test_reading_few_pixels_or_all_gives_the_same_bytes(wave, monkeypatch, few):
     feature = wave(3, 4, 5, 6, dtype=torch.float32)

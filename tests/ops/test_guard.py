@@ -65,6 +65,18 @@ def test_overloads_of_one_name_are_one_finding():
     assert [one.operator for one in guard.findings] == ['strangers::scale']
 
 
+def test_operators_of_torch_that_no_source_vouches_for_are_named():
+    x = torch.rand(4, 4)
+    with OperatorGuard(None, ['cpu'], allow=['aten::_linalg_svd']).watch() as guard:
+        (x @ x).sort()
+        torch.linalg.svd(x)
+        for _ in range(2):
+            torch.fft.rfft2(x)
+        x.to_sparse() @ x
+    assert [one.operator for one in guard.findings] == ['aten::_fft_r2c', 'aten::mm']
+    assert "allow=['aten::_fft_r2c']" in str(guard.findings[0])
+
+
 @pytest.mark.parametrize('devices, allow, compiled', [
     (['cpu'], ['strangers::*'], False), (['cpu'], ['strangers::scale', 'strangers::scale_back'],
                                          False), (['cuda'], [], False), (['cpu'], [], True)])

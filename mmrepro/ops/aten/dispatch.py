@@ -8,12 +8,13 @@ dispatcher (``F.interpolate``, ``F.pad``); those rows name a module and an attri
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import re
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -86,13 +87,23 @@ def install(devices: Iterable[str] | None = None) -> None:
     _installed.devices = devices
 
 
+def _override(function: Callable[..., Any], stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` of ``stock`` and its arguments; torch.compile takes no partial here."""
+    @functools.wraps(stock)
+    def override(*args: Any, **kwargs: Any) -> Any:
+        return function(stock, *args, **kwargs)
+
+    return override
+
+
 def _install(row: KernelRow, device: str) -> None:
     if row.overrides_python:
         path, _, attribute = row.operator.rpartition('.')
         module = importlib.import_module(path)
         if hasattr(module, attribute):
-            _installed.attributes.append((module, attribute, getattr(module, attribute)))
-            setattr(module, attribute, row.load())
+            stock = getattr(module, attribute)
+            _installed.attributes.append((module, attribute, stock))
+            setattr(module, attribute, _override(row.load(), stock))
     elif _exists(row.operator):
         with warnings.catch_warnings():
             # torch warns once that a kernel is overridden, which is intended

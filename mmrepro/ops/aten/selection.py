@@ -1,4 +1,4 @@
-"""Selection by value where equal values go by index: topk, sort, kthvalue, median.
+"""Selection by value where equal values go by index: topk, sort, kthvalue.
 
 torch does not specify the order of equal values in ``topk`` and unstable sorts. Its CPU kernels
 (partial sorts, vectorized since 2.6) and CUDA kernels (radix selection, bitonic or segmented sorts,
@@ -6,8 +6,6 @@ by size) choose differently, so a detector may keep different boxes on another d
 Here the lower index comes first. As in torch, NaN is larger than every number and -0 equals 0.
 """
 from __future__ import annotations
-
-import functools
 
 import torch
 from torch import Tensor
@@ -100,31 +98,6 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
     if not self.dim():
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     values, indices = torch.sort(self, dim=dim, stable=True)
-    return _pick(values, indices, torch.full_like(indices.narrow(dim, 0, 1), k - 1), dim, keepdim)
-
-
-def median(self: Tensor, dim: int = -1, keepdim: bool = False,
-           ignore_nan: bool = False) -> tuple[Tensor, Tensor]:
-    """Compute ``aten::median.dim``: the lower of two middle values; NaN if there is one."""
-    if not self.dim():
-        return self.clone(), torch.zeros_like(self, dtype=torch.int64)
-    size = self.shape[dim]
-    if size == 0:
-        raise IndexError(f'median(): expected reduction dim {dim} to have non-zero size')
-    values, indices = torch.sort(self, dim=dim, stable=True)
-    # NaN is sorted to the end
-    numbers = (values == values).sum(dim, keepdim=True)
-    middle = (numbers - 1).clamp_(min=0) // 2
-    if not ignore_nan:
-        middle = torch.where(numbers == size, middle, numbers)
-    return _pick(values, indices, middle, dim, keepdim)
-
-
-# ``aten::nanmedian.dim``: the median of what is not NaN; NaN if nothing is
-nanmedian = functools.partial(median, ignore_nan=True)
-
-
-def _pick(values: Tensor, indices: Tensor, at: Tensor, dim: int,
-          keepdim: bool) -> tuple[Tensor, Tensor]:
-    pair = values.gather(dim, at), indices.gather(dim, at)
-    return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
+    pair = (part.narrow(dim, k - 1, 1).clone() for part in (values, indices))
+    first, second = pair if keepdim else (part.squeeze(dim) for part in pair)
+    return first, second

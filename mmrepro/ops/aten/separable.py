@@ -1,4 +1,4 @@
-"""Backward of operators that resample each axis separately: resize, average pooling, padding.
+"""Backward of maps resampled along each axis: linear resize, adaptive average pooling, padding.
 
 Each of them is a product of one sparse matrix per axis, so its backward is the product of the
 transposed matrices. A transpose is stored by *destination*: for each input position, the output
@@ -8,7 +8,7 @@ and sums of whole tensors are used, no matrix products; so TF32 does not affect 
 are the same on CPU and CUDA.
 
 Sources of the formulas: ``aten/src/ATen/native/UpSample.h`` (positions and weights),
-``AdaptivePooling.h`` (windows), ``cuda/AveragePool3d.cu`` (divisors) and ``PaddingSupport.h``.
+``AdaptivePooling.h`` (windows) and ``PaddingSupport.h``.
 """
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ import torch
 from torch import Tensor
 
 from ..gather import compute_dtype
-
-# Constants of the cubic filter: torch uses OpenCV's for plain and Pillow's for antialiased resize.
-_CUBIC, _CUBIC_ANTIALIASED = -0.75, -0.5
 
 
 class _Reads(NamedTuple):
@@ -65,66 +62,12 @@ def _linear(size: int, outputs: int, align: bool, given: float | None) -> _Reads
     return _reads(np.stack((low, high), 1), np.stack((1 - part, part), 1))
 
 
-def _cubic_weights(x: np.ndarray, a: float) -> np.ndarray:
-    x = np.abs(x)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((x - 5) * x + 8) * x * a - 4 * a
-    return np.where(x <= 1, near, np.where(x < 2, far, 0.))
-
-
-def _cubic(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
-    scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
-    at = scale * at if align else scale * (at + 0.5) - 0.5
-    low = np.floor(at)
-    position = low[:, None] + np.arange(-1, 3)
-    weights = _cubic_weights(at[:, None] - position, _CUBIC)
-    return _reads(np.clip(position, 0, size - 1).astype(np.int64), weights)
-
-
-def _antialiased(reach: int, weigh: Callable[[np.ndarray], np.ndarray]) -> Callable[..., _Reads]:
-    def filter_(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
-        scale = _scale(size, outputs, align, given)
-        stretch = max(scale, 1.)
-        center = scale * (np.arange(outputs, dtype=np.float64) + 0.5)
-        first = np.maximum((center - reach * stretch + 0.5).astype(np.int64), 0)
-        last = np.minimum((center + reach * stretch + 0.5).astype(np.int64), size)
-        position = first[:, None] + np.arange(max(1, int((last - first).max(initial=0))))
-        weights = weigh((position - center[:, None] + 0.5) / stretch)
-        weights = np.where(position < last[:, None], weights, 0.)
-        total = weights.sum(1, keepdims=True)
-        return _reads(position, weights / np.where(total == 0, 1., total))
-
-    return filter_
-
-
-# Filter along an axis by kind of resize; torch's own nearest resize is deterministic.
-RESIZES: dict[str, Callable[..., _Reads]] = {
-    'linear': _linear,
-    'cubic': _cubic,
-    'linear_aa': _antialiased(1, lambda x: np.maximum(1 - np.abs(x), 0)),
-    'cubic_aa': _antialiased(2, lambda x: _cubic_weights(x, _CUBIC_ANTIALIASED)),
-}
-
-
 def _adaptive(size: int, outputs: int) -> _Reads:
     out = np.arange(outputs)
     first, last = out * size // outputs, -(-(out + 1) * size // outputs)
-    return _windows(first, last, 1. / np.maximum(last - first, 1))
-
-
-def _windows(first: np.ndarray, last: np.ndarray, weight: np.ndarray) -> _Reads:
     position = first[:, None] + np.arange(max(1, int((last - first).max(initial=0))))
-    return _reads(position, np.where(position < last[:, None], weight[:, None], 0.))
-
-
-def _pool(size: int, outputs: int, kernel: int, stride: int, padding: int,
-          count_padding: bool, divide: bool) -> _Reads:
-    first = np.arange(outputs) * stride - padding
-    last = np.minimum(first + kernel, size + padding)
-    padded = last - first
-    first, last = np.maximum(first, 0), np.minimum(last, size)
-    divisor = padded if count_padding else last - first
-    return _windows(first, last, 1. / np.maximum(divisor, 1) if divide else np.ones(outputs))
+    weight = np.where(position < last[:, None], 1. / np.maximum(last - first, 1)[:, None], 0.)
+    return _reads(position, weight)
 
 
 def _reflect(size: int, outputs: int, before: int) -> _Reads:
@@ -137,8 +80,6 @@ def _replicate(size: int, outputs: int, before: int) -> _Reads:
     at = np.clip(np.arange(outputs) - before, 0, size - 1)
     return _reads(at[:, None], np.ones((outputs, 1)))
 
-
-PADS: dict[str, Callable[..., _Reads]] = {'reflection': _reflect, 'replication': _replicate}
 
 @functools.lru_cache(maxsize=256)
 def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tuple,
@@ -181,44 +122,25 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callab
     return result.to(grad.dtype)
 
 
-def resize_backward(kind: str, grad: Tensor, output_size: Sequence[int],
-                    input_size: Sequence[int], align_corners: bool,
-                    *scales: float | None) -> Tensor:
-    """Compute the backward of ``aten::upsample_*``; ``kind`` is a key of :data:`RESIZES`."""
+def bilinear_backward(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
+                      align_corners: bool, *scales: float | None) -> Tensor:
+    """Compute ``aten::upsample_bilinear2d_backward``."""
     # the dispatcher omits trailing arguments that have their defaults
     given = (*scales, *(None,) * (len(output_size) - len(scales)))
     return _transpose(grad, input_size[2:],
-                      [(RESIZES[kind], (bool(align_corners), scale)) for scale in given])
+                      [(_linear, (bool(align_corners), scale)) for scale in given])
 
 
-def adaptive_avg_pool_backward(axes: int, grad: Tensor, self: Tensor) -> Tensor:
-    """Compute the backward of ``aten::_adaptive_avg_pool2d`` or ``3d``."""
-    return _transpose(grad, self.shape[-axes:], [(_adaptive, ())] * axes)
-
-
-def avg_pool3d_backward(grad: Tensor, self: Tensor, kernel: Sequence[int], stride: Sequence[int],
-                        padding: Sequence[int], ceil_mode: bool, count_include_pad: bool,
-                        divisor_override: int | None) -> Tensor:
-    """Compute the backward of ``aten::avg_pool3d``; each axis has a factor of the divisor."""
-    kernel, padding = _three(kernel), _three(padding)
-    stride = _three(stride) if len(stride) else kernel
-    divide = divisor_override is None
-    builds = [(_pool, (k, s, p, bool(count_include_pad), divide))
-              for k, s, p in zip(kernel, stride, padding)]
-    result = _transpose(grad, self.shape[-3:], builds)
-    return result if divisor_override is None else result / divisor_override
-
-
-def _three(values: Sequence[int]) -> tuple[int, ...]:
-    return tuple(values) * 3 if len(values) == 1 else tuple(values)
+def adaptive_avg_pool_backward(grad: Tensor, self: Tensor) -> Tensor:
+    """Compute ``aten::_adaptive_avg_pool2d_backward``."""
+    return _transpose(grad, self.shape[-2:], [(_adaptive, ())] * 2)
 
 
 def pad_backward(kind: str, grad: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
-    """Compute the backward of ``aten::reflection_pad*`` or ``replication_pad*``.
+    """Compute the backward of ``aten::reflection_pad2d`` or ``replication_pad2d``.
 
-    ``kind`` is a key of :data:`PADS`. ``padding`` has two numbers per axis, from the last axis on;
-    negative ones crop.
+    ``kind`` is 'reflection' or 'replication'; ``padding`` is left, right, top, bottom; negative
+    numbers crop.
     """
-    axes = len(padding) // 2
-    befores = [int(padding[2 * (axes - 1 - i)]) for i in range(axes)]
-    return _transpose(grad, self.shape[-axes:], [(PADS[kind], (before,)) for before in befores])
+    build = {'reflection': _reflect, 'replication': _replicate}[kind]
+    return _transpose(grad, self.shape[-2:], [(build, (int(padding[i]),)) for i in (2, 0)])

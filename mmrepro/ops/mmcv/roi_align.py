@@ -1,12 +1,12 @@
-"""RoIAlign: mean or maximum of bilinear samples in every bin of axis-aligned boxes.
+"""RoIAlign: the mean of bilinear samples in every bin of axis-aligned boxes.
 
 Signatures: ``mmcv/ops/roi_align.py``. Formulas: ``roi_align_cuda_kernel.cuh`` (mmcv 2.1.0). The
 mean is a filter per axis (:func:`mmrepro.ops.sampling.axis_taps`): the taps of a bin are the
-product of two filters, or, with few channels, the filters are applied one after the other. The
-maximum visits the samples in mmcv's order, and the first of equal ones wins.
+product of two filters, or, with few channels, the filters are applied one after the other. mmcv's
+maximum is refused.
 
 Where mmcv's CPU and CUDA kernels differ, this follows the CUDA one: boxes of negative size are
-pooled, not rejected, and the maximum over no samples is the lowest float32, not -10000.
+pooled, not rejected.
 """
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from . import roi_align_max
+from ..contract import require
 from .rois import Rois, TapsOf, check_images, edges_of, images_of, pool, pool_backward
+
+
+def check_mode(pool_mode: int) -> None:
+    """Raise RuntimeError unless ``pool_mode`` is 1, the mean."""
+    require(pool_mode == 1, 'roi_align',
+            "pool_mode='max' has no deterministic form in mmrepro; use 'avg', as the detectors of "
+            "MMDetection do, or operators='compiled'")
 
 
 def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
@@ -106,16 +113,12 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
                       aligned: bool) -> None:
     """Fill ``output`` (K, C, aligned_height, aligned_width) from ``input`` (N, C, H, W).
 
-    ``pool_mode`` is 0 for the maximum, 1 for the mean. For the maximum ``argmax_y`` and
-    ``argmax_x``, of the shape of ``output``, receive the position of the greatest sample; the mean
-    ignores them.
+    ``pool_mode`` must be 1, the mean, which has no use for ``argmax_y`` and ``argmax_x``.
     """
+    check_mode(pool_mode)
     bins = (aligned_height, aligned_width)
     boxes, grid = _boxes(input, rois, bins, spatial_scale, sampling_ratio, aligned)
     if output.numel() == 0:
-        return
-    if pool_mode == 0:
-        roi_align_max.align_forward(input, boxes, output, argmax_y, argmax_x)
         return
     adaptive = sampling_ratio <= 0
     if _few_channels(grid, input.shape, bins, adaptive):
@@ -133,12 +136,10 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
 
     ``grad_output`` is (K, C, aligned_height, aligned_width); the others are as in the forward.
     """
+    check_mode(pool_mode)
     bins = (aligned_height, aligned_width)
     boxes, grid = _boxes(grad_input, rois, bins, spatial_scale, sampling_ratio, aligned)
     if grad_output.numel() == 0 or grad_input.numel() == 0:
-        return
-    if pool_mode == 0:
-        roi_align_max.align_backward(grad_output, boxes, argmax_y, argmax_x, grad_input)
         return
     adaptive, shape = sampling_ratio <= 0, grad_input.shape
     runs = _runs(grid, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output))

@@ -1,7 +1,7 @@
 """RoIPool: the greatest pixel of every bin of axis-aligned boxes.
 
 Signature: ``mmcv/ops/roi_pool.py``; formula: ``roi_pool_cuda_kernel.cuh`` (mmcv 2.1.0). The
-pixels of a bin are visited row by row; see :mod:`.maximum`.
+pixels of a bin are visited row by row: the first of equal ones wins, and NaN never does.
 
 One difference from mmcv: bins of a malformed box (of negative size) have no gradient. mmcv leaves
 their argmax at 0 and so adds their gradient to the first pixel.
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .. import gather
 from ..contract import require_shape
-from .maximum import keep_greatest, prefixes, scatter_to_winners
 from .rois import LOWEST, check_rois
 
 
@@ -61,10 +60,29 @@ def _bins(shape: torch.Size, rois: Tensor, image: Tensor, pooled: tuple[int, int
 
 def _visits(bins: _Bins, width: int) -> Iterator[Tensor]:
     """Yield pixel number 0, 1, ... of the bins that have it (a prefix): positions in the image."""
-    for ordinal, length in prefixes(bins.pixels.tolist()):
+    counts, length = bins.pixels.tolist(), len(bins.pixels)
+    for ordinal in range(counts[0] if counts else 0):
+        while counts[length - 1] <= ordinal:
+            length -= 1
         columns = bins.columns[:length]
         row = torch.div(ordinal, columns, rounding_mode='floor')
         yield bins.first[:length] + row * width + (ordinal - row * columns)
+
+
+def _greatest(rows: Tensor, bins: _Bins, width: int) -> tuple[Tensor, Tensor]:
+    """Return the greatest pixel of each bin (B, C), and its position (B, C) int32; -1 for none."""
+    best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
+    best[bins.pixels == 0] = 0
+    winner = best.new_full(best.shape, -1, dtype=torch.int32)
+    for pixel in _visits(bins, width):
+        part = slice(0, len(pixel))
+        value = rows.index_select(0, bins.base[part] + pixel)
+        # torch.maximum would let NaN win
+        value.nan_to_num_(nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
+        wins = value > best[part]
+        torch.maximum(best[part], value, out=best[part])
+        winner[part] = torch.where(wins, pixel.to(torch.int32)[:, None], winner[part])
+    return best, winner
 
 
 def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor,
@@ -85,39 +103,8 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     for which in order.split(step):
         bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
                      pooled, spatial_scale)
-        best = rows.new_full((len(bins.order), rows.shape[1]), LOWEST)
-        best[bins.pixels == 0] = 0
-        winner = keep_greatest(best, (rows.index_select(0, bins.base[:len(pixel)] + pixel)
-                                      for pixel in _visits(bins, input.shape[3])))
-        for out, result in ((output, best), (argmax, _positions(winner, bins, input.shape[3]))):
+        for out, result in zip((output, argmax), _greatest(rows, bins, input.shape[3])):
             gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
-
-
-def _positions(winner: Tensor, bins: _Bins, width: int) -> Tensor:
-    """Convert visit numbers from 1 to positions in the image; 0 to -1."""
-    number = (winner - 1).clamp_(min=0)
-    columns = bins.columns.clamp(min=1).to(torch.int32)[:, None]
-    row = torch.div(number, columns, rounding_mode='floor')
-    position = bins.first.to(torch.int32)[:, None] + row * width + (number - row * columns)
-    lost = (winner == 0).to(torch.int32)
-    return position * (1 - lost) - lost
-
-
-def _numbers(argmax: Tensor, bins: _Bins, width: int) -> Tensor:
-    """Convert positions to visit numbers (B, C), in the order of ``bins``; 0 outside of a bin."""
-    most = int(bins.pixels[0]) if len(bins.pixels) else 0
-    number = torch.int8 if most < torch.iinfo(torch.int8).max else torch.int32
-    winner = torch.empty(argmax.shape, dtype=number, device=argmax.device)
-    count, columns, first = (column.to(torch.int32)[:, None]
-                             for column in (bins.pixels, bins.columns.clamp(min=1), bins.first))
-    for part in gather.slices(len(argmax), gather.chunk_rows(argmax.device, argmax.shape[1])):
-        at = argmax.index_select(0, bins.order[part]).sub_(first[part])
-        row = torch.div(at, width, rounding_mode='floor')
-        column = at.sub_(row * width)
-        inside = (row >= 0) & (column < columns[part])
-        visit = row.mul_(columns[part]).add_(column).add_(1)
-        winner[part] = visit.mul_(inside & (visit <= count[part]))
-    return winner
 
 
 def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_input: Tensor,
@@ -128,10 +115,14 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
     require_shape('roi_pool', 'argmax', argmax, tuple(grad_output.shape))
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
-    w = grad_input.shape[3]
-    bins = _bins(grad_input.shape, rois, image, pooled, spatial_scale)
-    winner = _numbers(gather.bags(argmax), bins, w)
-    grad = gather.bags(grad_output).index_select(0, bins.order)
-    rows = ((bins.base[:len(pixel)] + pixel).to(torch.int32)[:, None] for pixel in _visits(bins, w))
-    scatter_to_winners(grad, winner, ((row, torch.ones_like(row, dtype=grad.dtype))
-                                      for row in rows), gather.Sink(grad_input, whole=True))
+    (n, c, h, w), k = grad_input.shape, len(rois)
+    # of a bin without pixels mmcv's kernel leaves what was there
+    well_formed = (rois[:, 3:] + 1 > rois[:, 1:3]).all(1)[:, None]
+    position = argmax.reshape(k, -1).to(torch.int64)
+    plane = ((image * c)[:, None] + torch.arange(c, device=image.device)) * (h * w)
+    plane = plane.repeat_interleave(pooled[0] * pooled[1], 1)
+    inside = (position >= 0) & (position < h * w) & well_formed
+    index = torch.where(inside, plane + position, n * c * h * w)
+    grad = grad_output.reshape(-1, 1).to(gather.compute_dtype(grad_input))
+    total = gather.scatter_sum(grad, index.view(-1, 1), torch.ones_like(grad), n * c * h * w)
+    grad_input += total.view(grad_input.shape).to(grad_input.dtype)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import gather, sampling
-from ..mmcv import roi_align
+from ..mmcv.roi_align import check_mode
 from ..mmcv.rois import check_rois, edges_of
 from . import well_aligned
 
@@ -210,11 +210,10 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
                       argmax_x: Tensor, aligned_height: int, aligned_width: int,
                       spatial_scale: float, sampling_ratio: int, pool_mode: int,
                       aligned: bool) -> None:
-    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`; it handles the maximum."""
-    if pool_mode == 0 or output.numel() == 0:
-        roi_align.roi_align_forward(
-            input, rois, output, argmax_y, argmax_x, aligned_height, aligned_width, spatial_scale,
-            sampling_ratio, pool_mode, aligned)
+    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`."""
+    check_mode(pool_mode)
+    if output.numel() == 0:
+        check_rois('roi_align', input, rois)
         return
     with torch.cuda.device_of(input):
         image, ys, xs = _prepare(input, rois, (aligned_height, aligned_width), spatial_scale,
@@ -233,11 +232,9 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
                        grad_input: Tensor, aligned_height: int, aligned_width: int,
                        spatial_scale: float, sampling_ratio: int, pool_mode: int,
                        aligned: bool) -> None:
-    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_backward`; it handles the maximum."""
-    if pool_mode == 0 or grad_output.numel() == 0 or grad_input.numel() == 0:
-        roi_align.roi_align_backward(
-            grad_output, rois, argmax_y, argmax_x, grad_input, aligned_height, aligned_width,
-            spatial_scale, sampling_ratio, pool_mode, aligned)
+    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_backward`."""
+    check_mode(pool_mode)
+    if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
     with torch.cuda.device_of(grad_input):
         image, ys, xs = _prepare(grad_input, rois, (aligned_height, aligned_width), spatial_scale,

@@ -11,6 +11,7 @@ from mmcv.ops import deform_roi_pool, roi_align, roi_pool
 from mmrepro import ops
 from mmrepro.ops import sampling
 from mmrepro.ops.mmcv import roi_align as align_kernels
+from mmrepro.ops.mmcv.roi_pool import roi_pool_backward
 from mmrepro.ops.mmcv.rois import LOWEST
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
@@ -48,14 +49,6 @@ def pooled(rois, bins, channels, value):
     return out
 
 
-def reduced(samples, mode):
-    """The mean or the maximum of samples; 0 or the lowest number if there are none."""
-    if not samples:
-        return 0. if mode == 'avg' else LOWEST
-    stack = torch.stack(samples)
-    return stack.mean(0) if mode == 'avg' else stack.amax(0)
-
-
 def naive_align(feature, rois, bins, scale, ratio, mode, aligned):
     """The definition, in loops."""
     offset = 0.5 if aligned else 0.
@@ -66,9 +59,10 @@ def naive_align(feature, rois, bins, scale, ratio, mode, aligned):
         bin_h, bin_w = h / bins[0], w / bins[1]
         rows = ratio if ratio > 0 else math.ceil(bin_h)
         columns = ratio if ratio > 0 else math.ceil(bin_w)
-        return reduced([sample(feature, int(roi[0]), y1 + i * bin_h + (a + 0.5) * bin_h / rows,
-                               x1 + j * bin_w + (b + 0.5) * bin_w / columns)
-                        for a in range(rows) for b in range(columns)], mode)
+        samples = [sample(feature, int(roi[0]), y1 + i * bin_h + (a + 0.5) * bin_h / rows,
+                          x1 + j * bin_w + (b + 0.5) * bin_w / columns)
+                   for a in range(rows) for b in range(columns)]
+        return torch.stack(samples).mean(0) if samples else 0.
 
     return pooled(rois, bins, feature.shape[1], value)
 
@@ -110,10 +104,10 @@ def boxes_of(wave, dtype=torch.float64, without=()):
 
 # How an operator is called on features (2, C, 11, 13) and boxes, and its definition.
 OPERATORS = {
-    **{f'align {mode} {ratio} {aligned}': (
+    **{f'align {ratio} {aligned}': (
         lambda f, b, *a: roi_align(f, b['rois'], BINS, SCALE, *a),
-        lambda f, b, *a: naive_align(f, b['rois'], BINS, SCALE, *a), (ratio, mode, aligned))
-        for mode in ('avg', 'max') for ratio in (0, 1, 2, 3) for aligned in (True, False)},
+        lambda f, b, *a: naive_align(f, b['rois'], BINS, SCALE, *a), (ratio, 'avg', aligned))
+        for ratio in (0, 1, 2, 3) for aligned in (True, False)},
     'pool': (lambda f, b: roi_pool(f, b['rois'], BINS, SCALE),
              lambda f, b: naive_pool(f, b['rois'], BINS, SCALE), ()),
     **{f'deform {ratio}': (
@@ -146,8 +140,7 @@ def test_roi_align_and_roi_pool_follow_their_definitions_for_any_shape(data):
     feature = torch.randn(n, c, h, w, dtype=torch.float64,
                           generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
     scale = data.draw(st.sampled_from([1., 0.5, 0.3125]))
-    arguments = (bins, scale, data.draw(st.integers(0, 3)),
-                 data.draw(st.sampled_from(['avg', 'max'])), data.draw(st.booleans()))
+    arguments = bins, scale, data.draw(st.integers(0, 3)), 'avg', data.draw(st.booleans())
     with ops.using('torch'):
         torch.testing.assert_close(roi_align(feature, rois, *arguments),
                                    naive_align(feature, rois, *arguments), rtol=1e-11, atol=1e-11)
@@ -160,13 +153,12 @@ def linspace(out):
 
 
 # Stored from mmcv's compiled CPU kernels where these exist: channels, boxes that are left out,
-# names of the stored tensors, the call and its last arguments. mmcv's CPU kernel makes -10000 of an
-# empty bin.
+# names of the stored tensors, the call and its last arguments.
 GOLDEN = {
-    **{f'roi_align_{mode}_{ratio}': (
+    **{f'roi_align_avg_{ratio}': (
         3, (5,), ('out', 'grad'),
-        lambda f, b, *a: roi_align(f, b['rois'], BINS, SCALE, *a), (ratio, mode, True))
-        for mode, ratio in (('avg', 0), ('avg', 2), ('max', 2))},
+        lambda f, b, *a: roi_align(f, b['rois'], BINS, SCALE, *a), (ratio, 'avg', True))
+        for ratio in (0, 2)},
     'roi_pool': (3, (5, 8), ('result_0', 'result_1'),
                  lambda f, b: roi_pool(f, b['rois'], BINS, SCALE), ()),
     'roi_deform': (3, (5, 8), ('result_0', 'result_1', 'result_2'),
@@ -185,20 +177,18 @@ def test_values_are_kept(wave, golden, name):
     golden(name, dict(zip(keys, (out, *torch.autograd.grad(out, leaves, upstream)))))
 
 
-@pytest.mark.parametrize('mode,ratio,aligned', [
-    ('avg', 0, True), ('avg', 2, False), ('max', 0, True), ('max', 2, False)])
-def test_roi_align_gradient_at_the_edges(wave, mode, ratio, aligned):
+@pytest.mark.parametrize('ratio,aligned', [(0, True), (2, False)])
+def test_roi_align_gradient_at_the_edges(wave, ratio, aligned):
     feature = wave(2, 2, 5, 4).requires_grad_()
     rois = torch.tensor(ROIS[:7], dtype=torch.float64) * torch.tensor([1, .4, .4, .4, .4])
     assert torch.autograd.gradcheck(
-        lambda f: roi_align(f, rois, (2, 3), 0.8, ratio, mode, aligned), feature, fast_mode=True)
+        lambda f: roi_align(f, rois, (2, 3), 0.8, ratio, 'avg', aligned), feature, fast_mode=True)
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize('aligned', [True, False])
 @pytest.mark.parametrize('ratio', [0, 2])
-@pytest.mark.parametrize('mode', ['avg', 'max'])
-def test_boxes_of_all_sizes_agree_with_compiled_mmcv(wave, compiled, mode, ratio, aligned):
+def test_boxes_of_all_sizes_agree_with_compiled_mmcv(wave, compiled, ratio, aligned):
     rois = wave(1000, 5, phase=1).abs()
     rois[:, 0] = (rois[:, 0] * 2).floor()
     rois[:, 1:] = rois[:, 1:] * 400 - 20
@@ -207,7 +197,7 @@ def test_boxes_of_all_sizes_agree_with_compiled_mmcv(wave, compiled, mode, ratio
     for context in (compiled, lambda: ops.using('torch')):
         feature = wave(2, 4, 50, 44).requires_grad_()
         with context():
-            out = roi_align(feature, rois, (7, 7), 0.13, ratio, mode, aligned)
+            out = roi_align(feature, rois, (7, 7), 0.13, ratio, 'avg', aligned)
             results.append([out, *torch.autograd.grad(out, feature, wave(*out.shape, phase=2))])
     for theirs, ours in zip(*results):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
@@ -252,18 +242,8 @@ def test_boxes_that_are_not_finite_do_what_mmcv_does_on_cuda(wave):
     assert adaptive[:2].count_nonzero() == 0 and adaptive[2].isfinite().all()
     fixed = roi_align(feature, rois[[0, 2]], 2, 1., 2, 'avg', True)
     assert fixed[0].isnan().all() and fixed[1].isfinite().all()
-    assert (roi_align(feature, rois[:1], 2, 1., 2, 'max', True) == LOWEST).all()
     for lost in (roi_pool(feature, rois, BINS), deform_roi_pool(feature, rois, None, BINS)):
         assert lost[0].count_nonzero() == 0 and lost[2].isfinite().all()
-
-
-@pytest.mark.parametrize('lost', [NAN, INF, -INF])
-def test_a_box_outside_of_the_map_sends_no_gradient_to_pixels_that_it_did_not_win(lost):
-    feature = torch.arange(30.).view(1, 1, 5, 6).requires_grad_()
-    grads = [torch.autograd.grad(roi_align(feature, torch.tensor(boxes), 1, 1., 2, 'max').sum(),
-                                 feature)[0]
-             for boxes in ([[0, 1, 1, 4, 4.]], [[0, 1, 1, lost, 4], [0, 1, 1, 4, 4]])]
-    assert torch.equal(*grads)
 
 
 def test_boxes_of_negative_size_are_empty_in_roi_pool(wave):
@@ -281,16 +261,27 @@ def test_the_scale_is_rounded_to_float32_as_in_mmcv(wave):
     assert not torch.equal(out, roi_align(feature, rois, 2, 0.7000001, 2))
 
 
+def test_the_maximum_of_roi_align_is_refused(wave):
+    feature, rois = wave(2, 3, 11, 13), torch.tensor(ROIS, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="roi_align: pool_mode='max' has no deterministic form"):
+        roi_align(feature, rois, 2, 1., 2, 'max')
+
+
+def test_a_malformed_box_sends_no_gradient_whatever_its_argmax():
+    """mmcv's kernel leaves 0 there, the position of the first pixel."""
+    rois = torch.tensor([[0., 0, 0, 3, 3], [0, 5, 5, 2, 9]])
+    argmax, grad = torch.tensor([5, 0], dtype=torch.int32).view(2, 1, 1, 1), torch.zeros(1, 1, 4, 4)
+    roi_pool_backward(torch.ones(2, 1, 1, 1), rois, argmax, grad, 1, 1, 1.)
+    assert grad[0, 0, 1, 1].item() == 1 and grad.sum().item() == 1
+
+
 def test_ties_go_to_the_first_and_nan_never_wins():
     feature = torch.ones(1, 1, 8, 8, requires_grad=True)
     roi = torch.tensor([[0., 0, 0, 8, 8]])
-    grad, = torch.autograd.grad(roi_align(feature, roi, 1, 1., 2, 'max', False), feature)
-    assert grad[0, 0, 2, 2].item() == 1 and grad.sum().item() == 1
     grad, = torch.autograd.grad(roi_pool(feature, roi, 1), feature)
     assert grad[0, 0, 0, 0].item() == 1 and grad.sum().item() == 1
     some, nan = torch.full((1, 1, 9, 9), -3.), torch.full((1, 1, 9, 9), NAN)
     some[0, 0, 6] = NAN
-    assert roi_align(some, roi, 1, 1., 2, 'max', False).item() == -3
     assert roi_pool(some, roi, 1).item() == -3 and roi_pool(nan, roi, 1).item() == LOWEST
 
 
@@ -299,18 +290,6 @@ def test_a_zero_has_no_sign_wherever_a_vector_ends(wave):
     feature = torch.where(wave(1, 17, 16, 16) < 0, -0., 0.)
     out = roi_pool(feature, torch.tensor([[0, 2., 2, 9, 9]]).repeat(101, 1), 7, 1.)
     assert out.count_nonzero() == 0 and not out.signbit().any()
-
-
-def test_positions_of_a_maximum_that_another_kernel_rounded_keep_their_gradient(wave):
-    feature, rois = wave(1, 3, 8, 8), torch.tensor([[0., 1, 1, 7, 6]], dtype=torch.float64)
-    out, y, x = (torch.zeros(1, 3, 2, 2, dtype=torch.float64) for _ in range(3))
-    arguments = (2, 2, 1., 2, 0, True)
-    align_kernels.roi_align_forward(feature, rois, out, y, x, *arguments)
-    exact, shifted = torch.zeros_like(feature), torch.zeros_like(feature)
-    align_kernels.roi_align_backward(torch.ones_like(out), rois, y, x, exact, *arguments)
-    align_kernels.roi_align_backward(torch.ones_like(out), rois, y + 1e-9, x, shifted, *arguments)
-    assert exact.sum().item() == pytest.approx(12)
-    torch.testing.assert_close(shifted, exact, rtol=1e-6, atol=1e-6)
 
 
 def test_deformable_pooling_without_offsets_has_the_bits_of_offsets_of_zero(wave):

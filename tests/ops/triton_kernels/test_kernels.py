@@ -149,17 +149,13 @@ def test_an_infinite_gradient_stays_where_it_belongs(interpreted, wave):
     assert not found.isnan().any()
 
 
-def test_what_roi_align_passes_on(interpreted, wave):
-    feature, rois = wave(1, 3, 9, 13), torch.tensor([[0., 8, 8, 40, 60]], dtype=torch.float64)
-    results = []
-    for module in (interpreted.roi_align_kernels, roi_align):
-        out, y, x = (feature.new_zeros(1, 3, 2, 2) for _ in range(3))
-        module.roi_align_forward(feature, rois, out, y, x, 2, 2, 1 / 8, 0, 0, True)
-        results.append((out, y, x))
-    assert all(map(torch.equal, *results))
-    empty = align(interpreted.roi_align_kernels, feature, rois[:0], wave(0, 3, 2, 2), 1 / 8, 0, 1,
-                  True)
+def test_roi_align_of_no_box_and_of_another_mode(interpreted, wave):
+    feature, rois = wave(1, 3, 9, 13), torch.zeros(0, 5, dtype=torch.float64)
+    arguments = interpreted.roi_align_kernels, feature, rois, wave(0, 3, 2, 2), 1 / 8, 0
+    empty = align(*arguments, 1, True)
     assert empty[0].shape == (0, 3, 2, 2) and (empty[1] == 1).all()
+    with pytest.raises(RuntimeError, match="pool_mode='max' has no deterministic form"):
+        align(*arguments, 0, True)
 
 
 @pytest.mark.parametrize('number', [1, 2, 31, 32, 33, 150])
