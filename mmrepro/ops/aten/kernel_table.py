@@ -79,7 +79,9 @@ class KernelFamily(NamedTuple):
 
 
 _BACKWARD = (
-    KernelRow('upsample_bilinear2d_backward', 'raises', 'separable:bilinear_backward', _AXES,
+    KernelRow('upsample_bicubic2d_backward', 'raises', 'separable:resize_backward(cubic)', _AXES,
+              'position embeddings of vision transformers (ViTDet)'),
+    KernelRow('upsample_bilinear2d_backward', 'raises', 'separable:resize_backward(linear)', _AXES,
               'SOLO, SOLOv2, HTC, SCNet, PanopticFPN, DyHead, NAS-FCOS, FPG, RTMDet-Ins, CondInst, '
               'BoxInst, YOLACT, Mask2Former, HRFPN, PVT'),
     KernelRow('torch._decomp.decompositions.upsample_bilinear2d_vec', 'slow',
@@ -123,6 +125,8 @@ _SUMS = (
     *(KernelRow(name, 'silent', f'refusal:refuse({name})', _REFUSED)
       for name in ('cumprod', 'cumprod_', 'cumprod.out', '_logcumsumexp', '_logcumsumexp.out',
                    'adaptive_max_pool3d_backward', 'adaptive_max_pool3d_backward.grad_input')),
+    KernelRow('nll_loss2d_forward', 'raises', 'sums:nll_loss2d_forward', 'gathered, then torch.sum',
+              'cross_entropy of maps in losses of users; MMDetection reduces itself'),
     # Sources do not agree on whether 2.0 is in order for more than one dimension: taken as not.
     KernelRow('scatter_add', 'raises', 'scatter:scatter_add', _FLAT,
               'FreeAnchor, CornerNet, two-stage DETRs (backward of gather)', until=(2, 1)),
@@ -134,7 +138,7 @@ TABLE: tuple[KernelRow, ...] = (*_BACKWARD, *_SELECTION, *_SUMS)
 
 FAMILIES: tuple[KernelFamily, ...] = (
     # ---- refused by torch
-    KernelFamily('upsample_(linear1d|bilinear2d|trilinear3d|bicubic2d)_backward|'
+    KernelFamily('upsample_(linear1d|bilinear2d|trilinear3d)_backward|'
                  'reflection_pad.d_backward|_?adaptive_avg_pool.d_backward|'
                  'adaptive_max_pool2d_backward|'
                  'avg_pool3d_backward|fractional_max_pool.d_backward|max_unpool.d|'
@@ -149,8 +153,6 @@ FAMILIES: tuple[KernelFamily, ...] = (
     KernelFamily('logcumsumexp', 'silent', 'calls _logcumsumexp, which is refused here'),
     KernelFamily('bincount', 'raises', 'counts are integers; with weights torch refuses it '
                  '(documented), and no detector gives any'),
-    KernelFamily('nll_loss2d_forward', 'raises', 'one write per pixel with reduction="none", which '
-                 'MMDetection asks for; torch refuses a sum or a mean (cuda/NLLLoss2d.cu)'),
     KernelFamily('scatter_reduce', 'raises', 'refused before 2.1; then amin and amax are in any '
                  'order, sum and mean in order, and "prod" is refused (documented)'),
     KernelFamily('_(scaled_dot_product_)?cudnn_attention(_forward|_backward)?', 'raises',

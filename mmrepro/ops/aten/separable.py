@@ -1,4 +1,4 @@
-"""Backward of maps resampled along each axis: linear resize, adaptive average pooling, padding.
+"""Backward of maps resampled along each axis: resize, adaptive average pooling, padding.
 
 Each of them is a product of one sparse matrix per axis, so its backward is the product of the
 transposed matrices. A transpose is stored by *destination*: for each input position, the output
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from ..gather import compute_dtype
+
+_CUBIC = -0.75  # constant of the cubic filter, that of OpenCV
 
 
 class _Reads(NamedTuple):
@@ -60,6 +62,19 @@ def _linear(size: int, outputs: int, align: bool, given: float | None) -> _Reads
     high = np.minimum(low + 1, size - 1)
     part = np.clip(at - low, 0, 1)
     return _reads(np.stack((low, high), 1), np.stack((1 - part, part), 1))
+
+
+def _cubic(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
+    scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
+    at = scale * at if align else scale * (at + 0.5) - 0.5
+    position = np.floor(at)[:, None] + np.arange(-1, 3)
+    x = np.abs(at[:, None] - position)
+    near = ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
+    far = ((x - 5) * x + 8) * x * _CUBIC - 4 * _CUBIC
+    return _reads(np.clip(position, 0, size - 1).astype(np.int64), np.where(x <= 1, near, far))
+
+
+RESIZES: dict[str, Callable[..., _Reads]] = {'linear': _linear, 'cubic': _cubic}
 
 
 def _adaptive(size: int, outputs: int) -> _Reads:
@@ -122,13 +137,14 @@ def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callab
     return result.to(grad.dtype)
 
 
-def bilinear_backward(grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
-                      align_corners: bool, *scales: float | None) -> Tensor:
-    """Compute ``aten::upsample_bilinear2d_backward``."""
+def resize_backward(kind: str, grad: Tensor, output_size: Sequence[int],
+                    input_size: Sequence[int], align_corners: bool,
+                    *scales: float | None) -> Tensor:
+    """Compute ``aten::upsample_bi*2d_backward``; ``kind`` is a key of :data:`RESIZES`."""
     # the dispatcher omits trailing arguments that have their defaults
     given = (*scales, *(None,) * (len(output_size) - len(scales)))
     return _transpose(grad, input_size[2:],
-                      [(_linear, (bool(align_corners), scale)) for scale in given])
+                      [(RESIZES[kind], (bool(align_corners), scale)) for scale in given])
 
 
 def adaptive_avg_pool_backward(grad: Tensor, self: Tensor) -> Tensor:

@@ -1,11 +1,14 @@
-"""The running sum of floating-point numbers in a fixed order, for torch before 2.6."""
+"""Sums in a fixed order: the running sum before torch 2.6, and a loss of maps."""
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ..gather import compute_dtype
+
 # Summed in float32 and rounded to their dtype at the end.
 _NARROW = (torch.float16, torch.bfloat16)
+_MEAN = 1  # of aten's Reduction
 
 
 def cumsum(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -34,3 +37,28 @@ def cumsum(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tenso
 def cumsum_(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Compute ``aten::cumsum_``."""
     return self.copy_(cumsum(self, dim, dtype=dtype or self.dtype))
+
+
+def nll_loss2d_forward(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
+                       ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Compute ``aten::nll_loss2d_forward``: loss, and the sum of the weights that count.
+
+    ``self`` is (N, C, H, W) log-probabilities, ``target`` (N, H, W) classes, ``weight`` (C,) or
+    None. Raises RuntimeError if the shapes do not fit.
+    """
+    shape = (self.shape[0], *self.shape[2:])
+    if self.dim() != 4 or target.shape != shape:
+        raise RuntimeError(f'nll_loss2d: expected input (N, C, H, W) and target (N, H, W), got '
+                           f'{tuple(self.shape)} and {tuple(target.shape)}')
+    counted = target != ignore_index
+    classes = target.masked_fill(~counted, 0)
+    dtype = compute_dtype(self)
+    scale = counted.to(dtype) if weight is None else (
+        weight.to(dtype)[classes].masked_fill(~counted, 0))
+    loss = -self.gather(1, classes.unsqueeze(1)).squeeze(1).to(dtype) * scale
+    # 0 times an infinite log-probability is NaN
+    loss = loss.masked_fill(~counted, 0)
+    if not reduction:
+        return loss.to(self.dtype), self.new_zeros(())
+    total, loss = scale.sum(), loss.sum()
+    return (loss / total if reduction == _MEAN else loss).to(self.dtype), total.to(self.dtype)

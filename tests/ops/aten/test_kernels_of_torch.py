@@ -47,7 +47,8 @@ def resize(mode, **options):
 
 
 RESIZED = [('bilinear', (2, 3, 5, 7), (9, 3)), ('bilinear', (1, 2, 6, 6), (6, 12)),
-           ('bilinear', (1, 1, 1, 4), (3, 1))]
+           ('bilinear', (1, 1, 1, 4), (3, 1)), ('bicubic', (2, 3, 5, 7), (9, 3)),
+           ('bicubic', (1, 2, 6, 6), (6, 12)), ('bicubic', (1, 1, 1, 4), (3, 1))]
 # A function of a map, and the shape of the map.
 RESIZES = {
     **{f'{mode} {shape} to {size}, align {align}': (

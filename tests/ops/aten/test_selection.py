@@ -142,3 +142,20 @@ def test_a_running_sum_of_infinities_and_nan():
     for values in ([-inf, 1., 2., inf], [1., nan, 2.], [-inf, -inf]):
         x = torch.tensor(values)
         torch.testing.assert_close(sums.cumsum(x, 0), x.cumsum(0), equal_nan=True)
+
+
+@pytest.mark.parametrize('weighted', [True, False])
+@pytest.mark.parametrize('reduction', [0, 1, 2])
+def test_nll_loss2d(wave, weighted, reduction):
+    logits = wave(2, 5, 3, 4).log_softmax(1)
+    target = torch.arange(24).view(2, 3, 4) % 5
+    target[0, 0] = -100
+    weight = wave(5).abs() if weighted else None
+    if reduction:
+        logits[0, :, 0, 0] = -float('inf')  # ignored, so it must not count
+    expected = torch.ops.aten.nll_loss2d_forward(logits, target, weight, reduction, -100)
+    found = sums.nll_loss2d_forward(logits, target, weight, reduction, -100)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b)
+    with pytest.raises(RuntimeError, match=r'\(N, C, H, W\)'):
+        sums.nll_loss2d_forward(logits, target[0], weight, reduction, -100)
