@@ -46,7 +46,7 @@ KEYS = ('config', 'ranks', 'processes', 'resumed_from', 'memory')
 
 
 def rows(configs: list[str], ranks: list[int], processes: list[int]) -> list[dict[str, Any]]:
-    """What is to be run; ``resumed_from``: processes that wrote the checkpoint, 0: no resume."""
+    """Return the rows; ``resumed_from``: processes that wrote the checkpoint, 0: no resume."""
     table = []
     for name in configs:
         for count in ranks:
@@ -58,7 +58,7 @@ def rows(configs: list[str], ranks: list[int], processes: list[int]) -> list[dic
 
 
 def point_of(row: dict[str, Any]) -> int:
-    """The iteration after which a row resumes; 0: none."""
+    """Return the iteration after which a row resumes; 0: none."""
     if not row['resumed_from']:
         return 0
     if row['processes'] % 2:
@@ -92,7 +92,7 @@ def fill(table: list[dict[str, Any]], data_root: str, folder: Path,
 
 def _fill_group(table: list[dict[str, Any]], cfg: Any, folder: Path,
                 done: Callable[[dict[str, Any]], None]) -> None:
-    """Rows of one config and one number of ranks."""
+    """Run the rows of one config and one number of ranks."""
     ranks = table[0]['ranks']
     expected = run(_keeping(cfg, 'separate'), ranks, 1, folder / 'reference')
     _check_reference(expected, ranks)

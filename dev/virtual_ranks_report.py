@@ -7,7 +7,7 @@ __all__ = ['table', 'zoo_table']
 
 
 def table(report: dict[str, Any]) -> str:
-    """Markdown: a row per config, a column per number of ranks."""
+    """Return a Markdown table: a row per config, a column per number of ranks."""
     rows = report['rows']
     numbers = sorted({row['ranks'] for row in rows})
     lines = ['| config | ' + ' | '.join(f'V = {count}' for count in numbers) + ' |',
@@ -32,7 +32,7 @@ def _cell(rows: list[dict[str, Any]]) -> str:
 
 
 def zoo_table(report: dict[str, Any]) -> str:
-    """Markdown: a row per family that was trained, then the families that were not."""
+    """Return a Markdown table: a row per family that was trained, then those that were not."""
     rows = [row for row in report['rows'] if 'cannot' not in row]
     families = sorted({row['family'] for row in rows})
     lines = ['| family | config | width | weights | steps and samples repeated | bits |',

@@ -80,7 +80,7 @@ INSTEAD = {
 
 
 def chosen(families: Sequence[str] = ()) -> list[Member]:
-    """One config per family: the one of CHOSEN, or the first that the sweep could train.
+    """Return a config per family: that of CHOSEN, or the first that the sweep could train.
 
     Raises:
         ValueError: naming a family that the zoo does not have.
@@ -104,7 +104,7 @@ def chosen(families: Sequence[str] = ()) -> list[Member]:
 # ------------------------------------------------------------- what MMDetection itself can train
 
 def _stock(cfg: Any) -> None:
-    """One iteration and a validation, by MMEngine's runner."""
+    """Train an iteration and validate, with MMEngine's runner."""
     import mmrepro
     from mmrepro import patches
     mmrepro.deactivate()
@@ -126,7 +126,7 @@ def _stock(cfg: Any) -> None:
 
 def fitting(member: Member, data_root: str, folder: Path,
             ranks: int = RANKS) -> tuple[Any | None, str]:
-    """The config in the first width that MMDetection can train, and the width.
+    """Return the config in the first width that MMDetection can train, and the width.
 
     Returns:
         tuple: None and the error where it can train none.
@@ -146,7 +146,7 @@ def fitting(member: Member, data_root: str, folder: Path,
 
 
 def _message(error: BaseException) -> str:
-    """The line of a traceback that names the error; what follows may be long."""
+    """Return the line of a traceback that names the error; what follows may be long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if ERROR.match(line)]
     chain = ''.join(traceback.format_exception(None, error, None)).splitlines()

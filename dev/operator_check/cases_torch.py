@@ -19,7 +19,7 @@ _PYTHON = 'torch._decomp.decompositions'
 
 def _of_map(run: Callable[[Tensor], Any], axes: int = 2, channels: int = 256
             ) -> Callable[[Inputs], OperatorCall]:
-    """A function of one feature map (or volume, or line), with its gradient."""
+    """Return a function of one feature map (or volume, or line), with its gradient."""
     def make(s: Inputs) -> OperatorCall:
         sizes = {1: (4096,), 2: (100, 168), 3: _VOLUME}[axes]
         counts = [max(8, size // s.by) for size in sizes]
@@ -55,7 +55,7 @@ def _selection(run: Callable[[Tensor], Any], *shape: int) -> Callable[[Inputs], 
 
 
 def _value(run: Callable[[Tensor], Any]) -> Callable[[Inputs], OperatorCall]:
-    """A selection of one value; no gradient, which may go to any of equal values."""
+    """Return a selection of one value; no gradient, which may go to any of equal values."""
     return lambda s: OperatorCall({}, dict(x=_few_values(s, s.count(64), s.count(2000))),
                                   lambda x: run(x)[0], double=False)
 

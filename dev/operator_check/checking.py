@@ -75,7 +75,7 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def _digest(named: dict[str, Tensor]) -> str:
-    """Of all tensors, to compare with other processes and machines."""
+    """Return a digest of all tensors, to compare with other processes and machines."""
     total = hashlib.sha256()
     for name, tensor in named.items():
         total.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
@@ -117,7 +117,7 @@ def _repeat(call: OperatorCall, device: str, times: int, seconds: float) -> dict
 
 def check(case: OperatorCase, device: str, small: bool, times: int = 50, seconds: float = 2.,
           provider: str = 'torch', against: str | None = None) -> dict[str, Any]:
-    """One row of the report.
+    """Return one row of the report.
 
     Args:
         case: what to run.

@@ -55,7 +55,7 @@ def chosen_cases(device: str) -> dict[str, OperatorCase]:
 
 
 def compiled_cases(device: str) -> dict[str, OperatorCase]:
-    """The cases of compiled code; none where inductor has no compiler."""
+    """Return the cases of compiled code; none where inductor has no compiler."""
     compiler = shutil.which('g++') if device == 'cpu' else importlib.util.find_spec('triton')
     return cases_compiled.CASES if compiler else {}
 

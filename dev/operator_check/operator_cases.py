@@ -75,7 +75,7 @@ class OperatorCall(NamedTuple):
     double: bool = True
 
     def to(self, device: str, dtype: torch.dtype | None = None) -> OperatorCall:
-        """The same call on another device or in another floating dtype."""
+        """Return the same call on another device or in another floating dtype."""
         def move(tensor: Tensor) -> Tensor:
             floating = tensor.is_floating_point() and dtype is not None
             return tensor.to(device, dtype if floating else tensor.dtype)
@@ -102,7 +102,7 @@ class OperatorCase(NamedTuple):
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """All tensors of a result, in order; numbers become tensors."""
+    """Return all tensors of a result, in order; numbers become tensors."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (list, tuple)):

@@ -38,7 +38,7 @@ def fail():
 
 
 def of_rank(rank, world, port, story, *args):
-    """A process that returns the error that its story ends with."""
+    """Run a process that returns the error that its story ends with."""
     os.environ.update(GLOO_SOCKET_IFNAME='lo')
     store = dist.TCPStore('127.0.0.1', port, is_master=False)
     dist.init_process_group('gloo', store=store, rank=rank, world_size=world)
@@ -49,7 +49,7 @@ def of_rank(rank, world, port, story, *args):
 
 
 def on_ranks(world, story, *args, killed=None):
-    """What each rank returned; None of the killed one. The store outlives all ranks."""
+    """Return what each rank returned; None of the killed one. The store outlives all ranks."""
     store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
     children = [Child(of_rank, rank, world, store.port, story, *args) for rank in range(world)]
     if killed is not None:
@@ -132,7 +132,7 @@ def test_the_ranks_of_another_process_say_who_has_ended_and_who_waits_where(end)
 # ------------------------------------------------------------------------------ sockets
 
 def listening():
-    """Ports that this process listens on, of all protocols."""
+    """Return the ports that this process listens on, of all protocols."""
     files = set()
     for descriptor in os.listdir('/proc/self/fd'):
         with suppress(FileNotFoundError):
@@ -143,7 +143,7 @@ def listening():
 
 
 def agreeing(rank):
-    """Ports and threads that came with agreements, beside those of a group of gloo."""
+    """Return the ports and threads that came with agreements, beside those of a group of gloo."""
     group = dist.new_group(backend='gloo')  # as mmrepro makes one
     dist.barrier(group=group)
     before, threads = listening(), threading.active_count()

@@ -39,7 +39,7 @@ def own_gradients(rank):
 
 
 def ddp_gradients(rank, hook, cap, steps=3):
-    """Per step, all steps being equal: digest of the gradients, and sizes of the buckets if spied.
+    """Return per step, all being equal, the digest of the gradients, and sizes of buckets if spied.
 
     DDP makes new buckets after the first step.
     """
@@ -64,7 +64,7 @@ def ddp_gradients(rank, hook, cap, steps=3):
 
 
 def expected(world):
-    """The definition, element by element, in one process."""
+    """Compute the definition, element by element, in one process."""
     ranks = [own_gradients(rank) for rank in range(world)]
     total = [grad * (1.0 / world) for grad in ranks[0]]
     for other in ranks[1:]:

@@ -27,7 +27,7 @@ INTEGERS = [torch.uint8, torch.int32, torch.int64]
 
 
 def spread(leaves, split, op):
-    """As processes do: each its leaves, then one all nodes."""
+    """Reduce as processes do: each its leaves, then one all nodes."""
     combine, nodes = combine_of(op), []
     for share in split:
         own = ReductionTree(combine)

@@ -189,7 +189,7 @@ def test_a_hook_that_averages_equal_weights_may_round_them(cfg, tmp_path):
 # ------------------------------------------------------------------------------ what is kept
 
 def _alive(ranks):
-    """At each rank's first forward pass, how many tensors have the shape of the weight."""
+    """Count, at each rank's first forward pass, the tensors that have the shape of the weight."""
     counts = []
 
     class Counting(nn.Linear):
@@ -236,7 +236,7 @@ def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
 
 
 def addresses(runner):
-    """Of a parameter, its momentum and its average."""
+    """Return the addresses of a parameter, its momentum and its average."""
     model, optimizer = runner.model.module, runner.optim_wrapper.optimizer
     average = [hook.ema_model.module.head.fc.weight for hook in runner.hooks
                if isinstance(hook, EMAHook)]
@@ -444,7 +444,7 @@ def norms_and_averages(cfg):
 
 @pytest.fixture(scope='module')
 def right(cfg, tmp_path_factory):
-    """The checkpoints of a run without a hook that writes."""
+    """Return the checkpoints of a run without a hook that writes."""
     folder = tmp_path_factory.mktemp('right')
     trained(cfg, folder, lambda runner: None, norms_and_averages)
     return checkpoints(folder)

@@ -28,7 +28,7 @@ def summed(value, op=dist.ReduceOp.SUM):
 
 
 def places(*shape):
-    """A tensor to receive into, from every rank."""
+    """Return a tensor to receive into, from every rank."""
     return [torch.zeros(*shape) for _ in range(dist.get_world_size())]
 
 
@@ -110,7 +110,7 @@ def collectives():
 
 
 def digests_and_first():
-    """Digests of all results, and on rank 0 the results themselves."""
+    """Return the digests of all results, and on rank 0 the results themselves."""
     found = collectives()
     return {name: state_digest(value) for name, value in found.items()}, (
         None if dist.get_rank() else {name: found[name] for name in (

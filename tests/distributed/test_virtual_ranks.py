@@ -76,7 +76,7 @@ def test_a_training_does_not_depend_on_the_number_of_processes(ranks, numbers):
 
 
 def losses_of(model, batch, lr=0.1):
-    """The losses of two steps of a model that returns its loss."""
+    """Return the losses of two steps of a model that returns its loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     losses = []
     for _ in range(2):
@@ -401,7 +401,7 @@ class Drawing(nn.Module):
 
 
 def drawn_steps():
-    """Digests of this rank, by what they are of."""
+    """Return the digests of this rank, by what they are of."""
     rank = dist.get_rank()
     random.seed(rank)
     np.random.seed(rank)
@@ -419,7 +419,7 @@ def part(rank, world, fault):
 
 
 def differing(fault):
-    """What differs between one process and two, on any rank."""
+    """Return what differs between one process and two, on any rank."""
     one, two = ({rank: digests for results in shared_pool().run(part, processes, fault)
                  for rank, digests in results.items()} for processes in (1, 2))
     return {name for rank in range(RANKS) for name in one[rank]

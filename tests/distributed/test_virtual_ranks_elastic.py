@@ -30,7 +30,7 @@ def dump(cfg, tmp_path):
 
 
 def with_support():
-    """The environment of a process that finds `preempted_runs`."""
+    """Return the environment of a process that finds `preempted_runs`."""
     env = environment()
     return {**env, 'PYTHONPATH': os.pathsep.join([str(ROOT / 'tests/support'), env['PYTHONPATH']])}
 
@@ -49,7 +49,7 @@ def training(config, work_dir):
 
 
 def agent(port, number, nodes, command, log, env):
-    """A node: an agent of torchrun with one process."""
+    """Start a node: an agent of torchrun with one process."""
     # otherwise processes that start again find the addresses of those before them
     env = {**env, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'}
     with open(log, 'wb') as output:

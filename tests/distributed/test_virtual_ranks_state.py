@@ -324,7 +324,7 @@ def test_a_thread_that_loads_ends_the_training(ranks, cfg):
 
 
 def _trains_in_a_thread(cfg):
-    """What the loading thread says; nothing can wake a thread that is not the main one."""
+    """Return what the loading thread says; nothing can wake a thread that is not the main one."""
     said = queue.Queue()
     threading.excepthook = lambda what: said.put(str(what.exc_value))
     threading.Thread(target=_loads_ahead, args=(cfg, ), daemon=True).start()

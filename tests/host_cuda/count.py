@@ -78,7 +78,7 @@ def size(tensors) -> int:
 
 
 def row(problem) -> tuple[list, list[dict]]:
-    """The columns of a problem, and every operator that ran, forward and backward."""
+    """Return the columns of a problem, and every operator that ran, forward and backward."""
     inputs = [*problem.leaves.values(), *problem.fixed.values()]
     problem.run(**problem.leaves, **problem.fixed)  # constants that are made once
     result, calls, waits, peak, forward = measure(

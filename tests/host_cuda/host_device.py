@@ -12,12 +12,12 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def compiler() -> str | None:
-    """The C++ compiler, if there is one."""
+    """Return the C++ compiler, if there is one."""
     return shutil.which(os.environ.get('CXX', 'g++')) or shutil.which('clang++')
 
 
 def build(folder: Path) -> Path:
-    """The library, in ``folder``.
+    """Build the library in ``folder``, and return its path.
 
     Raises:
         RuntimeError: it does not compile; with the compiler's words.

@@ -71,12 +71,12 @@ BEHAVIOUR = {
 
 
 def calls(name: str) -> int:
-    """How often the device's own kernel of an operator of ``aten`` ran."""
+    """Return how often the device's own kernel of an operator of ``aten`` ran."""
     return _library.count_calls(f'aten::{name}'.encode())
 
 
 def all_calls() -> dict[str, int]:
-    """The same for all operators that ran since :func:`forget_calls`."""
+    """Return the calls of all operators that ran since :func:`forget_calls`, by name."""
     lines = _library.all_calls().decode().splitlines()
     return {name: int(count) for name, count in (line.split('\t') for line in lines)}
 

@@ -29,7 +29,7 @@ UNORDERED = sorted(name for name, how in pretend.BEHAVIOUR.items() if how & pret
 
 
 def _run(cfg, work_dir):
-    """What :func:`harness.train` returns, and which kernels ran; on the device indeed."""
+    """Train on the device, and add to the results which of its kernels ran."""
     runners = []
 
     def look(runner):

@@ -110,7 +110,7 @@ def strided(tensor):
 
 
 def channels_last(tensor):
-    """The same values, and maps with the channels of a pixel together."""
+    """Return the same values, and maps with the channels of a pixel together."""
     order = torch.channels_last if tensor.dim() == 4 else torch.preserve_format
     return tensor.detach().clone(memory_format=order).requires_grad_(tensor.requires_grad)
 

@@ -7,7 +7,7 @@ from mmrepro.ops import gather
 
 
 def dense(index, weight, starts, columns):
-    """The matrix that the taps describe, float64; a tap at ``columns`` is nothing."""
+    """Return the matrix that the taps describe, float64; a tap at ``columns`` is nothing."""
     matrix = torch.zeros(len(starts) - 1, columns + 1, dtype=torch.float64)
     for bag in range(len(starts) - 1):
         for tap in range(starts[bag], starts[bag + 1]):

@@ -188,7 +188,7 @@ def test_a_triton_kernel_is_named(monkeypatch):
             return x + 1
 
     def my_kernel():
-        """Stands for a kernel."""
+        """Stand for a kernel."""
 
     jit = types.SimpleNamespace(JITFunction=JITFunction)
     monkeypatch.setitem(sys.modules, 'triton.runtime.jit', jit)

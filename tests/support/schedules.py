@@ -252,7 +252,7 @@ def check(number: int, expected: dict[int, Any], folder: str) -> int:
 
 
 def reference(folder: str) -> dict[int, Any]:
-    """The bits of the ranks of one process that run in their order."""
+    """Return the bits of the ranks of one process that run in their order."""
     return results_of(0, 1, _main(config(tempfile.mkdtemp(dir=folder))), RANKS)
 
 

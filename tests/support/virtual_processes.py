@@ -11,7 +11,7 @@ from mmrepro import on_virtual_ranks
 
 
 def results_of(rank: int, world: int, function: Callable[[], Any], ranks: int) -> dict[int, Any]:
-    """{virtual rank: result} of the ranks of this process."""
+    """Return {virtual rank: result} of the ranks of this process."""
     results = {}
 
     def main() -> None:

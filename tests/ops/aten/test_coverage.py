@@ -68,7 +68,7 @@ def follows_a_rule(name):
 
 
 def behavior(name, release=RELEASE):
-    """The row or family of an operator, None if it has neither."""
+    """Return the row or family of an operator, None if it has neither."""
     return next((row for row in kernel_table.TABLE
                  if row.operator == name and row.since <= release < row.until),
                 kernel_table.family_of(name))

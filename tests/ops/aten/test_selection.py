@@ -23,7 +23,7 @@ def tied(shape, dtype, seed=0, levels=7):
 
 
 def by_index(values, dim, descending):
-    """What is promised, from the definition: Python's sort is stable."""
+    """Return what is promised, by Python's sort, which is stable."""
     rows = values.movedim(dim, -1)
     out = torch.empty(rows.shape, dtype=torch.int64)
     for row, target in zip(rows.reshape(-1, rows.shape[-1]), out.view(-1, rows.shape[-1])):

@@ -16,7 +16,7 @@ def draw(*shape, seed=0):
 
 
 def train(layer, x, upstream):
-    """What a step computes: output, gradients, statistics."""
+    """Return what a step computes: output, gradients, statistics."""
     x = x.clone().requires_grad_()
     out = layer(x)
     out.backward(upstream)
@@ -25,7 +25,7 @@ def train(layer, x, upstream):
 
 
 def on_a_rank(rank, world, layer, x, upstream, sizes, kind):
-    """One rank's share of ``train``; rank r has ``sizes[r]`` of the samples."""
+    """Compute the share of a rank of ``train``; rank r has ``sizes[r]`` of the samples."""
     start = sum(sizes[:rank])
     part = slice(start, start + sizes[rank])
     if kind == 'torch':

@@ -60,7 +60,7 @@ def leaves(version, tensors):
 
 
 def naive(feature, offset, mask, weight, bias, stride, padding, dilation, groups, deform_groups):
-    """The definition by grid_sample, tap after tap; mask and bias may be None."""
+    """Compute the definition by grid_sample, tap after tap; mask and bias may be None."""
     (n, c, h, w), (kh, kw), (rows, columns) = feature.shape, weight.shape[2:], offset.shape[2:]
     offset = offset.view(n, deform_groups, kh * kw, 2, rows, columns)
     taps = []

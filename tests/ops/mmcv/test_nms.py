@@ -27,7 +27,7 @@ def draw(count, seed=0, size=40, room=300.):
 
 
 def naive_nms(boxes, scores, threshold, offset=0):
-    """The definition, in loops, in float32; ties by lower index, NaN first."""
+    """Compute the definition, in loops, in float32; ties by lower index, NaN first."""
     boxes = boxes.numpy()
     keys = [(-np.inf if np.isnan(s) else -s, i) for i, s in enumerate(scores.tolist())]
     order, kept = [i for _, i in sorted(keys)], []
@@ -46,7 +46,7 @@ def naive_nms(boxes, scores, threshold, offset=0):
 
 
 def matched(boxes, scores, threshold):
-    """The groups of nms_match, one after another, and their lengths."""
+    """Return the groups of nms_match, one after another, and their lengths."""
     groups = nms_match(torch.cat([boxes, scores[:, None]], 1), threshold)
     return torch.tensor([len(group) for group in groups]), torch.cat(groups)
 

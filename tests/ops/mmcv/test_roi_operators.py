@@ -26,7 +26,7 @@ BINS = (3, 2)
 
 
 def sample(feature, image, y, x):
-    """A bilinear sample (C,) under the clamping rule."""
+    """Return a bilinear sample (C,) under the clamping rule."""
     _, channels, height, width = feature.shape
     if y < -1 or y > height or x < -1 or x > width:
         return torch.zeros(channels, dtype=feature.dtype)
@@ -50,7 +50,7 @@ def pooled(rois, bins, channels, value):
 
 
 def naive_align(feature, rois, bins, scale, ratio, mode, aligned):
-    """The definition, in loops."""
+    """Compute the definition, in loops."""
     offset = 0.5 if aligned else 0.
 
     def value(roi, i, j):
@@ -97,7 +97,7 @@ def naive_deform(feature, rois, offset, bins, scale, ratio, gamma):
 
 
 def boxes_of(wave, dtype=torch.float64, without=()):
-    """The boxes of every operator by name, and offsets of deformable pooling."""
+    """Return the boxes of every operator by name, and offsets of deformable pooling."""
     rois = torch.tensor([roi for number, roi in enumerate(ROIS) if number not in without])
     return dict(rois=rois.to(dtype), offset=wave(len(rois), 2, *BINS, phase=1).to(dtype))
 

@@ -11,7 +11,7 @@ from mmrepro.ops import triton
 
 @pytest.fixture(scope='module')
 def interpreted():
-    """The modules of kernels, run by Triton's interpreter."""
+    """Return the modules of kernels, run by Triton's interpreter."""
     if triton.version() is None:
         pytest.skip('no triton here')
     with pytest.MonkeyPatch.context() as patch:
