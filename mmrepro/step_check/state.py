@@ -98,8 +98,8 @@ class StepState:
         self._attributes.put_back(unsaved)
         self.put_back_saved_by_code()
         for parameter, gradient, content in self._gradients if gradients else ():
-            if gradient is not None and parameter.grad is not gradient:
-                # the pass has given its memory to a sum, which virtual ranks may still read
+            if gradient is not None and current() is not None:
+                # the pass may have made its memory that of a sum, which other ranks still read
                 parameter.grad = content.to(gradient.device, copy=True)
                 continue
             parameter.grad = gradient

@@ -89,7 +89,8 @@ class Runs(Forks):
 @pytest.fixture
 def config(tmp_path):
     cfg = tiny.tiny(tmp_path)
-    cfg.randomness.virtual_ranks = RANKS
+    # the hooks write to weights, which would end a run whose ranks share them
+    cfg.randomness.virtual_ranks = dict(ranks=RANKS, memory='separate')
     cfg.train_dataloader.dataset.size = SIZE
     cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
     cfg.dump(str(tmp_path / 'config.py'))
