@@ -44,7 +44,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     'deterministic': (False, 'warn', True),
     'worker_seed': ('sample', 'worker', 'mmengine'),
     'operators': (None, 'auto', 'torch', 'triton'),
-    'numerics.cpu': (None, 'avx2'),
+    'numerics.cpu': (None, 'avx2', 'portable'),
     'numerics.float32_precision': (None, 'highest', 'high', 'medium'),
     'virtual_ranks.memory': (None, 'separate', 'shared'),
     'independent_predictions': _BOOL,
@@ -60,7 +60,8 @@ class Numerics:
 
     Attributes:
         cpu: 'avx2': all libraries use AVX2 and nothing above it, so that CPUs of one maker with and
-            without AVX-512 run the same kernels.
+            without AVX-512 run the same kernels. 'portable': besides, no operator is left to MKL,
+            which has other kernels for each maker, so that all x86-64 CPUs with AVX2 agree.
         num_threads: threads inside a CPU operator.
         float32_precision: 'highest', 'high' or 'medium' as in
             ``torch.set_float32_matmul_precision``. With ``deterministic`` it may not change during
@@ -72,6 +73,11 @@ class Numerics:
 
     def __post_init__(self) -> None:
         _check_choices(self, 'numerics.')
+        if self.cpu == 'portable' and self.num_threads is None:
+            raise RandomnessError(
+                "randomness.numerics.cpu='portable' needs num_threads, because sums are split by "
+                "the number of threads; write numerics=dict(cpu='portable', num_threads=1), or "
+                'more')
         if self.num_threads is not None:
             _check_int('numerics.num_threads', self.num_threads, 1, MAX_COUNT)
 
@@ -253,7 +259,8 @@ class RandomnessConfig:
             ('same data for any num_workers, persistent_workers, prefetch_factor', keyed),
             ('a resumed run is the uninterrupted one', resumes),
             ('validation and logging leave training alone', undisturbed),
-            ('same bits on another GPU model, CPU type or version of torch', 'never'),
+            ('same bits on another GPU model, CPU type or version of torch',
+             'on CPUs, for every type with AVX2' if self.numerics.cpu == 'portable' else 'never'),
         ]
 
     def summary(self) -> str:

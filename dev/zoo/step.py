@@ -100,8 +100,11 @@ def _digest(*values: Any) -> str:
     return state.hexdigest()
 
 
-def run_once(member: Member, cfg: Any) -> dict:
-    """Build, train and infer from the seed; return losses, digests and detections."""
+def run_once(member: Member, cfg: Any, kind: Any = None) -> dict:
+    """Build, train and infer from the seed; return losses, digests and detections.
+
+    ``kind`` is the class of the optimizer; None: SGD.
+    """
     import copy
 
     import torch
@@ -115,7 +118,7 @@ def run_once(member: Member, cfg: Any) -> dict:
     model.init_weights()
     model.train()
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = OptimWrapper(torch.optim.SGD(trained, lr=1e-4), clip_grad=dict(max_norm=1.))
+    optimizer = OptimWrapper((kind or torch.optim.SGD)(trained, lr=1e-4), clip_grad=dict(max_norm=1.))
     losses = []
     for step in range(STEPS):
         for name, value in (('epoch', 0), ('iter', step)):  # as the runner's loop does

@@ -7,19 +7,18 @@ from collections.abc import Mapping
 
 import numpy
 
-# cpu='...' -> the variables that a process has to start with
-CPU_LEVELS = {
-    'avx2': {
-        'ATEN_CPU_CAPABILITY': 'avx2',  # torch's own kernels
-        # matrix products, exp, log and square roots. MKL reads it on Intel CPUs only: on others
-        # it is AUTO,STRICT, which stays below AVX-512 too, with kernels of its own
-        'MKL_CBWR': 'AVX2,STRICT',
-        'ONEDNN_MAX_CPU_ISA': 'AVX2',  # convolutions
-        'OPENCV_CPU_DISABLE': 'AVX512-SKX',  # OpenCV's own kernels
-        'OPENCV_IPP': 'avx2',  # Intel's: bicubic resizing of float32 images
-        'OPENBLAS_CORETYPE': 'Haswell',  # NumPy's matrix products; those of Zen are the same
-    },
+_AVX2 = {
+    'ATEN_CPU_CAPABILITY': 'avx2',  # torch's own kernels
+    # matrix products, exp, log and square roots. MKL reads it on Intel CPUs only: on others it is
+    # AUTO,STRICT, which stays below AVX-512 too, with kernels of its own
+    'MKL_CBWR': 'AVX2,STRICT',
+    'ONEDNN_MAX_CPU_ISA': 'AVX2',  # convolutions
+    'OPENCV_CPU_DISABLE': 'AVX512-SKX',  # OpenCV's own kernels
+    'OPENCV_IPP': 'avx2',  # Intel's: bicubic resizing of float32 images
+    'OPENBLAS_CORETYPE': 'Haswell',  # NumPy's matrix products; those of Zen are the same
 }
+# cpu='...' -> the variables that a process has to start with
+CPU_LEVELS = {'avx2': _AVX2, 'portable': _AVX2}
 _NUMPY = 'NPY_DISABLE_CPU_FEATURES'
 
 
@@ -64,9 +63,9 @@ def cpu_conflicts(level: str | None, env: Mapping[str, str]) -> list[str]:
     if missing:
         problems.append(f'cpu={level!r} needs {" ".join(missing)}, which count only when Python '
                         'starts with them. Export them, or use `mmrepro train`, which sets them.')
-    elif not problems and cpu_instructions() != level.upper():
+    elif not problems and cpu_instructions() != 'AVX2':
         problems.append(f'cpu={level!r}, but torch uses {cpu_instructions()}: this CPU has no '
-                        f'{level.upper()}, or ATEN_CPU_CAPABILITY was set after torch had started.')
+                        'AVX2, or ATEN_CPU_CAPABILITY was set after torch had started.')
     elif not problems and _numpy_above_avx2():
         problems.append(f'cpu={level!r}, but NumPy uses {" ".join(_numpy_above_avx2())}: {_NUMPY} '
                         'was set after NumPy had started.')

@@ -118,7 +118,8 @@ def enable(mode: Mode = True,
         cudnn_benchmark: What ``env_cfg`` of the config says. With ``mode=True``, True is not
             followed, with a warning.
         cpu: ``'avx2'``: all libraries use AVX2 and nothing above it. The process has to start with
-            the variables of ``level_variables``.
+            the variables of ``level_variables``. ``'portable'``: besides, no operator is left to
+            MKL, and this CPU has to give :mod:`mmrepro.ops.portable.known_answers`.
         env: The environment, changed in place.
 
     Returns:
@@ -137,6 +138,9 @@ def enable(mode: Mode = True,
             if row.default is not None and row.accepted(settings):
                 env.setdefault(row.name, row.default)
         _set_flags(FLAGS, settings)
+        if cpu == 'portable':
+            from ..ops.portable import known_answers
+            known_answers.check()
         pairs: list[Any] = [(row, baseline.variables[row.name], env.get(row.name))
                  for row in ENV if row.name in baseline.variables]
         pairs += [(flag, baseline.flags[flag.name], _read(flag.get)) for flag in FLAGS]

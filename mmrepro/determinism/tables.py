@@ -276,6 +276,16 @@ def _set_native_operators(wanted: bool) -> None:
     (aten.install if wanted else aten.uninstall)()
 
 
+def _has_portable_operators() -> bool:
+    module = sys.modules.get('mmrepro.ops.portable')
+    return module is not None and module.installed()
+
+
+def _set_portable_operators(wanted: bool) -> None:
+    from ..ops import portable
+    (portable.install if wanted else portable.uninstall)()
+
+
 # Applied, and restored, from the top down. The old precision API stands before the new one, because
 # writing the old one also writes the new one, never the other way round. The global switch comes
 # last, when everything that it relies on is in place.
@@ -329,6 +339,17 @@ FLAGS = (
     Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
          _deterministic(True),
          "torch's own kernels that would raise, or break ties as they like"),
+    _functions('torch.backends.cuda.flash_sdp_enabled', 'torch.backends.cuda.flash_sdp_enabled',
+               'torch.backends.cuda.enable_flash_sdp',
+               lambda s: (False, ) if s.cpu == 'portable' else (),
+               'fused attention on the CPU calls MKL; products and softmax take its place'),
+    _functions('torch.backends.mha.fastpath_enabled', 'torch.backends.mha.get_fastpath_enabled',
+               'torch.backends.mha.set_fastpath_enabled',
+               lambda s: (False, ) if s.cpu == 'portable' else (),
+               'the fused layer of evaluations calls MKL'),
+    Flag('mmrepro.portable_operators', _has_portable_operators, _set_portable_operators,
+         lambda s: (True, ) if s.cpu == 'portable' else (),
+         'MKL has other kernels for the CPUs of each maker'),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     _functions('torch.deterministic_debug_mode', 'torch.get_deterministic_debug_mode',
                'torch.set_deterministic_debug_mode',
@@ -343,7 +364,7 @@ RECORDED_FLAGS: dict[str, Callable[[], Any]] = {
         'torch.backends.cudnn.enabled', 'torch.backends.mkldnn.enabled',
         'torch.backends.cuda.matmul.allow_fp16_accumulation')},
     **{name: functools.partial(_call, name) for name in (
-        'torch.backends.cuda.flash_sdp_enabled', 'torch.backends.cuda.mem_efficient_sdp_enabled',
+        'torch.backends.cuda.mem_efficient_sdp_enabled',
         'torch.backends.cuda.math_sdp_enabled')},
     # without importing OpenCV: a module that is not there raises AttributeError
     'cv2.num_threads': lambda: getattr(sys.modules.get('cv2'), 'getNumThreads')(),  # noqa: B009

@@ -140,6 +140,7 @@ def _hardware() -> dict[str, Any]:
         'hardware.cpu_features': cpu_features(),
         # compilers and libraries; the same version can come in several builds
         'version.torch_build': hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
+        'library.libc': ' '.join(platform.libc_ver()).strip() or None,
         'hardware.gpu': None,
     }
     if torch.cuda.is_available():

@@ -95,6 +95,8 @@ CONDITIONS = {
     'no AVX2': Condition(
         lambda facts: 'avx2' not in str(facts.get('hardware.cpu_features')).split(),
         'batches are the same on CPUs with AVX2; the kernels of training are compared by the CPU'),
+    'own kernels': Condition(lambda facts: facts.get('randomness.numerics.cpu') != 'portable',
+                             "randomness.numerics.cpu='portable' has the bits of every CPU"),
     'own level': Condition(lambda facts: facts.get('randomness.numerics.cpu') is None,
                            'randomness.numerics.cpu pins the instruction sets'),
     'cuda': Condition(lambda facts: facts.get('hardware.gpu') is not None, 'no GPU is used'),
@@ -147,7 +149,10 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ('version.*', CHANGES, 'a different implementation'),
     ('hardware.cpu_features', CHANGES, 'batches are the same on x86-64 CPUs with AVX2 only',
      'no AVX2'),
+    ('hardware.cpu hardware.cpu_instructions', CHANGES,
+     'different kernels: sums in a different order', 'own kernels'),
     ('hardware.*', CHANGES, 'different kernels: sums in a different order'),
+    ('library.libc', CHANGES, 'other roundings: NumPy, OpenCV and torch call its functions'),
     ('torch.num_threads', CHANGES, 'sums are split differently'),
     ('torch.num_interop_threads', HARMLESS, 'no operator is split by it'),
     ('cv2.num_threads', HARMLESS, 'OpenCV splits images, not sums'),
@@ -234,7 +239,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
 RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in patterns.split())
 
 # facts that exist only once a module is imported, the data are loaded, or a variable is read
-_LATE = ('version.', 'train_', 'torch._dynamo', 'variables.')
+_LATE = ('version.', 'library.', 'train_', 'torch._dynamo', 'variables.')
 _UNKNOWN = ('unavailable', 'mmcv is not in use')
 
 

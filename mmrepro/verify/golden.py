@@ -85,8 +85,10 @@ def class_name(facts: dict[str, Any]) -> str:
     >>> class_name({'hardware.cpu': 'ACME X1', 'hardware.gpu': None, 'version.torch': '2.9.0'})
     'acme-x1_torch-2.9.0_28c5f1'
     """
-    machine = facts.get('hardware.gpu') or facts.get('hardware.cpu') or 'unknown'
-    digest = hashlib.sha256(json.dumps(class_of(facts), default=str).encode()).hexdigest()[:6]
+    decisive = class_of(facts)
+    cpu = decisive.get('hardware.cpu', 'x86-64' if 'hardware.cpu' in facts else 'unknown')
+    machine = facts.get('hardware.gpu') or cpu
+    digest = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:6]
     text = f'{machine}_torch-{facts.get("version.torch")}'.lower()
     return f'{re.sub(r"[^a-z0-9._]+", "-", text).strip("-")}_{digest}'
 

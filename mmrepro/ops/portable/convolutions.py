@@ -1,0 +1,102 @@
+"""Convolutions by oneDNN, whatever their sizes.
+
+torch unfolds small inputs, and multiplies matrices with MKL: 1x1 kernels on one thread with fewer
+than 16 images, and single images of at most 20,480 numbers.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from ...errors import DeterminismError
+from .products import SHORT, product
+
+_ENOUGH = 16  # images, from which on torch takes oneDNN
+# names of torch's choice: oneDNN, or nothing to compute. Its transposed convolution has no name.
+_ONEDNN = ('Mkldnn', 'MkldnnEmpty', 'Empty', '???')
+
+
+def _by_onednn(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
+    """Whether torch takes oneDNN, or computes nothing."""
+    return torch._C._select_conv_backend(x, weight, None, *settings).name in _ONEDNN
+
+
+def _is_product(weight: Tensor, settings: Sequence[Any]) -> bool:
+    """Whether the convolution is a product of matrices at every place."""
+    stride, padding, _, transposed, _, groups = settings
+    return (weight.dim() == 4 and weight.shape[2:] == (1, 1) and not transposed and groups == 1
+            and set(stride) == {1} and set(padding) == {0})
+
+
+def _enlarged(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> int:
+    """Return the number of images that torch gives to oneDNN, at least those of ``x``."""
+    for count in sorted({max(2, len(x)), max(_ENOUGH, len(x))}):
+        if _by_onednn(x[:1].expand(count, *x.shape[1:]), weight, settings):
+            return count
+    raise DeterminismError(
+        f'a convolution of {x.dtype} tensors, input {list(x.shape)}, kernel {list(weight.shape)}, '
+        "is refused with randomness.numerics.cpu='portable': oneDNN does not compute it")
+
+
+def _padded(tensor: Tensor, count: int) -> Tensor:
+    """Return ``count`` images: those of ``tensor``, and zeros."""
+    return torch.cat([tensor, tensor.new_zeros(count - len(tensor), *tensor.shape[1:])])
+
+
+def forward(stock: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None,
+            *settings: Any) -> Tensor:
+    """Return the convolution.
+
+    Args:
+        settings: stride, padding, dilation, transposed, output_padding, groups.
+    """
+    if x.dtype in SHORT:  # which CPUs compute in different ways, by what they have units for
+        return forward(stock, x.float(), weight.float(), None if bias is None else bias.float(),
+                       *settings).to(x.dtype)
+    if _by_onednn(x, weight, settings):
+        return stock(x, weight, bias, *settings)
+    stride, padding, dilation, transposed, _, groups = settings
+    if x.dtype == torch.float32 and not transposed and x.dim() == 4:
+        return torch.ops.aten.mkldnn_convolution(x, weight, bias, padding, stride, dilation, groups)
+    count = _enlarged(x, weight, settings)
+    return stock(_padded(x, count), weight, bias, *settings)[:len(x)]
+
+
+def backward(stock: Callable[..., Any], gradient: Tensor, x: Tensor, weight: Tensor,
+             bias_sizes: Sequence[int] | None, *rest: Any) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, weight and bias; None where the mask is False.
+
+    Args:
+        rest: the settings of :func:`forward`, and the mask of outputs.
+    """
+    *settings, mask = rest
+    if x.dtype in SHORT:
+        results = backward(stock, gradient.float(), x.float(), weight.float(), bias_sizes, *rest)
+        return tuple(None if result is None else result.to(x.dtype) for result in results)
+    if _by_onednn(x, weight, settings):
+        return stock(gradient, x, weight, bias_sizes, *rest)
+    if x.dtype == torch.float32 and _is_product(weight, settings):
+        return _backward_of_product(gradient, x, weight, mask)
+    count = _enlarged(x, weight, settings)
+    of_input, of_weight, of_bias = stock(
+        _padded(gradient, count), _padded(x, count), weight, bias_sizes, *rest)
+    return of_input[:len(x)] if mask[0] else None, of_weight, of_bias
+
+
+def _backward_of_product(gradient: Tensor, x: Tensor, weight: Tensor,
+                         mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a 1x1 convolution, image by image in ascending order."""
+    matrix = weight.flatten(1)
+    of_images = gradient.flatten(2)
+    of_input = torch.stack([product(matrix.t(), image) for image in of_images]).view(x.shape) \
+        if mask[0] else None
+    of_weight = None
+    if mask[1]:
+        for image, values in zip(of_images, x.flatten(2)):
+            part = product(image, values.t())
+            of_weight = part if of_weight is None else of_weight + part
+        of_weight = of_weight.view(weight.shape)
+    return of_input, of_weight, gradient.sum((0, 2, 3)) if mask[2] else None

@@ -1,0 +1,218 @@
+"""Results that a CPU has to reproduce before it may train with ``cpu='portable'``.
+
+The reasons in ``table`` say why the results cannot depend on the CPU; these digests are the test,
+on every CPU that anybody uses. They also notice a release of torch or oneDNN that computes in
+another way on some CPUs. They were recorded on an Intel Xeon (Ice Lake) and are the same on the
+CPUs that docs/explanation/portable.md lists.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import DeterminismError
+from .table import ROUTED
+
+# release of torch -> name of a result -> the first digits of its SHA-256
+ANSWERS: dict[str, dict[str, str]] = {
+    '2.13': {
+        'product (3, 3, 3)': '74499f70',
+        'product (17, 33, 5)': '15576a0b',
+        'product (64, 64, 64)': '90dc8be5',
+        'product (50, 256, 12)': '3275bf74',
+        'products of a batch': 'bf6ce3c2',
+        'convolution 1x1': '61dff2ad',
+        'convolution 1x1, strided': '13e8177f',
+        'convolution 3x3': '071f302f',
+        'convolution 3x3, one image': 'c3938b26',
+        'convolution 3x3, strided': '83e23463',
+        'convolution 3x3, dilated': '0b544552',
+        'convolution 3x3, by channel': '486af96f',
+        'convolution 7x7': '2e36269a',
+        'convolution, transposed': '2cfcfed2',
+        'attention': '54f6c10a',
+        'sqrt': '12bee015',
+        'exp': '2832b408',
+        'tanh': 'af0d0154',
+        'log': '3095fdb1',
+        'log2': '4e2fea9a',
+        'log10': '16ff9a9d',
+        'sin': 'efc98627',
+        'cos': 'ebe80814',
+        'tan': 'e8c7dc84',
+        'atan': 'f3dfb9b7',
+        'asin': '373d005c',
+        'acos': 'ad8b5701',
+        'erf': '70c7b3df',
+        'erfc': 'a70ae349',
+        'erfinv': 'ea1840b3',
+        'functions of torch': '1260fb17',
+        'sums': '18cafee4',
+        'norms': '1cea72a0',
+        'interpolation': '9c4bd073',
+        'SGD': 'c54bc7b2',
+        'AdamW': '9629760e',
+        'random numbers': 'ddcfdc1b',
+    },
+}
+
+
+def numbers(*shape: int, scale: float = 1.) -> Tensor:
+    """Return a float32 tensor of numbers between -scale and scale, by arithmetic of integers."""
+    count = torch.Size(shape).numel()
+    steps = (torch.arange(count) * 48271 + 11) * 69621 % 65521 - 32760
+    return (steps.double() * (scale / 32768)).float().view(shape)
+
+
+def _product(rows: int, common: int, columns: int) -> list[Tensor]:
+    a, b = numbers(rows, common), numbers(columns, common)
+    return [F.linear(a, b, numbers(columns)), a.t().contiguous().t() @ b.t(), a.double() @ b.t().double()]
+
+
+def _gradients(function: Callable[..., Tensor], *leaves: Tensor) -> list[Tensor]:
+    leaves = tuple(leaf.requires_grad_() for leaf in leaves)
+    with torch.enable_grad():
+        result = function(*leaves)
+        return [result, *torch.autograd.grad(result, leaves, numbers(*result.shape))]
+
+
+def _convolution(images: int, channels: int, size: int, filters: int, kernel: int,
+                 **settings: int) -> list[Tensor]:
+    groups = settings.get('groups', 1)
+    return _gradients(lambda x, weight: F.conv2d(x, weight, **settings),
+                      numbers(images, channels, size, size),
+                      numbers(filters, channels // groups, kernel, kernel))
+
+
+def _optimized(kind: Any, **settings: Any) -> list[Tensor]:
+    parameter = torch.nn.Parameter(numbers(300))
+    optimizer = kind([parameter], lr=0.01, **settings)
+    for step in range(3):
+        parameter.grad = numbers(300, scale=step + 1.)
+        optimizer.step()
+    return [parameter]
+
+
+def _attention() -> list[Tensor]:
+    return _gradients(F.scaled_dot_product_attention, *(numbers(1, 2, 20, 8) for _ in range(3)))
+
+
+def _draws() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(100, generator=generator), torch.randn(5, generator=generator),
+            torch.rand(10, generator=generator),
+            torch.empty(100).bernoulli_(0.3, generator=generator),
+            torch.empty(40).exponential_(generator=generator)]
+
+
+# the range of arguments of a function, where it is not -20 to 20
+_RANGES = {'asin': 1., 'acos': 1., 'erfinv': 0.999, 'erf': 4., 'erfc': 4.}
+_POSITIVE = ('sqrt', 'log', 'log2', 'log10')
+
+
+def _function(name: str) -> list[Tensor]:
+    x = numbers(500, scale=_RANGES.get(name, 20.))
+    x = x.abs() + 2**-20 if name in _POSITIVE else x
+    return [getattr(torch, name)(x), getattr(torch, name)(x.double())]
+
+
+def _rows() -> dict[str, Callable[[], Sequence[Tensor]]]:
+    """Return what is computed, by name."""
+    x = numbers(6, 40, scale=8.)
+    image = numbers(2, 8, 9, 11)
+    return {
+        **{f'product {shape}': functools.partial(_product, *shape)
+           for shape in ((3, 3, 3), (17, 33, 5), (64, 64, 64), (50, 256, 12))},
+        'products of a batch': lambda: [
+            torch.bmm(numbers(40, 3, 3), numbers(40, 3, 3)),
+            torch.baddbmm(numbers(2, 50, 40), numbers(2, 50, 32), numbers(2, 32, 40)),
+            numbers(33, 70) @ numbers(70), numbers(999) @ numbers(999)],
+        'convolution 1x1': lambda: _convolution(2, 16, 10, 24, 1),
+        'convolution 1x1, strided': lambda: _convolution(2, 16, 10, 24, 1, stride=2),
+        'convolution 3x3': lambda: _convolution(2, 16, 10, 24, 3, padding=1),
+        'convolution 3x3, one image': lambda: _convolution(1, 8, 7, 12, 3, padding=1),
+        'convolution 3x3, strided': lambda: _convolution(2, 32, 14, 32, 3, stride=2, padding=1),
+        'convolution 3x3, dilated': lambda: _convolution(1, 4, 9, 6, 3, dilation=2),
+        'convolution 3x3, by channel': lambda: _convolution(2, 16, 9, 16, 3, groups=16),
+        'convolution 7x7': lambda: _convolution(1, 3, 24, 16, 7, stride=2, padding=3),
+        'convolution, transposed': lambda: _gradients(
+            lambda x, weight: F.conv_transpose2d(x, weight, stride=2), numbers(1, 8, 6, 6),
+            numbers(8, 5, 2, 2)),
+        'attention': _attention,
+        **{row.operator: functools.partial(_function, row.operator) for row in ROUTED
+           if row.target.startswith('functions:') and '.' not in row.operator},
+        'functions of torch': lambda: [
+            function(x) for function in (
+                torch.sigmoid, torch.expm1, torch.exp2, torch.rsqrt, F.gelu, F.silu, F.softplus,
+                F.logsigmoid, lambda x: x.softmax(1), lambda x: x.log_softmax(1),
+                lambda x: x.logsumexp(1), lambda x: x.abs() ** 0.5, lambda x: x.abs() ** 0.3,
+                lambda x: torch.atan2(x, x.flip(1)))],
+        'sums': lambda: [x.sum(), x.mean(0), x.std(1), x.norm(), x.cumsum(1), torch.cdist(x, x),
+                         x.prod(1)],
+        'norms': lambda: [
+            *_gradients(lambda x: F.batch_norm(x, None, None, training=True), image),
+            *_gradients(lambda x: F.group_norm(x, 4), image.detach()),
+            *_gradients(lambda x: F.layer_norm(x, (11, )), image.detach())],
+        'interpolation': lambda: [
+            *_gradients(lambda x: F.interpolate(x, scale_factor=2, mode='bilinear'),
+                        image.detach()), F.avg_pool2d(image.detach(), 3),
+            F.grid_sample(image.detach(), numbers(2, 5, 5, 2), align_corners=False)],
+        'SGD': lambda: _optimized(torch.optim.SGD, momentum=0.9, weight_decay=0.1),
+        'AdamW': lambda: _optimized(torch.optim.AdamW),
+        'random numbers': _draws,
+    }
+
+
+def compute() -> dict[str, str]:
+    """Return the digest of every result, as this CPU computes it on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            return {name: _digest(row()) for name, row in _rows().items()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _digest(results: Sequence[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for result in results:
+        digest.update(result.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:8]
+
+
+def answers(version: str = torch.__version__) -> dict[str, str]:
+    """Return the recorded digests of a release of torch.
+
+    Raises:
+        DeterminismError: there are none.
+    """
+    release = '.'.join(version.split('.')[:2])
+    if release not in ANSWERS:
+        raise DeterminismError(
+            f"randomness.numerics.cpu='portable': no results are known for torch {version}; "
+            f"allowed are torch {', '.join(ANSWERS)}, or cpu='avx2'")
+    return ANSWERS[release]
+
+
+@functools.cache
+def check() -> None:
+    """Compare what this CPU computes with what is known.
+
+    Raises:
+        DeterminismError: a result differs; names it.
+    """
+    known, found = answers(), compute()
+    wrong = [name for name in {**known, **found} if known.get(name) != found.get(name)]
+    if wrong:
+        raise DeterminismError(
+            "randomness.numerics.cpu='portable': this CPU, or this build of torch, computes "
+            f'{len(wrong)} of {len(found)} known results with other bits: {"; ".join(wrong)}. A '
+            "run would not have the bits that other machines have. Use cpu='avx2' for the same "
+            'bits among machines like this one.')

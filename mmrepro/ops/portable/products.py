@@ -1,0 +1,150 @@
+"""Products of matrices and vectors without MKL.
+
+float32 goes to oneDNN, and so do 16-bit floating-point numbers, which are rounded once at the end.
+Integers stay with torch, whose sums are exact. Other numbers (float64, complex) are added up
+element by element. The first argument of every kernel is torch's own kernel of the operator.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+SHORT = (torch.float16, torch.bfloat16)
+# Multiplications of one matrix product in a batch below which a pass over the batch for each
+# element of the common dimension takes less time than a call for each product.
+_SMALL = 20_000
+
+Stock = Callable[..., Tensor]
+
+
+def _is_exact(*tensors: Tensor) -> bool:
+    return not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+
+
+def _dense(matrix: Tensor) -> Tensor:
+    """Return a matrix whose rows or columns are contiguous, without conjugation or sign bits."""
+    matrix = matrix.resolve_conj().resolve_neg()
+    return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of two matrices, (m, k) and (k, n)."""
+    if a.dtype in SHORT:
+        return product(a.float(), b.float()).to(a.dtype)
+    if not (a.numel() and b.numel()):
+        return a.new_zeros(a.shape[0], b.shape[1])
+    if a.dtype != torch.float32:
+        return _summed(a[None], b[None])[0]
+    return torch.ops.mkldnn._linear_pointwise(_dense(a), _dense(b.t()), None, 'none', [], '')
+
+
+def _summed(a: Tensor, b: Tensor) -> Tensor:
+    """Return products of a batch, adding up along the common dimension in ascending order."""
+    result = a[:, :, :1] * b[:, :1]
+    for index in range(1, a.shape[2]):
+        result += a[:, :, index, None] * b[:, index, None]
+    return result
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of two batches of matrices, (b, m, k) and (b, k, n)."""
+    if a.dtype in SHORT:
+        return products(a.float(), b.float()).to(a.dtype)
+    count, rows, common = a.shape
+    if not (a.numel() and b.numel()):
+        return a.new_zeros(count, rows, b.shape[2])
+    if a.dtype != torch.float32 or count > 1 and rows * common * b.shape[2] < _SMALL:
+        return _summed(a, b)
+    return torch.stack([product(left, right) for left, right in zip(a, b)])
+
+
+def _added(term: Tensor, result: Tensor, beta: Any, alpha: Any) -> Tensor:
+    """Return ``beta * term + alpha * result``; a term whose factor is 0 is not read."""
+    result = result if alpha == 1 else result * alpha
+    if beta == 0:
+        return result + torch.zeros((), dtype=term.dtype).expand(term.shape)
+    return result + (term if beta == 1 else term * beta)
+
+
+def _check_types(*tensors: Tensor) -> None:
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        raise RuntimeError('expected factors of the same dtype, but got '
+                           + ', '.join(str(tensor.dtype) for tensor in tensors))
+
+
+def mm(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a @ b`` of two matrices."""
+    if _is_exact(a, b) or _misfit(a, b, 2):
+        return stock(a, b)
+    return product(a, b)
+
+
+def _misfit(a: Tensor, b: Tensor, dimensions: int) -> bool:
+    """Whether torch refuses these factors; its message is the one that users know."""
+    return a.dtype != b.dtype or a.dim() != dimensions or b.dim() != dimensions or \
+        a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]
+
+
+def addmm(stock: Stock, term: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1,
+          alpha: Any = 1) -> Tensor:
+    """Return ``beta * term + alpha * (a @ b)``."""
+    if _is_exact(term, a, b) or _misfit(a, b, 2) or term.dtype != a.dtype:
+        return stock(term, a, b, beta=beta, alpha=alpha)
+    if (a.dtype == torch.float32 and beta == 1 and alpha == 1 and a.numel() and b.numel()
+            and term.shape == b.shape[1:]):
+        return torch.ops.mkldnn._linear_pointwise(
+            _dense(a), _dense(b.t()), term.contiguous(), 'none', [], '')
+    return _added(term, product(a, b), beta, alpha)
+
+
+def mv(stock: Stock, a: Tensor, x: Tensor) -> Tensor:
+    """Return ``a @ x`` of a matrix and a vector."""
+    if _is_exact(a, x) or x.dim() != 1 or _misfit(a, x[:, None], 2):
+        return stock(a, x)
+    return product(a, x[:, None])[:, 0]
+
+
+def addmv(stock: Stock, term: Tensor, a: Tensor, x: Tensor, *, beta: Any = 1,
+          alpha: Any = 1) -> Tensor:
+    """Return ``beta * term + alpha * (a @ x)``."""
+    if _is_exact(term, a, x) or x.dim() != 1 or _misfit(a, x[:, None], 2) or term.dtype != a.dtype:
+        return stock(term, a, x, beta=beta, alpha=alpha)
+    return _added(term, product(a, x[:, None])[:, 0], beta, alpha)
+
+
+def bmm(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of two batches of matrices."""
+    if _is_exact(a, b) or _misfit(a, b, 3):
+        return stock(a, b)
+    return products(a, b)
+
+
+def baddbmm(stock: Stock, term: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1,
+            alpha: Any = 1) -> Tensor:
+    """Return ``beta * term + alpha * bmm(a, b)``."""
+    if _is_exact(term, a, b) or _misfit(a, b, 3) or term.dtype != a.dtype:
+        return stock(term, a, b, beta=beta, alpha=alpha)
+    return _added(term, products(a, b), beta, alpha)
+
+
+def addbmm(stock: Stock, term: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1,
+           alpha: Any = 1) -> Tensor:
+    """Return ``beta * term + alpha * bmm(a, b).sum(0)``."""
+    if _is_exact(term, a, b) or _misfit(a, b, 3) or term.dtype != a.dtype:
+        return stock(term, a, b, beta=beta, alpha=alpha)
+    return _added(term, products(a, b).sum(0), beta, alpha)
+
+
+def dot(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
+    """Return the scalar product of two vectors."""
+    if _is_exact(a, b) or a.dtype != b.dtype or a.dim() != 1 or a.shape != b.shape:
+        return stock(a, b)
+    return (a * b).sum()
+
+
+def vdot(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
+    """Return the scalar product of two vectors, the first one conjugated."""
+    return dot(stock, a.conj() if a.is_complex() else a, b)
+

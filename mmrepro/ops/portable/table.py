@@ -1,0 +1,84 @@
+"""The table of torch's operators that call MKL on a CPU.
+
+Measured with torch 2.13 (``python -m dev.mkl_calls``): the samples that torch keeps for the tests
+of its operators run while every entry point of MKL counts its calls. What is not listed here made
+none. ``trunc`` is not listed either: it is exact.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_DNN = 'oneDNN at AVX2; other types of numbers: a sum of products, element by element'
+_CONV = 'oneDNN at AVX2, also where torch takes an unfolded product for small inputs'
+_SLEEF = "SLEEF's {} in float64 and IEEE operations, rounded once"
+_LIBM = "torch's own {} in float64 and the C library, rounded once"
+
+
+class Routed(NamedTuple):
+    """An operator with a kernel of this package.
+
+    Attributes:
+        operator: name in ``aten``, with its overload.
+        target: module:function of the kernel.
+        why: why its bits cannot depend on the CPU.
+        out: name of the form that writes to ``out``; '' if there is none.
+        in_place: name of the form that changes its first argument; '' if there is none.
+    """
+    operator: str
+    target: str
+    why: str
+    out: str = ''
+    in_place: str = ''
+
+
+def _forms(name: str, target: str, why: str, in_place: bool = True) -> Routed:
+    return Routed(name, target, why, f'{name}.out', f'{name}_' if in_place else '')
+
+
+def _function(name: str, why: str) -> Routed:
+    return _forms(name, f'functions:{name}', why)
+
+
+ROUTED: tuple[Routed, ...] = (
+    *(_forms(name, f'products:{name}', _DNN, in_place=name in ('addmm', 'addmv', 'baddbmm',
+                                                               'addbmm'))
+      for name in ('mm', 'addmm', 'mv', 'addmv', 'bmm', 'baddbmm', 'addbmm', 'dot', 'vdot')),
+    Routed('convolution', 'convolutions:forward', _CONV),
+    Routed('convolution_backward', 'convolutions:backward', _CONV),
+    _function('sqrt', "NumPy's, which is the instruction of the CPU: correctly rounded, as IEEE 754 "
+              'asks'),
+    Routed('pow.Tensor_Scalar', 'functions:power', 'as sqrt, if the exponent is one half',
+           'pow.Tensor_Scalar_out', 'pow_.Scalar'),
+    _function('exp', _SLEEF.format('expm1 and exp2')),
+    _function('tanh', _SLEEF.format('expm1')),
+    *(_function(name, _SLEEF.format('log1p')) for name in ('log', 'log2', 'log10')),
+    *(_function(name, "fdlibm's polynomial in float64, IEEE operations only, rounded once")
+      for name in ('sin', 'cos', 'tan')),
+    *(_function(name, _SLEEF.format('atan2')) for name in ('atan', 'asin', 'acos')),
+    *(_function(name, _LIBM.format('incomplete gamma function')) for name in ('erf', 'erfc')),
+    _function('erfinv', _LIBM.format('quantile of the normal distribution')),
+)
+
+# name in ``aten`` -> why it is not replaced; with every overload
+REFUSED: dict[str, str] = {
+    **dict.fromkeys((
+        '_linalg_det', '_linalg_eigh', '_linalg_slogdet', '_linalg_solve_ex', '_linalg_svd',
+        'cholesky', 'cholesky_inverse', 'cholesky_solve', 'geqrf', 'linalg_cholesky_ex',
+        'linalg_eig', 'linalg_householder_product', 'linalg_inv_ex', 'linalg_ldl_factor_ex',
+        'linalg_ldl_solve', 'linalg_lstsq', 'linalg_lu', 'linalg_lu_factor_ex', 'linalg_lu_solve',
+        'linalg_qr', 'linalg_solve_triangular', 'ormqr', 'triangular_solve'), 'LAPACK'),
+    **dict.fromkeys(('_fft_c2c', '_fft_c2r', '_fft_r2c'), 'Fourier transforms'),
+    **dict.fromkeys(('_scaled_dot_product_flash_attention_for_cpu',
+                     '_scaled_dot_product_flash_attention_for_cpu_backward',
+                     '_native_multi_head_attention', '_transformer_encoder_layer_fwd',
+                     '_embedding_bag_per_sample_weights_backward'), 'products inside of a kernel'),
+    # convolutions that are neither oneDNN's nor a product of this package
+    **dict.fromkeys(('_slow_conv2d_forward', '_slow_conv2d_backward', 'slow_conv_dilated2d',
+                     'slow_conv_dilated3d', 'slow_conv_transpose2d', 'slow_conv_transpose3d',
+                     'slow_conv3d_forward'), 'products inside of a kernel'),
+}
+
+# the same, of sparse matrices in compressed form
+REFUSED_SPARSE: dict[str, str] = dict.fromkeys(
+    ('mm', 'addmm', 'mv', 'addmv', 'bmm', 'baddbmm', 'triangular_solve', 'sparse_sampled_addmm'),
+    'sparse matrices')
