@@ -26,21 +26,25 @@ from mmrepro.facts.collect import cpu_name
 
 MODEL = 'faster-rcnn_r50_fpn'
 NONE = 'none'
+PORTABLE = "cpu='portable'"
 # what is measured -> variables
 ROWS: dict[str, dict[str, str]] = {
     NONE: {},
     "cpu='avx2'": level_variables('avx2'),
-    "cpu='avx2' with MKL_CBWR=COMPATIBLE": {**level_variables('avx2'), 'MKL_CBWR': 'COMPATIBLE'},
+    PORTABLE: level_variables('portable'),
 }
 WARM_UP = 2  # steps that are not measured
 
 
-def serve(data_root: str, folder: str) -> None:
+def serve(model: str, data_root: str, folder: str, portable: bool) -> None:
     """Take a step for each line of standard input, and print how long it took."""
     from overhead import batches, paused_runner
 
     from mmrepro.demo.shipped_configs import demo_config
-    runner = paused_runner(demo_config(MODEL, data_root), folder, True)
+    cfg = demo_config(model, data_root)
+    if portable:
+        cfg.randomness.numerics = dict(cpu='portable', num_threads=torch.get_num_threads())
+    runner = paused_runner(cfg, folder, True)
     source = batches(runner)
     for index, _ in enumerate(sys.stdin):
         batch = next(source)
@@ -53,13 +57,13 @@ def serve(data_root: str, folder: str) -> None:
 class Server:
     """A process that takes one step per request."""
 
-    def __init__(self, variables: Mapping[str, str], threads: int, data_root: str, folder: str
-                 ) -> None:
+    def __init__(self, name: str, variables: Mapping[str, str], args: Any, folder: str) -> None:
         env = {name: value for name, value in os.environ.items()
                if name not in level_variables('avx2')}
-        env.update(variables, OMP_NUM_THREADS=str(threads), PYTHONHASHSEED='0')
+        env.update(variables, OMP_NUM_THREADS=str(args.threads), PYTHONHASHSEED='0')
         self.process = subprocess.Popen(
-            [sys.executable, '-W', 'ignore', __file__, data_root, '--work-dir', folder, '--serve'],
+            [sys.executable, '-W', 'ignore', __file__, args.data_root, '--model', args.model,
+             '--work-dir', folder, '--serve', name],
             env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL)
 
@@ -99,12 +103,13 @@ def main() -> None:
     parser.add_argument('--threads', type=int, default=1, help='per operator')
     parser.add_argument('--work-dir', default='work_dirs/cpu_levels')
     parser.add_argument('--out', help='write JSON here')
-    parser.add_argument('--serve', action='store_true', help=argparse.SUPPRESS)
+    parser.add_argument('--model', default=MODEL, help='of the demonstration')
+    parser.add_argument('--serve', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(args.data_root, args.work_dir)
+        serve(args.model, args.data_root, args.work_dir, args.serve == PORTABLE)
         return
-    servers = {name: Server(variables, args.threads, args.data_root, f'{args.work_dir}/{index}')
+    servers = {name: Server(name, variables, args, f'{args.work_dir}/{index}')
                for index, (name, variables) in enumerate(ROWS.items())}
     try:
         seconds = measure(servers, args.steps)
@@ -112,7 +117,7 @@ def main() -> None:
         for server in servers.values():
             server.process.kill()
             server.process.wait()
-    found = dict(model=MODEL, seconds=seconds, threads=args.threads, cpu=cpu_name(),
+    found = dict(model=args.model, seconds=seconds, threads=args.threads, cpu=cpu_name(),
                  instructions=cpu_instructions(), torch=torch.__version__)
     print(table(found))
     if args.out:

@@ -116,7 +116,8 @@ class RunLifecycle:
         """Call MMEngine's ``train`` in this block."""
         self.process.hold()
         if self.config.deterministic is True:
-            determinism.check_compiled(runner.model, runner.cfg.get('compile'))
+            determinism.check_compiled(runner.model, runner.cfg.get('compile'),
+                                       self.config.numerics.cpu)
         with handling(runner), self.start.training(runner):
             yield
             check_shared_weights(runner)  # hooks of ``after_run`` were the last

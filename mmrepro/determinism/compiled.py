@@ -12,12 +12,13 @@ _DYNAMIC = (
     'randomness.deterministic=True every size gets kernels of its own')
 
 
-def check_compiled(model: Any, settings: Any) -> None:
+def check_compiled(model: Any, settings: Any, cpu: str | None = None) -> None:
     """Refuse what makes compiled kernels depend on the past of a run.
 
     Args:
         model: to be trained; parts of it may be compiled.
         settings: ``compile`` of the config: None, a bool, or arguments of ``torch.compile``.
+        cpu: of ``numerics``.
 
     Raises:
         DeterminismError: names the setting or the module.
@@ -27,6 +28,10 @@ def check_compiled(model: Any, settings: Any) -> None:
     if by_config and isinstance(settings, dict) and settings.get('dynamic'):
         raise DeterminismError(f'compile.dynamic={settings["dynamic"]!r}: {_DYNAMIC}')
     compiled = _compiled_modules(model)
+    if cpu == 'portable' and (by_config or compiled):
+        raise DeterminismError(
+            f"{'compile' if by_config else compiled[0][0]}: torch.compile makes kernels for the CPU "
+            "that it runs on. Use numerics=dict(cpu='portable') without it")
     for name, module in compiled:
         context = getattr(module, 'dynamo_ctx', None)
         if getattr(context, '_dynamic', getattr(context, 'dynamic', None)):

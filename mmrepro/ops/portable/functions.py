@@ -55,7 +55,7 @@ def _elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Stock, Tenso
 
 def sqrt(stock: Stock, x: Tensor) -> Tensor:
     """Return the square root, correctly rounded by the instruction of the CPU, as IEEE 754 asks."""
-    x = _floating(x).resolve_neg()
+    x = _floating(x.detach()).resolve_neg()
     if x.dtype not in _HERE:
         return stock(x)
     result = torch.empty_like(x)

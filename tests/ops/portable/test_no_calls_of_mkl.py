@@ -1,0 +1,86 @@
+"""With ``cpu='portable'`` nothing calls MKL: its entry points are counted."""
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from harness import environment
+
+from dev import mkl_calls
+from mmrepro.determinism import missing_at_start
+from mmrepro.ops.portable.table import REFUSED, REFUSED_SPARSE, ROUTED
+
+# torch's samples of the operators that call MKL, by the names of its tests
+NAMES = ('^(acos|addbmm|addmm|addmv|asin|atan|baddbmm|bmm|cos|dot|erf|erfc|erfinv|exp|inner|log|'
+         'log10|log2|logsumexp|mm|mv|pow|sin|sqrt|tan|tanh|vdot|cdist|cholesky|fft.rfft|'
+         'linalg.(inv|qr|norm)|matrix_exp|nn.functional.(bilinear|conv1d|conv2d|conv3d|'
+         'conv_transpose2d|embedding_bag|linear|scaled_dot_product_attention|soft_margin_loss)|'
+         'sparse.sampled_addmm)$')
+# operators that call others of the table
+COMPOSED = {'logsumexp', '_trilinear', 'soft_margin_loss', 'soft_margin_loss_backward',
+            'linalg_matrix_exp', 'linalg_pinv'}
+SWEEP = '''
+import json, sys, warnings
+warnings.simplefilter('ignore')
+from dev import mkl_calls
+if sys.argv[1] == 'portable':
+    import torch
+    from mmrepro.ops import portable
+    torch.backends.cuda.enable_flash_sdp(False)
+    portable.install()
+found = mkl_calls.sweep(sys.argv[2], int(sys.argv[3]))
+print(json.dumps({kind: {name: sorted(texts) for name, texts in rows.items()}
+                  for kind, rows in found.items()}))
+'''
+
+
+@pytest.fixture(scope='module')
+def counting(tmp_path_factory):
+    """Return the environment of a process that counts the calls of MKL."""
+    if shutil.which('gcc') is None or sys.platform != 'linux':
+        pytest.skip('no C compiler to build the counter with')
+    library = mkl_calls.build(tmp_path_factory.mktemp('counter'))
+    return mkl_calls.environment(library, {
+        **environment(), **missing_at_start({}, num_threads=1, cpu='portable')})
+
+
+def run(counting, *arguments):
+    done = subprocess.run([sys.executable, '-W', 'ignore', *map(str, arguments)], env=counting,
+                          text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_table_has_every_operator_that_calls_mkl(counting):
+    """The control: with torch's own kernels the same samples do call it."""
+    found = run(counting, '-c', SWEEP, 'stock', NAMES, 2)
+    called = {name.split('.')[1] for name in found['calls']}
+    listed = {row.operator.partition('.')[0] for row in ROUTED} | {*REFUSED, *REFUSED_SPARSE}
+    assert called - listed <= COMPOSED and not found['refused']
+    assert len(called & listed) > 30
+
+
+def test_no_sample_of_an_operator_calls_mkl(counting):
+    found = run(counting, '-c', SWEEP, 'portable', NAMES, 2)
+    assert found['calls'] == {}
+    assert {'cholesky', 'fft.rfft', 'sparse.sampled_addmm'} <= set(found['refused'])
+    assert not {'exp', 'mm', 'nn.functional.linear'} & set(found['refused'])
+
+
+@pytest.mark.nightly
+def test_no_sample_of_all_operators_of_torch_calls_mkl(counting):
+    assert run(counting, '-c', SWEEP, 'portable', '', 12)['calls'] == {}
+
+
+@pytest.mark.parametrize('config', [
+    'rtmdet/rtmdet_tiny_8xb32-300e_coco.py',
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in (
+        'faster_rcnn/faster-rcnn_r18_fpn_8xb8-amp-lsj-200e_coco.py',
+        'yolox/yolox_tiny_8xb8-300e_coco.py',
+        'deformable_detr/deformable-detr_r50_16xb2-50e_coco.py'))])
+def test_no_step_of_a_detector_calls_mkl(counting, config):
+    found = run(counting, '-m', 'dev.portable_zoo', '--one', config)
+    assert found['calls'] == {} and len(found['losses']) == 2
