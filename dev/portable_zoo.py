@@ -1,7 +1,7 @@
 """Detectors of the zoo with ``cpu='portable'``, on this CPU and on emulated ones.
 
     python -m dev.portable_zoo [CONFIG ...]
-    python -m dev.portable_zoo --python 'qemu-x86_64 -cpu Haswell-noTSX PYTHON' --as NAME [CONFIG ...]
+    python -m dev.portable_zoo --python 'qemu-x86_64 -cpu Haswell-noTSX PYTHON' --as NAME [CONFIG]
 
 Two steps with AdamW and an inference of each config, in a process of its own. Losses, weights and
 predictions are compared as bits, and go to ``docs/results/portable.json`` with a table in

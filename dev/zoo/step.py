@@ -118,7 +118,8 @@ def run_once(member: Member, cfg: Any, kind: Any = None) -> dict:
     model.init_weights()
     model.train()
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = OptimWrapper((kind or torch.optim.SGD)(trained, lr=1e-4), clip_grad=dict(max_norm=1.))
+    optimizer = OptimWrapper((kind or torch.optim.SGD)(trained, lr=1e-4),
+                             clip_grad=dict(max_norm=1.))
     losses = []
     for step in range(STEPS):
         for name, value in (('epoch', 0), ('iter', step)):  # as the runner's loop does

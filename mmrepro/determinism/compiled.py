@@ -30,8 +30,8 @@ def check_compiled(model: Any, settings: Any, cpu: str | None = None) -> None:
     compiled = _compiled_modules(model)
     if cpu == 'portable' and (by_config or compiled):
         raise DeterminismError(
-            f"{'compile' if by_config else compiled[0][0]}: torch.compile makes kernels for the CPU "
-            "that it runs on. Use numerics=dict(cpu='portable') without it")
+            f"{'compile' if by_config else compiled[0][0]}: torch.compile makes kernels for the "
+            "CPU that it runs on. Use numerics=dict(cpu='portable') without it")
     for name, module in compiled:
         context = getattr(module, 'dynamo_ctx', None)
         if getattr(context, '_dynamic', getattr(context, 'dynamic', None)):

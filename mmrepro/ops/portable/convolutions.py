@@ -5,6 +5,7 @@ than 16 images, and single images of at most 20,480 numbers.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -95,8 +96,6 @@ def _backward_of_product(gradient: Tensor, x: Tensor, weight: Tensor,
         if mask[0] else None
     of_weight = None
     if mask[1]:
-        for image, values in zip(of_images, x.flatten(2)):
-            part = product(image, values.t())
-            of_weight = part if of_weight is None else of_weight + part
-        of_weight = of_weight.view(weight.shape)
+        parts = (product(image, values.t()) for image, values in zip(of_images, x.flatten(2)))
+        of_weight = functools.reduce(torch.add, parts).view(weight.shape)
     return of_input, of_weight, gradient.sum((0, 2, 3)) if mask[2] else None

@@ -61,8 +61,9 @@ def _in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return kernel
 
 
-def _refuse(stock: Callable[..., Any], operator: str, kind: str, *args: Any, **kwargs: Any) -> Any:
-    text = (f'aten::{operator} ({kind}) {{}} randomness.numerics.cpu=\'portable\': MKL computes it, '
+def _refuse(stock: Callable[..., Any], operator: str, kind: str, *args: Any,
+            **kwargs: Any) -> Any:
+    text = (f"aten::{operator} ({kind}) {{}} randomness.numerics.cpu='portable': MKL computes it, "
             'with other kernels on the CPUs of each maker.')
     if torch.get_deterministic_debug_mode() == 1:  # deterministic='warn'
         warnings.warn(text.format('is not portable, with'), stacklevel=1)

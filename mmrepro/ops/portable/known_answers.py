@@ -72,7 +72,8 @@ def numbers(*shape: int, scale: float = 1.) -> Tensor:
 
 def _product(rows: int, common: int, columns: int) -> list[Tensor]:
     a, b = numbers(rows, common), numbers(columns, common)
-    return [F.linear(a, b, numbers(columns)), a.t().contiguous().t() @ b.t(), a.double() @ b.t().double()]
+    return [F.linear(a, b, numbers(columns)), a.t().contiguous().t() @ b.t(),
+            a.double() @ b.t().double()]
 
 
 def _gradients(function: Callable[..., Tensor], *leaves: Tensor) -> list[Tensor]:
@@ -83,7 +84,7 @@ def _gradients(function: Callable[..., Tensor], *leaves: Tensor) -> list[Tensor]
 
 
 def _convolution(images: int, channels: int, size: int, filters: int, kernel: int,
-                 **settings: int) -> list[Tensor]:
+                 **settings: Any) -> list[Tensor]:
     groups = settings.get('groups', 1)
     return _gradients(lambda x, weight: F.conv2d(x, weight, **settings),
                       numbers(images, channels, size, size),

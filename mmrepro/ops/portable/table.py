@@ -45,8 +45,7 @@ ROUTED: tuple[Routed, ...] = (
       for name in ('mm', 'addmm', 'mv', 'addmv', 'bmm', 'baddbmm', 'addbmm', 'dot', 'vdot')),
     Routed('convolution', 'convolutions:forward', _CONV),
     Routed('convolution_backward', 'convolutions:backward', _CONV),
-    _function('sqrt', "NumPy's, which is the instruction of the CPU: correctly rounded, as IEEE 754 "
-              'asks'),
+    _function('sqrt', "NumPy's, an instruction of the CPU: correctly rounded, as IEEE 754 asks"),
     Routed('pow.Tensor_Scalar', 'functions:power', 'as sqrt, if the exponent is one half',
            'pow.Tensor_Scalar_out', 'pow_.Scalar'),
     _function('exp', _SLEEF.format('expm1 and exp2')),
