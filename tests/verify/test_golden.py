@@ -2,6 +2,8 @@
 import functools
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from command import exit_code
@@ -11,6 +13,9 @@ from mmengine.config import Config
 from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.verify import golden as module
+
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 @pytest.fixture(scope='module')
@@ -143,10 +148,8 @@ def test_what_cannot_be_used_is_one_clear_line(process, run, capsys, tmp_path):
 
 def test_the_goldens_of_the_repository_can_be_read():
     """They are checked by CI, where there is one for its machine."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    recipes = module.read_recipes(os.path.join(root, 'goldens'))
-    for recipe in recipes:
-        assert os.path.isfile(os.path.join(root, recipe.config))
+    for recipe in module.read_recipes(os.path.join(ROOT, 'goldens')):
+        assert os.path.isfile(os.path.join(ROOT, recipe.config))
 
 
 @pytest.mark.nightly
@@ -154,3 +157,14 @@ def test_in_real_processes(run, capsys):
     assert run('record', 'detector.py', '--iters', '2') == 0
     assert run('check') == 0
     assert run('check', '--missing', 'fail') == 0
+
+
+def test_the_portable_golden_is_that_of_this_cpu(tmp_path):
+    """Recorded on an Intel CPU with AVX-512; the command as it is typed in the repository."""
+    for name in ('configs', 'goldens'):
+        os.symlink(os.path.join(ROOT, name), tmp_path / name)
+    done = subprocess.run(
+        [sys.executable, '-m', 'mmrepro', 'golden', 'check', 'configs/demo/rtmdet_tiny_demo.py'],
+        cwd=tmp_path, text=True, capture_output=True, env={**os.environ, 'PYTHONPATH': ROOT})
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert 'EQUAL: rtmdet_tiny_demo, 3 iterations, x86-64_torch-2.13.0-cpu_' in done.stdout
