@@ -89,13 +89,13 @@ def backward(stock: Callable[..., Any], gradient: Tensor, x: Tensor, weight: Ten
 
 def _backward_of_product(gradient: Tensor, x: Tensor, weight: Tensor,
                          mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a 1x1 convolution, image by image in ascending order."""
-    matrix = weight.flatten(1)
-    of_images = gradient.flatten(2)
-    of_input = torch.stack([product(matrix.t(), image) for image in of_images]).view(x.shape) \
+    """Return the gradients of a 1x1 convolution; that of the weight, image by image."""
+    of_input = torch.ops.aten.mkldnn_convolution(
+        gradient, weight.transpose(0, 1).contiguous(), None, (0, 0), (1, 1), (1, 1), 1) \
         if mask[0] else None
     of_weight = None
     if mask[1]:
-        parts = (product(image, values.t()) for image, values in zip(of_images, x.flatten(2)))
+        parts = (product(image, values.t())
+                 for image, values in zip(gradient.flatten(2), x.flatten(2)))
         of_weight = functools.reduce(torch.add, parts).view(weight.shape)
     return of_input, of_weight, gradient.sum((0, 2, 3)) if mask[2] else None
