@@ -100,7 +100,7 @@ def main() -> int:
         counter = '' if args.python else mkl_calls.build(folder)
         for config in args.configs or CONFIGS:
             python = shlex.split(args.python) if args.python else [sys.executable]
-            found = printed_result(start(config, python, counter))
+            found = printed_result(start(config, python, counter), limit=7200)  # emulators are slow
             results.setdefault(config, {})[args.name or 'this CPU'] = found
             print(config, args.name or 'this CPU', found['weights'], found['calls'], flush=True)
             RESULTS.write_text(json.dumps(results, indent=1) + '\n')
