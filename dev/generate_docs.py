@@ -25,6 +25,7 @@ from dev import (  # noqa: E402
     layers,
     matrix,
     operator_report,
+    portable_zoo,
     triton_kernels,
     virtual_ranks_report,
 )
@@ -63,6 +64,12 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('evidence/hosts.md', 'python benchmarks/cpu_levels.py',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'cpu_levels.py'))['table'](
          result('cpu_levels_cpu.json'))),
+    ('explanation/portable.md', 'python benchmarks/cpu_levels.py',
+     lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'cpu_levels.py'))['table'](
+         result('cpu_levels_rtmdet_cpu.json'))),
+    ('evidence/portable.md', 'dev/portable_zoo.py',
+     lambda: portable_zoo.table(result('portable.json'))),
+    ('evidence/portable.md', 'mmrepro/ops/portable/table.py', portable_zoo.operators),
     ('evidence/gpu.md', 'python -m dev.triton_kernels',
      lambda: triton_kernels.table(result('triton_kernels.json'))),
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),

@@ -4,8 +4,7 @@
     python -m dev.portable_zoo --python 'qemu-x86_64 -cpu Haswell-noTSX PYTHON' --as NAME [CONFIG]
 
 Two steps with AdamW and an inference of each config, in a process of its own. Losses, weights and
-predictions are compared as bits, and go to ``docs/results/portable.json`` with a table in
-``docs/evidence/portable.md``. On this CPU, the calls of MKL are counted as well: none may be left.
+predictions are compared as bits, and go to ``docs/results/portable.json``. On this CPU, the calls of MKL are counted as well: none may be left.
 """
 from __future__ import annotations
 
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.determinism import missing_at_start
+from mmrepro.facts.collect import cpu_name
+from mmrepro.ops.portable.table import REFUSED, REFUSED_SPARSE, ROUTED
 
 from . import mkl_calls
 from .children import printed_result
@@ -28,8 +29,6 @@ from .zoo.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'docs' / 'results' / 'portable.json'
-PAGE = ROOT / 'docs' / 'evidence' / 'portable.md'
-MARKS = '<!-- made by: dev/portable_zoo.py -->', '<!-- end of what dev/portable_zoo.py made -->'
 # the shortest that reach every kind of operator
 CONFIGS = ('rtmdet/rtmdet_tiny_8xb32-300e_coco.py', 'retinanet/retinanet_r18_fpn_1x_coco.py')
 
@@ -72,15 +71,29 @@ def start(config: str, python: Sequence[str], counter: str) -> subprocess.Popen:
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Return a Markdown table: a line per config, a column per CPU."""
     hosts = list(dict.fromkeys(host for row in results.values() for host in row))
-    lines = [f'| config | {" | ".join(hosts)} |', f'|---|{"---|" * len(hosts)}']
+    lines = [f'| config | weights | calls of MKL | {" | ".join(hosts)} |',
+             f'|---|---|---|{"---|" * len(hosts)}']
     for config, row in sorted(results.items()):
         first = next(iter(row.values()))
         cells = ['' if host not in row else 'different' if any(
-            row[host][key] != first[key] for key in ('losses', 'weights', 'output')) else
-            'equal' if row[host] is not first else
-            f'{sum((first["calls"] or {}).values())} calls of MKL' for host in hosts]
-        lines.append(f'| {config} | {" | ".join(cells)} |')
+            row[host][key] != first[key] for key in ('losses', 'weights', 'output')) else 'equal'
+            for host in hosts]
+        calls = sum(sum(found['calls'].values()) for found in row.values() if found['calls'])
+        lines.append(f'| {config} | {first["weights"][:8]} | {calls} | {" | ".join(cells)} |')
     return '\n'.join(lines)
+
+
+def operators() -> str:
+    """Return a Markdown table of the operators that are replaced, and of those that are refused."""
+    lines = ['| operator | instead of MKL |', '|---|---|']
+    for row in ROUTED:
+        lines.append(f'| `{row.operator}` | {row.why} |')
+    kinds = dict.fromkeys(REFUSED.values())
+    for kind in kinds:
+        names = ', '.join(f'`{name}`' for name, of in REFUSED.items() if of == kind)
+        lines.append(f'| {names} | refused: {kind} |')
+    names = ', '.join(f'`{name}`' for name in REFUSED_SPARSE)
+    return '\n'.join([*lines, f'| {names} in CSR form | refused: sparse matrices |'])
 
 
 def main() -> int:
@@ -101,12 +114,10 @@ def main() -> int:
         for config in args.configs or CONFIGS:
             python = shlex.split(args.python) if args.python else [sys.executable]
             found = printed_result(start(config, python, counter), limit=7200)  # emulators are slow
-            results.setdefault(config, {})[args.name or 'this CPU'] = found
-            print(config, args.name or 'this CPU', found['weights'], found['calls'], flush=True)
+            host = args.name or cpu_name()
+            results.setdefault(config, {})[host] = found
+            print(config, host, found['weights'], found['calls'], flush=True)
             RESULTS.write_text(json.dumps(results, indent=1) + '\n')
-    before, _, rest = PAGE.read_text(encoding='utf-8').partition(MARKS[0])
-    PAGE.write_text(f'{before}{MARKS[0]}\n{table(results)}\n{MARKS[1]}'
-                    + rest.partition(MARKS[1])[2], encoding='utf-8')
     return int('different' in table(results))
 
 

@@ -42,7 +42,9 @@ def _function(name: str, why: str) -> Routed:
 ROUTED: tuple[Routed, ...] = (
     *(_forms(name, f'products:{name}', _DNN, in_place=name in ('addmm', 'addmv', 'baddbmm',
                                                                'addbmm'))
-      for name in ('mm', 'addmm', 'mv', 'addmv', 'bmm', 'baddbmm', 'addbmm', 'dot', 'vdot')),
+      for name in ('mm', 'addmm', 'mv', 'addmv', 'bmm', 'baddbmm', 'addbmm')),
+    *(_forms(name, f'products:{name}', "torch's own products and sum", in_place=False)
+      for name in ('dot', 'vdot')),
     Routed('convolution', 'convolutions:forward', _CONV),
     Routed('convolution_backward', 'convolutions:backward', _CONV),
     _function('sqrt', "NumPy's, an instruction of the CPU: correctly rounded, as IEEE 754 asks"),
