@@ -88,12 +88,9 @@ def operators() -> str:
     lines = ['| operator | instead of MKL |', '|---|---|']
     for row in ROUTED:
         lines.append(f'| `{row.operator}` | {row.why} |')
-    kinds = dict.fromkeys(REFUSED.values())
-    for kind in kinds:
-        names = ', '.join(f'`{name}`' for name, of in REFUSED.items() if of == kind)
-        lines.append(f'| {names} | refused: {kind} |')
-    names = ', '.join(f'`{name}`' for name in REFUSED_SPARSE)
-    return '\n'.join([*lines, f'| {names} in CSR form | refused: sparse matrices |'])
+    lines += [f'| `{name}` | refused: {kind} |' for name, kind in REFUSED.items()]
+    lines += [f'| `{name}`, CSR | refused: {kind} |' for name, kind in REFUSED_SPARSE.items()]
+    return '\n'.join(lines)
 
 
 def main() -> int:
