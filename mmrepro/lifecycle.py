@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Callable
 
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
@@ -87,13 +87,21 @@ class RunLifecycle:
 
     def hooks(self, present: Sequence[Hook]) -> list[Hook]:
         """Return the hooks to register beside ``present``, those of the config."""
-        kinds: list[type[Hook]] = [PreemptHook]
+        kinds: list[Callable[[], Hook]] = [PreemptHook]
         if self.config.deterministic:
-            kinds.insert(0, OperatorGuardHook)
+            kinds.insert(0, self._guard)
         if self.config.deterministic is True:
             kinds.insert(1, SelfCheckHook)
         # a hook of the config, with other settings, replaces ours
-        return [kind() for kind in kinds if not any(isinstance(hook, kind) for hook in present)]
+        return [hook for hook in (kind() for kind in kinds)
+                if not any(isinstance(other, type(hook)) for other in present)]
+
+    def _guard(self) -> OperatorGuardHook:
+        """Return the guard: of a portable run, operators of torch have their own table."""
+        if self.config.numerics.cpu != 'portable':
+            return OperatorGuardHook()
+        on_unknown = 'error' if self.config.deterministic is True else 'warn'
+        return OperatorGuardHook(allow=['aten::*'], devices=['cpu'], on_unknown=on_unknown)
 
     def built(self, logger: Any) -> None:
         """Log the resume and the randomness in effect; the log file has every value and flag."""

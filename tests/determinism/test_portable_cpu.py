@@ -13,6 +13,7 @@ from mmrepro import determinism
 from mmrepro.config import RandomnessConfig
 from mmrepro.errors import DeterminismError, RandomnessError
 from mmrepro.facts import compatibility
+from mmrepro.lifecycle import RunLifecycle
 from mmrepro.ops.portable import known_answers
 from mmrepro.verify.golden import class_name
 
@@ -98,3 +99,12 @@ def test_a_resume_on_another_cpu_continues_and_goldens_are_common():
     assert class_name(FACTS) == class_name(other) and class_name(FACTS).startswith('x86-64_torch-')
     del other['randomness.numerics.cpu']
     assert class_name({**FACTS, 'randomness.numerics.cpu': None}) != class_name(other)
+
+
+@pytest.mark.parametrize('mode, on_unknown', [(True, True), ('warn', False)])
+def test_operators_of_others_are_watched(mode, on_unknown):
+    numerics = dict(cpu='portable', num_threads=1)
+    guard = RunLifecycle(dict(randomness=dict(deterministic=mode, numerics=numerics))).hooks([])[0]
+    assert guard._devices == ('cpu', ) and guard._error is on_unknown
+    assert RunLifecycle(dict(randomness=dict(deterministic=mode))).hooks([])[0]._devices == (
+        'cuda', )

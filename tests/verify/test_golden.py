@@ -14,7 +14,6 @@ from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.verify import golden as module
 
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
