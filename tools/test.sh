@@ -30,7 +30,8 @@ expression="${marks:+ and $marks}"
     || expression+=" and not compiled"
 expression="${expression# and }"
 
-say "pytest -m \"$expression\""
+# bits of cpu='portable' are compared with those of another CPU
+say "pytest -m \"$expression\" on $(sed -n 's/^model name[^:]*: //p;T;q' /proc/cpuinfo 2> /dev/null || uname -m)"
 # one thread per operator: tests compare bits between processes, and cores are shared. Modules are
 # dealt out in the order of tests/conftest.py to one process more than a small machine has cores,
 # because tests also wait: for ranks, workers, fresh processes
