@@ -4,8 +4,8 @@
     python -m dev.portable_zoo --python 'qemu-x86_64 -cpu Haswell-noTSX PYTHON' --as NAME [CONFIG]
 
 Two steps with AdamW and an inference of each config, in a process of its own. Losses, weights and
-predictions are compared as bits, and go to ``docs/results/portable.json``. On this CPU, the calls of
-MKL are counted as well: none may be left.
+predictions are compared as bits, and go to ``docs/results/portable.json``. On this CPU, the calls
+of MKL are counted as well: none may be left.
 """
 from __future__ import annotations
 
