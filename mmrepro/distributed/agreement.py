@@ -78,6 +78,9 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
     fields.update(late_fields())
     fields.update((f'version.{name}', value) for name, value in _versions().items())
     fields.update(determinism.snapshot())
+    if fields.get('randomness.numerics.cpu') is not None:
+        # lists what this CPU has above the level, which ranks on other machines may not have
+        del fields['env.NPY_DISABLE_CPU_FEATURES']
     return fields
 
 

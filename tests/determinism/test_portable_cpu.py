@@ -11,6 +11,7 @@ from policy_state import nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
 from mmrepro.config import RandomnessConfig
+from mmrepro.distributed.agreement import start_fields
 from mmrepro.errors import DeterminismError, RandomnessError
 from mmrepro.facts import compatibility
 from mmrepro.lifecycle import RunLifecycle
@@ -108,3 +109,11 @@ def test_operators_of_others_are_watched(mode, on_unknown):
     assert guard._devices == ('cpu', ) and guard._error is on_unknown
     assert RunLifecycle(dict(randomness=dict(deterministic=mode))).hooks([])[0]._devices == (
         'cuda', )
+
+
+def test_ranks_may_be_on_machines_with_other_instruction_sets(monkeypatch):
+    monkeypatch.setenv('NPY_DISABLE_CPU_FEATURES', 'AVX512F')
+    for cpu, listed in ((None, True), ('avx2', False), ('portable', False)):
+        fields = start_fields('', dict(numerics=dict(cpu=cpu)))
+        assert fields['randomness.numerics.cpu'] == cpu
+        assert ('env.NPY_DISABLE_CPU_FEATURES' in fields) is listed
