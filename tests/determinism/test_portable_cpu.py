@@ -112,8 +112,9 @@ def test_operators_of_others_are_watched(mode, on_unknown):
 
 
 def test_ranks_may_be_on_machines_with_other_instruction_sets(monkeypatch):
-    monkeypatch.setenv('NPY_DISABLE_CPU_FEATURES', 'AVX512F')
     for cpu, listed in ((None, True), ('avx2', False), ('portable', False)):
-        fields = start_fields('', dict(numerics=dict(cpu=cpu)))
+        with monkeypatch.context() as patch:
+            patch.setenv('NPY_DISABLE_CPU_FEATURES', 'AVX512F')
+            fields = start_fields('', dict(numerics=dict(cpu=cpu)))
         assert fields['randomness.numerics.cpu'] == cpu
         assert ('env.NPY_DISABLE_CPU_FEATURES' in fields) is listed
