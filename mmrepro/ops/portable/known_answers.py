@@ -37,6 +37,7 @@ ANSWERS: dict[str, dict[str, str]] = {
         'convolution 7x7': '2e36269a',
         'convolution, transposed': '2cfcfed2',
         'attention': '54f6c10a',
+        'weighted sums of rows': '459d3fce',
         'sqrt': '12bee015',
         'exp': '2832b408',
         'tanh': 'af0d0154',
@@ -100,6 +101,13 @@ def _optimized(kind: Any, **settings: Any) -> list[Tensor]:
     return [parameter]
 
 
+def _bags() -> list[Tensor]:
+    indices, offsets = torch.arange(60) * 7 % 20, torch.arange(0, 60, 5)
+    return _gradients(lambda table, weights: F.embedding_bag(
+        indices, table, offsets, mode='sum', per_sample_weights=weights),
+        numbers(20, 24), numbers(60))
+
+
 def _attention() -> list[Tensor]:
     return _gradients(F.scaled_dot_product_attention, *(numbers(1, 2, 20, 8) for _ in range(3)))
 
@@ -146,6 +154,7 @@ def _rows() -> dict[str, Callable[[], Sequence[Tensor]]]:
             lambda x, weight: F.conv_transpose2d(x, weight, stride=2), numbers(1, 8, 6, 6),
             numbers(8, 5, 2, 2)),
         'attention': _attention,
+        'weighted sums of rows': _bags,
         **{row.operator: functools.partial(_function, row.operator) for row in ROUTED
            if row.target.startswith('functions:') and '.' not in row.operator},
         'functions of torch': lambda: [

@@ -15,6 +15,7 @@ SHORT = (torch.float16, torch.bfloat16)
 # Multiplications of one matrix product in a batch below which a pass over the batch for each
 # element of the common dimension takes less time than a call for each product.
 _SMALL = 20_000
+_BAGS = 1 << 18  # numbers at once in gradients of embedding bags
 
 Stock = Callable[..., Tensor]
 
@@ -148,3 +149,20 @@ def vdot(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
     """Return the scalar product of two vectors, the first one conjugated."""
     return dot(stock, a.conj() if a.is_complex() else a, b)
 
+
+
+def gradient_of_bag_weights(stock: Stock, grad: Tensor, weight: Tensor, indices: Tensor,
+                            offsets: Tensor, offset2bag: Tensor, mode: int,
+                            padding_idx: int = -1) -> Tensor:
+    """Return the gradient of the weights of an embedding bag, one for each of ``indices`` (N,).
+
+    It is the scalar product of the bag's gradient (B, D) and the row of ``weight`` (R, D).
+    """
+    if not len(offset2bag):
+        ends = torch.cat([offsets, offsets.new_tensor([len(indices)])])[:len(grad) + 1]
+        offset2bag = torch.repeat_interleave(ends.diff(), output_size=len(indices))
+    result = grad.new_empty(len(indices))
+    rows = max(1, _BAGS // max(1, grad.shape[1]))
+    for part, bags, at in zip(result.split(rows), offset2bag.split(rows), indices.split(rows)):
+        part.copy_((grad[bags] * weight[at]).sum(1))
+    return result.masked_fill_(indices == padding_idx, 0)

@@ -45,6 +45,8 @@ ROUTED: tuple[Routed, ...] = (
       for name in ('mm', 'addmm', 'mv', 'addmv', 'bmm', 'baddbmm', 'addbmm')),
     *(_forms(name, f'products:{name}', "torch's own products and sum", in_place=False)
       for name in ('dot', 'vdot')),
+    _forms('_embedding_bag_per_sample_weights_backward', 'products:gradient_of_bag_weights',
+           "torch's own products and sum", in_place=False),
     Routed('convolution', 'convolutions:forward', _CONV),
     Routed('convolution_backward', 'convolutions:backward', _CONV),
     _function('sqrt', "NumPy's, an instruction of the CPU: correctly rounded, as IEEE 754 asks"),
@@ -71,8 +73,8 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(('_fft_c2c', '_fft_c2r', '_fft_r2c'), 'Fourier transforms'),
     **dict.fromkeys(('_scaled_dot_product_flash_attention_for_cpu',
                      '_scaled_dot_product_flash_attention_for_cpu_backward',
-                     '_native_multi_head_attention', '_transformer_encoder_layer_fwd',
-                     '_embedding_bag_per_sample_weights_backward'), 'products inside of a kernel'),
+                     '_native_multi_head_attention', '_transformer_encoder_layer_fwd'),
+                    'products inside of a kernel'),
     # convolutions that are neither oneDNN's nor a product of this package
     **dict.fromkeys(('_slow_conv2d_forward', '_slow_conv2d_backward', 'slow_conv_dilated2d',
                      'slow_conv_dilated3d', 'slow_conv_transpose2d', 'slow_conv_transpose3d',

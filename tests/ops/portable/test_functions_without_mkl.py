@@ -169,6 +169,22 @@ def test_what_does_not_fit_has_the_error_of_torch(a, b):
     assert str(found.value) == str(expected.value)
 
 
+@pytest.mark.parametrize('include_last, padding', [(False, None), (True, None), (False, 3)])
+def test_the_gradient_of_the_weights_of_a_bag(include_last, padding):
+    random = torch.Generator().manual_seed(4)
+    table, weights = torch.randn(9, 5, generator=random), torch.randn(12, generator=random)
+    indices = torch.randint(9, (12, ), generator=random)
+    offsets = torch.tensor([0, 3, 3, 7] + [12] * include_last)
+
+    def gradient():
+        leaf = weights.clone().requires_grad_()
+        bags = F.embedding_bag(indices, table, offsets, mode='sum', per_sample_weights=leaf,
+                               include_last_offset=include_last, padding_idx=padding)
+        return torch.autograd.grad(bags.square().sum(), leaf)[0]
+
+    assert torch.allclose(gradient(), stock(gradient), rtol=1e-5, atol=1e-5)
+
+
 def conv(dimensions, images, channels, size, filters, kernel, transposed=False, **settings):
     random = torch.Generator().manual_seed(3)
     groups = settings.get('groups', 1)
