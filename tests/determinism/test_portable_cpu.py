@@ -24,9 +24,10 @@ from mmrepro import determinism
 from mmrepro.errors import DeterminismError
 from mmrepro.ops import portable
 from mmrepro.ops.portable import functions, products
+mode = True
 exec(sys.argv[1])
 try:
-    determinism.enable(cpu='portable', num_threads=1)
+    determinism.enable(mode, cpu='portable', num_threads=1)
 except DeterminismError as error:
     sys.exit(str(error))
 assert portable.installed() and not torch.backends.cuda.flash_sdp_enabled()
@@ -50,6 +51,7 @@ def test_this_cpu_gives_them():
     if 'avx2' not in open('/proc/cpuinfo').read():
         pytest.skip('this CPU has no AVX2')
     assert enable() == ''
+    assert enable('mode = False') == ''
 
 
 def test_a_function_that_is_left_to_mkl_is_noticed():
