@@ -16,7 +16,7 @@ import mmengine.config.config  # noqa: E402
 import mmengine.runner.loops  # noqa: E402
 import pytest  # noqa: E402
 
-import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
+import mmrepro  # noqa: E402  mmcv-lite has operators from here on
 
 # MMEngine formats the text of a config at every start and checkpoint, which takes seconds and is
 # not tested here.
@@ -106,10 +106,11 @@ def pytest_collection_modifyitems(items):
     items[:] = [item for _, item in sorted(zip(names, items), key=lambda pair: order[pair[0]])]
 
 
-@pytest.fixture(scope='module', autouse=True)
+@pytest.fixture(autouse=True)
 def nothing_stays_in_force():
-    """Undo flags and kernels that training in this process has set, before the next module."""
+    """Undo, after a test, the flags and kernels that a training has set, and a deactivation."""
     yield
+    mmrepro.activate()
     if 'mmrepro.determinism' in sys.modules:
         from mmrepro import determinism
         from mmrepro.ops import aten

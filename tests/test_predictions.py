@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS, MODELS, init_default_scope
 from mmengine.runner import Runner
-from small_runs import clean, config  # noqa: F401  clean is a fixture
+from small_runs import config
 
 import mmrepro
 from dev.children import printed_result

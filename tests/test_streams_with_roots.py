@@ -3,7 +3,7 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from small_runs import clean, config, small_run  # noqa: F401
+from small_runs import config, small_run
 
 from mmrepro import seeds
 from mmrepro.errors import ResumeError

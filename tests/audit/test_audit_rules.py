@@ -328,12 +328,6 @@ def test_the_two_lines_fix_what_they_promise():
     assert findings_of(seen.with_two_lines()) == []
 
 
-def test_a_hint_is_no_failure():
-    findings = findings_of(subject(clean(optim_wrapper=dict(type='AmpOptimWrapper'))))
-    assert [finding.severity for finding in findings] == [HINT] and not changes_bits(findings)
-    assert changes_bits(findings_of(subject(stock())))
-
-
 def test_a_rule_can_be_left_out():
     seen = subject(clean(optim_wrapper=dict(type='AmpOptimWrapper')))
     assert findings_of(seen, ignore=['mixed-precision']) == []

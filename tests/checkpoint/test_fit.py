@@ -12,16 +12,9 @@ from mmengine.registry import HOOKS, LOOPS, MODELS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import nn
 
-from mmrepro import determinism
 from mmrepro.errors import ResumeError
 
 pytestmark = pytest.mark.filterwarnings('ignore')
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    determinism.disable()
 
 
 @MODELS.register_module(force=True)

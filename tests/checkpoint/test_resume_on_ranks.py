@@ -94,30 +94,6 @@ def test_ranks_that_are_equal_hand_nothing_over(tmp_path):
     assert saved['mmrepro']['ranks'] == {}
 
 
-def only_rank_0_saves(rank, world, port, cfg, work_dir):
-
-    def prepare(runner):
-        from mmengine.hooks import Hook
-
-        class Alone(Hook):
-            def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-                if rank == 0:
-                    runner.save_checkpoint(work_dir, 'alone.pth')
-
-        runner.register_hook(Alone())
-
-    return as_rank(rank, world, port, cfg, work_dir, prepare)
-
-
-def test_a_rank_that_does_not_save_is_named(tmp_path):
-    cfg = settings(tmp_path)
-    cfg.default_hooks.checkpoint = None
-    found = on_ranks(2, copy.deepcopy(cfg), tmp_path, function=only_rank_0_saves)
-    for text in found:
-        assert 'AgreementError' in text
-        assert 'rank 0 is at: checkpoint\n  rank 1 is at: a signal to stop' in text
-
-
 def test_every_rank_writes_its_fingerprints_and_continues_them(tmp_path):
     from mmrepro.fingerprint.reader import read_run
     cfg = settings(tmp_path / 'run')

@@ -2,7 +2,7 @@
 import pytest
 import torch
 from mmengine.runner import Runner
-from small_runs import clean, finish, small_run  # noqa: F401  clean is a fixture
+from small_runs import finish, small_run
 
 
 def test_a_run_publishes_its_last_checkpoint(tmp_path):

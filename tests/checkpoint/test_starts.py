@@ -4,14 +4,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
-from small_runs import (  # noqa: F401  clean: a fixture
-    NoisyLine,
-    Points,
-    clean,
-    finish,
-    small_run,
-    weights_of,
-)
+from small_runs import NoisyLine, Points, finish, small_run, weights_of
 
 from mmrepro.errors import RandomnessError, ResumeError
 

@@ -1,7 +1,6 @@
 """Errors of mmrepro become a message and an exit code; all others keep their traceback."""
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from mmengine.runner import Runner
 import mmrepro  # noqa: F401  attaches itself
 from mmrepro import cli
 from mmrepro.cli import training_arguments
-from mmrepro.errors import ConfigError, OperatorProviderError, StepDiffersError
+from mmrepro.errors import ConfigError, StepDiffersError
 from mmrepro.exit_codes import DIFFERENT, READER_LEFT, USAGE
 
 # what can be built without a detector, or is refused before one is
@@ -110,13 +109,6 @@ def test_annotations_that_are_missing(config, capsys, tmp_path):
     assert 'data_root' in said
 
 
-def test_a_provider_that_is_not_installed(monkeypatch):
-    provider = importlib.import_module('mmrepro.ops.provider')
-    monkeypatch.setattr(provider.triton, 'requirement', lambda: 'triton is not installed')
-    with pytest.raises(OperatorProviderError, match='triton is not installed'):
-        provider.use('triton')
-
-
 @pytest.mark.parametrize('error, code', [
     (ConfigError('wrong'), USAGE), (StepDiffersError('wrong'), DIFFERENT)])
 def test_an_error_of_mmrepro_is_a_message_and_an_exit_code(error, code, monkeypatch, capsys):
@@ -190,13 +182,7 @@ def test_a_process_that_starts_again_has_imported_neither_torch_nor_custom_modul
     assert 'AGAIN []' in done.stderr, done.stderr
 
 
-# ---------------------------------------------------------------------------- one line, and pipes
-
-def test_usage_is_shown_when_asked_for_only(config, capsys):
-    assert refused(capsys, 'train', '--seed', 3) == (
-        'mmrepro train: the following arguments are required: config (see mmrepro train --help)')
-    assert refused(capsys, 'train', 'no.py') == 'mmrepro train: no.py: no such config'
-
+# ---------------------------------------------------------------------------- pipes
 
 def test_a_reader_that_leaves_is_no_error(tmp_path):
     code = ('import sys; from mmrepro import cli\n'

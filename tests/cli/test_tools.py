@@ -15,14 +15,6 @@ from mmrepro.runs.startup import RESTARTED
 TOOLS = str(ROOT / 'tools')
 
 
-@pytest.mark.parametrize('script, usage', [
-    ('train', 'train.py'), ('test', 'test.py'), ('gpu_check', 'mmrepro doctor')])
-def test_a_script_is_a_verb(script, usage, tmp_path):
-    done = subprocess.run([sys.executable, os.path.join(TOOLS, f'{script}.py'), '--help'],
-                          cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert f'usage: {usage}' in done.stdout
-
-
 @pytest.mark.parametrize('name, count', [('dist_train.sh', 2), ('dist_test.sh', 3),
                                          ('slurm_train.sh', 4)])
 def test_shell_scripts_say_what_they_need(name, count):

@@ -6,7 +6,7 @@ from mmdet.datasets.transforms import CachedMixUp, CachedMosaic
 from mmengine.dataset import DefaultSampler
 from pictures import SIZE, Pictures, bits, draw
 from stock_mmdet import patched, stock  # noqa: F401  fixtures
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader
 
 from mmrepro import seeds
 from mmrepro.config import RandomnessConfig
@@ -14,7 +14,6 @@ from mmrepro.data import adopt_loader
 from mmrepro.data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch, loading
 from mmrepro.data.fetch import KeyedFetch
 from mmrepro.data.samplers import with_position
-from mmrepro.errors import RandomnessError
 from mmrepro.patches.cached_transforms import partners
 
 
@@ -159,19 +158,6 @@ def test_an_index_without_position_is_refused():
     fetch = KeyedFetch(Pictures(pipeline=[draw]), 0, 'sample', True, 0)
     with pytest.raises(TypeError, match='without its position'):
         fetch.__getitems__([3])
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
-
-
-def test_loaders_without_positions_are_refused():
-    config = RandomnessConfig(seed=0)
-    with pytest.raises(RandomnessError, match='Stream is an iterable dataset'):
-        adopt_loader(DataLoader(Stream()), config, 'sample', 0)
-    with pytest.raises(RandomnessError, match='batch_size=None'):
-        adopt_loader(DataLoader([1, 2], batch_size=None), config, 'sample', 0)
 
 
 def test_the_users_worker_init_function_runs_after_ours():

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+
+from harness import python
 
 from mmrepro.cli import demo
 from mmrepro.demo.classifier import CutOut, PhotoDataset
@@ -59,10 +58,7 @@ def test_it_trains_without_mmdetection_and_mmcv(tmp_path):
     config = shipped('configs/demo/classifier_demo.py')
     outcomes = []
     for run in (0, 1):
-        done = subprocess.run(
-            [sys.executable, '-W', 'ignore', '-c', ALONE + TRAIN, config, str(run),
-             str(tmp_path / str(run))], stdout=subprocess.PIPE, text=True, check=True,
-            env={**os.environ, 'PYTHONHASHSEED': '0'})
-        outcomes.append(json.loads(done.stdout.splitlines()[-1]))
+        said = python('-c', ALONE + TRAIN, config, run, tmp_path / str(run), PYTHONHASHSEED='0')
+        outcomes.append(json.loads(said.splitlines()[-1]))
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][1] == []

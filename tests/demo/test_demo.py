@@ -199,14 +199,3 @@ def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp
     # the first batch comes from worker 0, whose seed is that of the main process
     assert demo.main([*arguments, '--config', str(config), '--images', '8', '--epochs', '1']) == 1
     assert 'DIFFERENT from iteration 2 on' in capfd.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_failing_run_shows_its_log(tmp_path, capfd):
-    config = tmp_path / 'broken.py'
-    config.write_text(f"_base_ = {shipped_configs.shipped(demo.DEFAULT_CONFIG)!r}\n"
-                      "model = dict(type='NoSuchDetector')\n")
-    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
-    assert exit_code('demo', *arguments, '--config', config, '--images', 4, '--epochs', 1) == 1
-    error = capfd.readouterr().err
-    assert 'NoSuchDetector' in error and 'output.txt' in error

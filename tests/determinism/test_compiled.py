@@ -1,13 +1,10 @@
 """Compiled models have kernels that depend on the size they get, not on sizes that came before."""
-import subprocess
-import sys
-
 import pytest
 import torch
-from harness import environment
+from harness import python
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
-from small_runs import NoisyLine, clean, small_run  # noqa: F401  clean is a fixture
+from small_runs import NoisyLine, small_run
 
 from mmrepro import determinism
 from mmrepro.errors import DeterminismError
@@ -71,13 +68,12 @@ def test_compiled_scans_are_not_split(monkeypatch):
 
 
 def test_the_compiler_may_be_imported_later():
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', (
+    said = python('-c', (
         'import sys; from mmrepro import determinism; determinism.enable(); '
         'print("torch._dynamo.config" in sys.modules); import torch._dynamo.config as config; '
         'print(config.automatic_dynamic_shapes, determinism.drifted()); determinism.disable(); '
-        'print(config.automatic_dynamic_shapes)')],
-        env=environment(), capture_output=True, text=True, check=True)
-    assert done.stdout.split('\n')[:3] == ['False', 'False ()', 'True']
+        'print(config.automatic_dynamic_shapes)'))
+    assert said.split('\n')[:3] == ['False', 'False ()', 'True']
 
 
 @MODELS.register_module(force=True)

@@ -3,13 +3,12 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import os
-import subprocess
 import sys
 import types
 
 import pytest
 import torch
+from harness import python
 from policy_state import BITS, flags, nothing_leaks, run_python  # noqa: F401  a fixture
 
 from mmrepro import determinism
@@ -208,9 +207,8 @@ def test_contexts_nest():
 def test_the_number_of_threads_is_known_before_torch_is_imported(threads):
     code = ('import sys; from mmrepro.determinism import missing_at_start as ask; asked = ask({}); '
             'print("torch" in sys.modules); import torch; print(asked == ask({}))')
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
-                          env=dict(os.environ, OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads))
-    assert done.stdout.split() == ['False', 'True']
+    said = python('-c', code, OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
+    assert said.split() == ['False', 'True']
 
 
 def test_missing_at_start_names_what_a_new_process_needs():

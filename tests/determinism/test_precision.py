@@ -12,8 +12,9 @@ from mmrepro.determinism import tables
 @pytest.mark.parametrize(('precision', 'matmul', 'tf32'), [
     ('highest', 'highest', False), ('high', 'high', True), ('medium', 'medium', True)])
 @pytest.mark.parametrize('mode', [False, 'warn', True])
-def test_precision_counts_in_every_mode(mode, precision, matmul, tf32):
-    determinism.enable(mode, float32_precision=precision, env={})
+def test_precision_and_threads_count_in_every_mode(mode, precision, matmul, tf32):
+    determinism.enable(mode, float32_precision=precision, num_threads=3, env={})
+    assert torch.get_num_threads() == 3
     assert torch.get_float32_matmul_precision() == matmul
     assert torch.backends.cudnn.allow_tf32 is tf32
     assert torch.backends.cuda.matmul.allow_tf32 is tf32
@@ -97,16 +98,3 @@ assert refused  # of 2.11 not every time
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, 'conv'), reason='torch < 2.9 has one API')
 def test_precision_set_through_the_new_api_is_understood_and_restored():
     run_python(NEW_API)
-
-
-@pytest.mark.parametrize('mode', [False, True])
-def test_threads_count_in_every_mode(mode):
-    determinism.enable(mode, num_threads=3, env={})
-    assert torch.get_num_threads() == 3
-
-
-def test_without_determinism_the_benchmark_is_what_was_asked_for():
-    determinism.enable(False, cudnn_benchmark=True, env={})
-    assert torch.backends.cudnn.benchmark is True
-    determinism.enable(False, env={})
-    assert torch.backends.cudnn.benchmark is False

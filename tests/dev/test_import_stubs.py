@@ -1,11 +1,7 @@
 """The stubs that let the check run where MMDetection's compiled dependencies are missing."""
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
+from harness import python
 
 
 def test_mmdetection_imports_without_compiled_packages():
@@ -32,5 +28,4 @@ register_all_modules(init_default_scope=True)
 import pycocotools.mask
 assert pycocotools.mask.__spec__.origin == 'stub'
 '''
-    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True, timeout=300,
-                   cwd=ROOT, stdout=subprocess.DEVNULL)
+    python('-c', code)

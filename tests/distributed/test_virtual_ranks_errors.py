@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from mmengine.runner import FlexibleRunner, Runner
 from preempted_runs import Cloudlet, Small, SumOfOutputs, settings
 from ranks import free_port
 
+from dev.children import join_ranks
 from mmrepro import RandomnessError, on_virtual_ranks
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -52,8 +52,7 @@ PLACES = {
 
 
 def train(process, cfg, plant, port):
-    os.environ.update(RANK=str(process), LOCAL_RANK=str(process), WORLD_SIZE='2',
-                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), GLOO_SOCKET_IFNAME='lo')
+    join_ranks(process, 2, port)
     plant()
     cfg.launcher = 'pytorch'
     log = io.StringIO()

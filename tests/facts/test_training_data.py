@@ -7,7 +7,7 @@ import torch
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 from mmengine.runner import Runner
-from small_runs import clean, finish, small_run, weights_of  # noqa: F401  clean is a fixture
+from small_runs import finish, small_run, weights_of
 
 from mmrepro.errors import ResumeError
 from mmrepro.facts.training_data import training_facts

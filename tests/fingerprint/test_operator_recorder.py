@@ -4,8 +4,6 @@ import gc
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from faults import tiny
-from harness import ROOT, environment
+from harness import ROOT, python
 from torch import nn
 
 from mmrepro.diagnosis.diagnosis import diagnose
@@ -283,10 +281,7 @@ def test_backward_in_another_thread_is_seen():
     code = ('import json, sys; sys.path[:0] = sys.argv[1:]; import test_operator_recorder as t; '
             'print(json.dumps(t.recorded_in_threads()))')
     folders = [str(ROOT / 'tests' / 'support'), str(Path(__file__).parent)]
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code, *folders],
-                          env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(python('-c', code, *folders))
     assert found['threads'], 'autograd used one thread: the test shows nothing'
     assert ['backward', 'aten.mul.Tensor', 'other=3'] in found['operators']
 

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from harness import Child
-from mmengine.runner import Runner
 from preempted_runs import Signals, run, settings
 
 from mmrepro.hooks import PreemptHook
@@ -204,20 +203,6 @@ def test_workers_leave_signals_to_the_trainer(whole, tmp_path):
     cfg = settings(tmp_path / 'signalled', **{'train_dataloader.num_workers': 2,
                                               'train_dataloader.persistent_workers': True})
     assert Child(signalled_workers, cfg).result() == whole
-
-
-def test_the_exit_code_is_75(tmp_path):
-    cfg = settings(tmp_path)
-    process = multiprocessing.get_context('fork').Process(target=leaves, args=(cfg, ))
-    process.start()
-    process.join()
-    assert process.exitcode == 75
-
-
-def leaves(cfg):
-    runner = Runner.from_cfg(cfg)
-    runner.register_hook(Signals(2), priority='LOWEST')
-    runner.train()
 
 
 class FullDisk(Signals):

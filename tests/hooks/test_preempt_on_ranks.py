@@ -1,31 +1,19 @@
 """A signal to some ranks: all leave after the same iteration, and nothing is lost."""
-import os
-
 import pytest
-import torch
-from harness import Child
 from preempted_runs import Signals, run, settings
-from ranks import free_port
+from ranks import joined, on_ranks
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
 
-def of_rank(rank, world, cfg, port, at, resume):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
-                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
-    cfg.launcher = 'pytorch'
-    try:
-        hook, preempted = run(cfg, resume, Signals(at.get(rank)))
-        return hook.records, preempted and preempted.iteration
-    finally:
-        torch.distributed.destroy_process_group()
+def trained(cfg, work_dir, at=None, resume=False):
+    """Return, of three ranks, what they recorded and the iteration after which they left."""
+    def of_rank(rank, world, port, cfg, work_dir):
+        with joined(rank, world, port, cfg):
+            hook, preempted = run(cfg, resume, Signals((at or {}).get(rank)))
+            return hook.records, preempted and preempted.iteration
 
-
-def on_ranks(world, cfg, at=None, resume=False):
-    port = free_port()
-    children = [Child(of_rank, rank, world, cfg, port, at or {}, resume)
-                for rank in range(world)]
-    return [child.result() for child in children]
+    return on_ranks(3, cfg, work_dir, function=of_rank)
 
 
 # rank -> event in which its signal comes; an epoch has 4 iterations and 2 validation batches, and
@@ -40,14 +28,14 @@ CHANGES = {'train_cfg.max_epochs': 20, 'val_dataloader.dataset.size': 13,
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
-    return on_ranks(3, settings(tmp_path_factory.mktemp('whole'), **CHANGES))
+    folder = tmp_path_factory.mktemp('whole')
+    return trained(settings(folder, **CHANGES), folder)
 
 
 @pytest.mark.parametrize('moment', MOMENTS)
 def test_ranks_leave_after_the_same_iteration(moment, whole, tmp_path):
     cfg = settings(tmp_path, **CHANGES)
-    first = on_ranks(3, cfg, MOMENTS[moment])
-    second = on_ranks(3, cfg, resume=True)
+    first, second = trained(cfg, tmp_path, MOMENTS[moment]), trained(cfg, tmp_path, resume=True)
     assert len({iteration for _, iteration in first}) == 1 and first[0][1] is not None
     for rank in range(3):
         assert {**first[rank][0], **second[rank][0]} == whole[rank][0], f'rank {rank}'

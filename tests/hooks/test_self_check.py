@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch.distributed as dist
-from checked_runs import bits, clean, config, finish, registered  # noqa: F401  a fixture
+from checked_runs import bits, config, finish, registered
 from demo_runs import MODELS as DETECTORS
 from demo_runs import small
 from faults import tiny

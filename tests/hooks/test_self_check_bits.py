@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from checked_runs import bits, clean, config, finish, registered  # noqa: F401  a fixture
+from checked_runs import bits, config, finish, registered
 from faults import tiny
 from harness import Child, digest
 from mmengine.hooks import Hook

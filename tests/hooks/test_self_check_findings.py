@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from checked_runs import bits, clean, config, finish, registered, stopped  # noqa: F401
+from checked_runs import bits, config, finish, registered, stopped
 from faults import tiny
 from mmengine.runner import Runner
 

@@ -15,6 +15,7 @@ from mmrepro.localise.compared_runs import RunSpec, trainings_of
 from mmrepro.localise.recording import RecordingPlan
 from mmrepro.localise.search import Localiser
 from mmrepro.runs.child import train_here
+from mmrepro.runs.launcher import free_port, rank_variables
 
 ITERATIONS = 6
 DETECTOR_ITERATIONS = 2
@@ -57,12 +58,10 @@ class Forks:
         if spec.ranks == 1:
             Child(run_planted, job, spec.env, plant, spec.name).result()
             return
-        from ranks import free_port
         job = job._replace(launcher='pytorch')
-        env = dict(spec.env, WORLD_SIZE=str(spec.ranks), MASTER_ADDR='127.0.0.1',
-                   MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME='lo')
-        children = [Child(run_planted, job, dict(env, RANK=str(rank), LOCAL_RANK=str(rank)), plant,
-                          spec.name) for rank in range(spec.ranks)]
+        env, port = dict(spec.env, GLOO_SOCKET_IFNAME='lo'), free_port()
+        children = [Child(run_planted, job, {**env, **rank_variables(rank, spec.ranks, port)},
+                          plant, spec.name) for rank in range(spec.ranks)]
         for child in children:
             child.result()
 

@@ -63,17 +63,6 @@ def test_bags_of_equal_length_need_no_offsets(wave):
     assert torch.equal(gather.dots(grad, rows, index), flat)
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-def test_many_taps_on_few_rows_give_the_same_bytes_for_any_threads(wave, same_bytes, dtype):
-    # Collisions everywhere, and enough of them that torch uses its threads.
-    rows, grad = wave(51, 16, dtype=dtype), wave(9000, 16, phase=1, dtype=dtype)
-    index = (wave(9000, 6, phase=2).abs() * 51).to(torch.int32)
-    weight = wave(9000, 6, phase=3, dtype=dtype)
-    same_bytes(lambda: (gather.gather_sum(rows, index, weight),
-                        gather.scatter_sum(grad, index, weight, 50),
-                        gather.dots(grad, rows, index)))
-
-
 def test_taps_of_a_row_are_added_in_their_order():
     # 1 + 2**-30 is lost in float32 unless the small ones meet first.
     small = 2. ** -24
@@ -82,15 +71,6 @@ def test_taps_of_a_row_are_added_in_their_order():
     forward = gather.scatter_sum(source, index, torch.ones(5, 1), 1)
     backward = gather.scatter_sum(source.flip(0), index, torch.ones(5, 1), 1)
     assert forward.item() == 1. and backward.item() > 1.
-
-
-def test_what_is_not_read_does_not_matter():
-    rows = gather.rows_of(torch.tensor([[[[1., float('nan')]]]]))
-    assert rows.shape == (3, 1) and rows[-1].item() == 0
-    index = torch.tensor([[0, 2]], dtype=torch.int32)
-    assert gather.gather_sum(rows, index, torch.ones(1, 2)).item() == 1.
-    sums = gather.scatter_sum(torch.tensor([[3.]]), index, torch.ones(1, 2), 2)
-    assert sums.flatten().tolist() == [3., 0.]
 
 
 @pytest.mark.parametrize('layout', ['contiguous', 'channels_last', 'sliced'])
@@ -112,19 +92,6 @@ def test_rows_and_back(wave, layout, dtype):
     assert torch.equal(out, feature)
     gather.add_rows(out, bags)
     assert torch.equal(out, feature * 2)
-
-
-def test_nothing_to_do_is_done():
-    none = torch.zeros(0, 4, dtype=torch.int32)
-    rows, weight = torch.zeros(3, 2), torch.zeros(0, 4)
-    assert gather.gather_sum(rows, none, weight).shape == (0, 2)
-    assert gather.scatter_sum(torch.zeros(0, 2), none, weight, 3).tolist() == [[0, 0]] * 3
-    assert gather.dots(torch.zeros(0, 2), rows, none).shape == (0, 4)
-    starts = torch.zeros(4, dtype=torch.int32)
-    bags = gather.gather_sum(rows, none.flatten(), weight.flatten(), starts)
-    assert bags.tolist() == [[0, 0]] * 3
-    gather.put_rows(torch.zeros(0, 2, 3, 3), torch.zeros(0, 2))
-    assert gather.chunk_by_cost([], 5) == []
 
 
 @pytest.mark.parametrize('few', [True, False])

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from harness import python
 
 from mmrepro import ops
 from mmrepro.ops import guard as guards
@@ -101,12 +102,11 @@ def test_torch_itself_is_not_named():
 
 def test_watching_does_not_import_the_compiler():
     """In a fresh process, because other tests may have."""
-    import subprocess
     code = ('import sys, torch; from mmrepro.ops.guard import OperatorGuard\n'
             'net = torch.nn.Linear(2, 2)\n'
             'with OperatorGuard(net, ["cpu"]).watch(): net(torch.ones(1, 2)).sum().backward()\n'
             'assert "torch._inductor" not in sys.modules')
-    subprocess.run([sys.executable, '-c', code], check=True, timeout=600)
+    python('-c', code)
 
 
 def test_watching_ends_with_the_block_and_leaves_a_profiler_alone():

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from harness import environment
+from harness import environment, python
 from stock_mmdet import stock  # noqa: F401  a fixture
 
 from dev.causes_report import NOTES, entries
@@ -148,11 +147,9 @@ print(hasattr(type(mosaic).transform, '__wrapped__'), ops.provider())
 def test_scope_and_imports_at_the_start_do_not_matter(tmp_path):
     """As configs of another library, which take single transforms from MMDetection."""
     support = str(Path(__file__).parents[1] / 'support')
-    env = environment()
-    env['PYTHONPATH'] = f'{support}:{env["PYTHONPATH"]}'
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', OTHER_SCOPE, str(tmp_path)],
-                          env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.split('\n')[-3:-1] == ['False', 'True auto']
+    said = python('-c', OTHER_SCOPE, tmp_path,
+                  PYTHONPATH=f'{support}:{environment()["PYTHONPATH"]}')
+    assert said.split('\n')[-3:-1] == ['False', 'True auto']
 
 
 def test_without_mmdetection_there_is_nothing_to_do(monkeypatch):

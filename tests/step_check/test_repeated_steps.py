@@ -8,7 +8,7 @@ import checked_runs
 import numpy as np
 import pytest
 import torch
-from checked_runs import clean, registered, stopped  # noqa: F401  a fixture
+from checked_runs import registered, stopped
 from faults import tiny
 from harness import Child, digest
 from mmengine.logging import MessageHub

@@ -7,16 +7,9 @@ from faults import tiny
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
-from mmrepro import determinism
 from mmrepro.errors import ValidationChangesError
 
 pytestmark = pytest.mark.filterwarnings('ignore')
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    determinism.disable()
 
 
 class Predicting(tiny.Tiny):

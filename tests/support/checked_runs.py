@@ -12,11 +12,10 @@ from faults import tiny
 from harness import digest
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
-from small_runs import clean
 
 from mmrepro.errors import StepDiffersError
 
-__all__ = ['RankDiffers', 'bits', 'clean', 'config', 'finish', 'registered', 'stopped']
+__all__ = ['RankDiffers', 'bits', 'config', 'finish', 'registered', 'stopped']
 
 
 def config(work_dir, model='Tiny', checks=1000, **changes):

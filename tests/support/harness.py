@@ -4,13 +4,15 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Callable
 
 from dev.children import Child, run_all
 from mmrepro.digests import state_digest as digest
 
-__all__ = ['ROOT', 'Child', 'digest', 'environment', 'run_all', 'train']
+__all__ = ['ROOT', 'Child', 'digest', 'environment', 'python', 'run_all', 'train']
 
 # What every training imports for a second or more: once, before processes are forked
 for name in ('torch._dynamo', 'matplotlib.pyplot', 'matplotlib.backends.backend_agg',
@@ -68,3 +70,12 @@ def environment() -> dict[str, str]:
     """Environment of a fresh process that finds this checkout."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH', '')]))
     return {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
+
+
+def python(*arguments: Any, cwd: Any = None, **variables: str) -> str:
+    """Run a fresh interpreter that finds this checkout; returns what it prints."""
+    done = subprocess.run([sys.executable, '-W', 'ignore', *map(str, arguments)], cwd=cwd,
+                          env={**environment(), **variables}, capture_output=True, text=True,
+                          timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,19 +1,18 @@
 """Several ranks on the CPU over gloo, each a forked child of this warm process."""
-import os
 from contextlib import contextmanager
 
 from demo_runs import changed
 from harness import Child, train
 
+from dev.children import join_ranks
 from mmrepro.runs.launcher import free_port
 
 
 @contextmanager
 def joined(rank, world_size, port, cfg):
     """Make a runner of ``cfg`` that is built in this block this rank."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
-                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
-    cfg.launcher = 'pytorch'
+    join_ranks(rank, world_size, port)
+    cfg.launcher = 'pytorch' if world_size > 1 else 'none'
     cfg.env_cfg.dist_cfg = dict(backend='gloo', timeout=300)
     import torch.distributed
     try:

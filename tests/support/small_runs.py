@@ -1,14 +1,10 @@
 """Trainings of one layer on eight points: a detector takes seconds, these take milliseconds."""
-import pytest
 import torch
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS
 from mmengine.runner import Runner
-
-import mmrepro
-from mmrepro import determinism
 
 
 @MODELS.register_module(force=True)
@@ -81,10 +77,3 @@ def finish(cfg, *hooks):
         runner.register_hook(hook)
     runner.train()
     return weights_of(runner)
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    determinism.disable()
-    mmrepro.activate()

@@ -1,7 +1,6 @@
 """A config on V virtual ranks in N forked processes of this warm one: the bits of every rank."""
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from demo_runs import changed
@@ -9,6 +8,7 @@ from harness import Child, digest
 from mmengine.dist import get_rank
 from ranks import free_port
 
+from dev.children import join_ranks, silence_output
 from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.unwrap import unwrap
 
@@ -43,11 +43,9 @@ def _process(process: int, processes: int, port: int, cfg: Any) -> dict[int, lis
     from mmengine.runner import Runner
 
     from mmrepro.runs.startup import on_ranks
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # pycocotools prints tables
+    silence_output()
     if processes > 1:
-        os.environ.update(RANK=str(process), LOCAL_RANK=str(process), WORLD_SIZE=str(processes),
-                          MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port),
-                          GLOO_SOCKET_IFNAME='lo')
+        join_ranks(process, processes, port)
         cfg.launcher = 'pytorch'
     found: dict[int, list[dict]] = {}
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 import glob
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from harness import ROOT
+from harness import python
 
 from mmrepro.determinism.cpu_level import CPU_LEVELS
 from mmrepro.verify import surroundings
@@ -50,8 +48,7 @@ def test_relative_paths_lead_to_the_same_files_from_the_linked_folder(tmp_path):
 def test_burners_end_with_the_process_that_started_them():
     code = 'from mmrepro.verify.surroundings import burn_other_cores; burn_other_cores()'
     # the pipe is at its end when the last process that holds it has ended
-    subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, check=True, timeout=120,
-                   env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    python('-c', code)
 
 
 @pytest.mark.parametrize('capability, expected', [

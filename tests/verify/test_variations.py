@@ -247,11 +247,6 @@ def test_wrong_usage(config, stand_in, tmp_path, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_no_such_config(tmp_path, capsys):
-    assert run('nowhere.py', tmp_path) == 2
-    assert 'nowhere.py: no such config' in capsys.readouterr().err
-
-
 @pytest.mark.nightly
 def test_real_processes(data_root, tmp_path):
     """The whole command on a real detector."""

@@ -149,24 +149,6 @@ def test_an_infinite_gradient_stays_where_it_belongs(on_cpu, wave, name):
     assert torch.equal(found.isinf(), expected.isinf()) and not found.isnan().any()
 
 
-@pytest.mark.parametrize('name', ['adaptive_avg2d', 'adaptive_max2d', 'reflect 2d',
-                                  'replicate 2d'])
-def test_gradcheck(on_cpu, wave, name):
-    pool, shape = POOLS[name]
-    x = wave(*[1] * (len(shape) > 3), 1, *shape[-(len(shape) - 2):]).requires_grad_()
-    with on_cpu():
-        assert torch.autograd.gradcheck(pool, (x,))
-
-
-def test_gradcheck_of_sampling_and_resize(on_cpu, wave):
-    x, grid = wave(1, 2, 4, 5).requires_grad_(), wave(1, 2, 3, 2, phase=1.).requires_grad_()
-    with on_cpu():
-        assert torch.autograd.gradcheck(
-            lambda x, grid: F.grid_sample(x, grid, align_corners=False), (x, grid))
-        assert torch.autograd.gradcheck(
-            lambda x: F.interpolate(x, size=(7, 3), mode='bilinear'), (x,))
-
-
 def test_the_same_bits_for_any_number_of_threads(on_cpu, wave, same_bytes):
     x = wave(2, 32, 60, 60, dtype=torch.float32)
     grid = wave(2, 50, 50, 2, phase=1., dtype=torch.float32) * 0.1

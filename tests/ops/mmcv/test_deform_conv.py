@@ -1,11 +1,8 @@
 """Deformable convolution, with and without masks."""
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import environment
+from harness import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.ops import deform_conv2d, modulated_deform_conv2d
@@ -176,8 +173,7 @@ for count in (1, 2):
     found.append([tensor.detach().numpy().tobytes() for tensor in made])
 assert found[0] == found[1], [one == other for one, other in zip(*found)]
 '''
-    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True,
-                   env={**environment(), 'MKL_CBWR': 'AVX2,STRICT'})
+    python('-c', code, MKL_CBWR='AVX2,STRICT')
 
 
 def test_autocast_does_not_lower_the_precision(inputs):
