@@ -141,3 +141,12 @@ def pool():
     """Real ranks, warm: see tests/support/rank_pool.py."""
     from rank_pool import shared_pool
     return shared_pool()
+
+
+@pytest.fixture
+def compiled():
+    """Skip without a compiled mmcv; else a context in which its kernels answer."""
+    from mmrepro import ops
+    if not ops.is_compiled():
+        pytest.skip('no compiled mmcv here')
+    return lambda: ops.using('compiled')

@@ -52,17 +52,11 @@ def test_the_format_is_what_the_documentation_says():
     assert (found.torch, found.accelerator) == struct.unpack('<QQ', digest[32:])
 
 
-def test_a_million_addresses_share_no_seed():
+def test_a_hundred_thousand_addresses_share_no_seed():
     roots, streams = (0, 1, 2, 2**32 - 1), ('sample', 'sampler', 'step', 'worker', 'val')
-    grid = itertools.product(roots, streams, range(20), range(2500))
-    seen = [set() for _ in range(4)]
-    count = 0
-    for root, stream, epoch, position in grid:
-        for values, value in zip(seen, seeds.derive(root, stream, epoch, position)):
-            values.add(value)
-        count += 1
-    assert count == 1_000_000
-    assert [len(values) for values in seen] == [count] * 4
+    found = [seeds.derive(*address)
+             for address in itertools.product(roots, streams, range(10), range(500))]
+    assert [len(set(values)) for values in zip(*found)] == [100_000] * 4
 
 
 def test_neighbouring_seeds_are_not_shifted_copies():

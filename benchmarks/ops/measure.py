@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
 import platform
 import re
@@ -12,6 +11,7 @@ from typing import Any, Callable
 
 import torch
 
+from dev.children import Child
 from mmrepro import ops
 
 
@@ -43,17 +43,7 @@ def in_child(function: Callable[..., dict], *args: Any) -> dict[str, float] | No
     """
     if not Path('/proc/self/clear_refs').exists() or torch.get_num_threads() != 1:
         return None
-    context = multiprocessing.get_context('fork')
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: send.send(function(*args)))
-    process.start()
-    send.close()
-    try:
-        return receive.recv()
-    except EOFError:
-        raise RuntimeError(f'{function.__name__}{args} failed in its child') from None
-    finally:
-        process.join()
+    return Child(function, *args).result()
 
 
 def machine(threads: int) -> dict[str, Any]:

@@ -193,7 +193,6 @@ def test_a_killed_run_is_readable_and_a_resumed_one_continues_the_file(tmp_path,
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (dict(level='layer'), "level='layer' is not allowed; allowed: 'step'"),
     (dict(interval=0), 'interval=0 is not allowed'), (dict(interval=True), 'interval=True')])
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):

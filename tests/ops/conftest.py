@@ -25,14 +25,6 @@ def torch_operators():
 
 
 @pytest.fixture
-def compiled():
-    """Skip without a compiled mmcv; else a context in which its kernels answer."""
-    if not ops.is_compiled():
-        pytest.skip('no compiled mmcv here')
-    return lambda: ops.using('compiled')
-
-
-@pytest.fixture
 def ours_and_theirs(compiled):
     """Call a function with mmrepro's operators, then with mmcv's; return both results."""
 

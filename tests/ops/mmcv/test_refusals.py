@@ -62,6 +62,7 @@ REFUSED = [
         (FEATURE[:, :, :0], r'1 rois on input \(2, 8, 0, 13\).*has no pixels'))),
     (roi_align, (FEATURE, torch.tensor([[0, 0, 0, 1e9, 1e9]]), 2), 'larger than any image'),
     (roi_align, (FEATURE.int(), ROI.int(), 2), 'input must be float32'),
+    (roi_align, (FEATURE, ROI, 2, 1., 2, 'max'), "pool_mode='max' has no deterministic form"),
     (deform_roi_pool, (FEATURE, ROI, zeros(1, 1, 3, 2), (3, 2)),
      r'offset must have shape \(1, 2, 3, 2\)'),
     (conv, dict(offset=zeros(1, 16, 4, 4)), r'offset must have shape \(1, 18, 4, 4\)'),

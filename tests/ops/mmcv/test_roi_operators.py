@@ -261,12 +261,6 @@ def test_the_scale_is_rounded_to_float32_as_in_mmcv(wave):
     assert not torch.equal(out, roi_align(feature, rois, 2, 0.7000001, 2))
 
 
-def test_the_maximum_of_roi_align_is_refused(wave):
-    feature, rois = wave(2, 3, 11, 13), torch.tensor(ROIS, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="roi_align: pool_mode='max' has no deterministic form"):
-        roi_align(feature, rois, 2, 1., 2, 'max')
-
-
 def test_a_malformed_box_sends_no_gradient_whatever_its_argmax():
     """mmcv's kernel leaves 0 there, the position of the first pixel."""
     rois = torch.tensor([[0., 0, 0, 3, 3], [0, 5, 5, 2, 9]])
