@@ -1,7 +1,6 @@
 """The ``randomness`` dict: what is allowed, and what the errors say."""
 import copy
 import dataclasses
-import os
 import re
 
 import pytest
@@ -9,8 +8,6 @@ import pytest
 from mmrepro.config import RandomnessConfig, SelfChecks, upgrade_legacy_keys
 from mmrepro.errors import RandomnessError
 from mmrepro.seeds import RootSeed
-
-ROOT = os.path.join(os.path.dirname(__file__), '..')
 
 
 def test_defaults():
@@ -23,10 +20,8 @@ def test_defaults():
     assert RandomnessConfig.parse(None) == RandomnessConfig()
 
 
-def test_every_key_is_documented_in_the_order_of_the_fields():
+def test_the_docstring_has_every_key_in_the_order_of_the_fields():
     keys = [field.name for field in dataclasses.fields(RandomnessConfig)]
-    with open(os.path.join(ROOT, 'docs/reference/randomness.md')) as file:
-        assert re.findall(r'^## (\w+)$', file.read(), re.MULTILINE) == keys
     assert re.findall(r'^        (\w+): ', RandomnessConfig.__doc__, re.MULTILINE) == keys
 
 

@@ -42,7 +42,7 @@ def findings(tmp_path, monkeypatch, text, **randomness):
 
 @pytest.mark.parametrize('rule, code, expected', CASES)
 def test_a_line_of_code(rule, code, expected, tmp_path, monkeypatch):
-    text = HEAD + textwrap.dedent(code).replace('\n', '\n') + '\n'
+    text = HEAD + textwrap.dedent(code) + '\n'
     found = [f for f in findings(tmp_path, monkeypatch, text) if f.rule == rule]
     assert bool(found) == expected
     if expected:

@@ -8,7 +8,6 @@ from mmengine.dataset import InfiniteSampler
 from mmengine.hooks import Hook
 
 from mmrepro.data.dataset_changes import DatasetSnapshot
-from mmrepro.data.passes import Pass
 
 WORKERS = {
     'none': dict(),
@@ -107,14 +106,6 @@ def test_a_pass_within_a_pass_disturbs_neither(workers):
             drawn = made.batch_sampler._mmrepro_placement.drawn
     assert found == whole
     assert made.batch_sampler._mmrepro_placement.drawn is not drawn
-
-
-def test_nothing_starts_before_the_first_batch():
-    made = adopted(loader(**WORKERS['persistent']))
-    one = iter(made)
-    assert isinstance(one, Pass) and len(one) == len(made) and made._iterator is None
-    next(one)
-    assert made._iterator is not None
 
 
 class Holds:

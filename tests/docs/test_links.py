@@ -97,6 +97,7 @@ def test_every_randomness_key_is_documented_with_its_default():
             documented[key] = defaults[key]
     documented['virtual_ranks.ranks'] = 'None'  # as of the section
     assert documented == defaults
+    assert re.findall(r'^## (\w+)$', text, re.M) == [*RandomnessConfig().as_dict()]
 
 
 def test_pages_that_the_code_names_exist():

@@ -301,9 +301,6 @@ def test_provider(monkeypatch):
         assert ops.provider() == 'triton'
         assert ops.provider_of('nms', 'cuda') == 'triton' and ops.provider_of('nms') == 'torch'
         assert ops.provider_of('softnms', 'cuda') == 'torch'
-        rows = {entry.operator: entry for entry in ops.catalogue('cuda')}
-        assert rows['roi_align_backward'].provider == 'triton'
-        assert rows['roi_align_backward'].deterministic
         # tensors of the CPU never reach a kernel
         import mmcv.ops
         box, scores = torch.tensor([[0., 0, 9, 9], [0, 0, 9, 8]]), torch.tensor([.5, .9])
