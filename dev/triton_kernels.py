@@ -42,7 +42,7 @@ def version() -> tuple[int, ...]:
     return tuple(map(int, triton.__version__.split('.')[:2]))
 
 
-def compiled() -> list[dict[str, Any]]:
+def compiled(architectures: Sequence[int]) -> list[dict[str, Any]]:
     """Return kernel, architecture, dtype, ptx, sass, and the resources, per specialization."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver, jit
@@ -62,7 +62,7 @@ def compiled() -> list[dict[str, Any]]:
 
     jit.JITFunction.run = run
     try:
-        for architecture in ARCHITECTURES:
+        for architecture in architectures:
             if version() >= FIRST_WITH.get(architecture, (0, )):
                 driver.set_active(NoDevice(GPUTarget('cuda', architecture, 32)))
                 for dtype in _calls():
@@ -150,9 +150,11 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--out', required=True)
     parser.add_argument('--code', action='store_true', help='the code of every specialization')
+    parser.add_argument('--architectures', nargs='+', type=int, default=ARCHITECTURES,
+                        choices=ARCHITECTURES, help='default: all of them')
     args = parser.parse_args()
     import triton
-    rows = compiled()
+    rows = compiled(args.architectures)
     report = dict(triton=triton.__version__, rows=rows if args.code else summary(rows))
     Path(args.out).write_text(json.dumps(report, indent=0) + '\n')
 

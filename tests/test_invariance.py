@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from demo_runs import MODELS, changed, small, workers
-from detector_runs import light, shallow_detr
+from detector_runs import narrow
 from harness import ROOT, environment, run_all, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -58,13 +58,8 @@ def together(*changes):
     return change
 
 
-# Fewer layers of the same kinds: most of the time of these two goes into their weights
-LIGHTER = {'faster-rcnn_r50_fpn': light, 'deformable-detr_r50': shallow_detr}
-ONE_WORKER = 'one worker, small prefetch, noisy hooks, other logging'
-COMBINED = {
-    ONE_WORKER: together(workers(1, prefetch=1), noisy_hooks, other_logging),
-    'four persistent workers, no validation': together(workers(4, True), no_validation),
-}
+ONE_WORKER = together(workers(1, prefetch=1), noisy_hooks, other_logging)
+FOUR_WORKERS = together(workers(4, True), no_validation)
 SINGLE = {
     'one worker': workers(1),
     'two workers': workers(2),
@@ -96,27 +91,22 @@ def assert_same_bits(found, expected, what):
             raise AssertionError(f'{what}: {key} differs first at iteration {first}')
 
 
-def variants(cfg, folder, changes):
-    return {name: (train, (changed(cfg, change), str(folder / str(i))), {})
-            for i, (name, change) in enumerate(changes.items())}
-
-
 # RTMDet's cached mixing is compared for any number of workers in tests/data/test_fetch.py
 @pytest.fixture(scope='module', params=[
-    pytest.param(name, marks=pytest.mark.nightly) if name == 'rtmdet_tiny' else name
-    for name in MODELS])
+    name if name in ('yolox_s', 'faster-rcnn_r50_fpn') else pytest.param(
+        name, marks=pytest.mark.nightly) for name in MODELS])
 def runs(request, data_root, tmp_path_factory):
     """Baseline and variants of one model, two children at a time."""
     import mmdet.datasets  # noqa: F401  warm the parent
     import mmdet.models  # noqa: F401
     cfg = small(request.param, data_root)
-    LIGHTER.get(request.param, lambda cfg: None)(cfg)
+    narrow(cfg)
     folder = tmp_path_factory.mktemp('runs')
-    jobs = variants(cfg, folder, COMBINED)
-    jobs['baseline'] = (train, (cfg, str(folder / 'baseline')), {})
-    jobs['second'] = (another_seed_first, (cfg, str(folder / 'second')), {})
-    results = run_all(jobs)
-    results['seed 43'], results['a second runner in one process'] = results.pop('second')
+    results = run_all({
+        'baseline': (train, (cfg, str(folder / 'baseline')), {}),
+        'one worker': (train, (changed(cfg, ONE_WORKER), str(folder / 'one')), {}),
+        'second': (another_seed_first, (changed(cfg, FOUR_WORKERS), str(folder / 'second')), {})})
+    results['seed 43'], results['four workers, in a second runner'] = results.pop('second')
     return request.param, cfg, results
 
 
@@ -141,13 +131,15 @@ def test_seeds_and_epochs_differ(runs):
 def test_metrics_do_not_depend_on_workers(runs):
     _, _, results = runs
     expected = results['baseline']['metrics']
-    assert results[ONE_WORKER]['metrics'] == expected
+    assert results['one worker']['metrics'] == expected
 
 
 @pytest.mark.nightly
 def test_each_variant_alone_does_not_change_bits(runs, tmp_path):
     model, cfg, results = runs
-    for name, found in run_all(variants(cfg, tmp_path, SINGLE)).items():
+    jobs = {name: (train, (changed(cfg, change), str(tmp_path / name)), {})
+            for name, change in SINGLE.items()}
+    for name, found in run_all(jobs).items():
         assert_same_bits(found, results['baseline'], f'{model}, {name}')
 
 
@@ -176,6 +168,7 @@ def test_compiled_mmcv_or_not(data_root, tmp_path):
     import mmdet.models  # noqa: F401
     model = 'faster-rcnn_r50_fpn'
     cfg = small(model, data_root)
+    narrow(cfg)
     lite = run_all({'lite': (train, (cfg, str(tmp_path / 'lite')), {})})['lite']
     path = os.pathsep.join([compiled, environment()['PYTHONPATH']])
     result = printed_result(start_training(model, data_root, 'fork', tmp_path, PYTHONPATH=path))

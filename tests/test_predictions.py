@@ -7,7 +7,7 @@ import infer_fresh
 import pytest
 import torch
 from demo_runs import changed, small
-from detector_runs import shallow
+from detector_runs import narrow
 from harness import ROOT, Child, environment
 from infer_fresh import digest_of
 from mmengine.config import Config
@@ -44,8 +44,7 @@ def instances(sample):
 def detector(name, data_root):
     """It has not been trained, and it keeps what it finds, however unlikely."""
     cfg = small(DETECTORS[name], data_root)
-    if name != 'transformer':
-        shallow(cfg)
+    narrow(cfg)
     test = cfg.model.get('test_cfg') or {}
     for one in (test, *test.values()):
         if isinstance(one, dict) and 'score_thr' in one:

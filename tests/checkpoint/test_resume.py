@@ -3,7 +3,7 @@ import copy
 
 import pytest
 from demo_runs import small
-from detector_runs import accumulating, dynamic, every_iteration, log_lines, shallow
+from detector_runs import accumulating, dynamic, every_iteration, log_lines, narrow, shallow
 from harness import Child, run_all, train
 from mmengine.runner import Runner
 from small_runs import Points, continued, finish, small_run
@@ -17,11 +17,11 @@ def nothing(cfg):
 
 # name: (demo model, change, resume point -> workers)
 CASES = {
-    'yolox': ('yolox_s', nothing, {1: 2, 3: 4, 5: 0}),
+    'yolox': ('yolox_s', narrow, {1: 2, 3: 4, 5: 0}),
     'rtmdet': ('rtmdet_tiny', nothing, {2: 2, 3: 0, 4: 0}),
     'dynamic': ('faster-rcnn_r50_fpn', lambda cfg: (dynamic(cfg), shallow(cfg)),
                 {2: 2, 3: 0, 5: 0}),
-    'accumulation': ('retinanet_r50_fpn', lambda cfg: (accumulating(cfg), shallow(cfg)),
+    'accumulation': ('retinanet_r50_fpn', lambda cfg: (accumulating(cfg), narrow(cfg)),
                      {3: 2, 5: 0}),
     'detr': ('deformable-detr_r50', nothing, {2: 0}),
 }

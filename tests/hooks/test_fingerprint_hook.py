@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from demo_runs import small
+from detector_runs import narrow
 from harness import Child, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -202,6 +203,7 @@ def test_wrong_arguments(arguments, message):
 def test_a_detectors_lines(data_root, tmp_path):
     """Of two iterations of Faster R-CNN and a validation."""
     cfg = small('faster-rcnn_r50_fpn', data_root)
+    narrow(cfg)
     cfg.train_cfg.max_epochs = 1
     cfg.train_dataloader.dataset.indices = 4
     cfg.custom_hooks = [hook(level='module')]

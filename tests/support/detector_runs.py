@@ -2,6 +2,18 @@
 import json
 import os
 
+from dev.zoo.training import WIDTHS
+
+
+def narrow(cfg):
+    """Keep a quarter of the channels, of a transformer those of its backbone; all layers stay."""
+    if cfg.model.backbone.type == 'CSPDarknet':
+        cfg.model.backbone.widen_factor = 0.125
+        cfg.model.neck.update(in_channels=[32, 64, 128], out_channels=32)
+        cfg.model.bbox_head.update(in_channels=32, feat_channels=32)
+    elif cfg.model.backbone.type == 'ResNet':
+        WIDTHS['quarter backbone' if 'encoder' in cfg.model else 'quarter'](cfg.model)
+
 
 def log_lines(work_dir):
     """Logged scalars by step, without times."""

@@ -14,11 +14,13 @@ def main() -> None:
     import conftest  # noqa: F401  pins threads
     import torch
     from demo_runs import small, workers
+    from detector_runs import narrow
     from harness import train
     model, data_root, start, work_dir = sys.argv[1:]
     torch.set_num_threads(1)
     cfg = small(model, data_root)
-    workers(2, start=start)(cfg)
+    narrow(cfg)
+    workers(1, start=start)(cfg)
     result = train(cfg, work_dir)
     import mmcv._ext
     result['mmcv_is_compiled'] = hasattr(mmcv._ext, '__file__') and bool(mmcv._ext.__file__)

@@ -58,9 +58,8 @@ def align(module, feature, rois, grad, *arguments):
 
 
 @pytest.mark.parametrize('dtype, sampling_ratio, aligned', [
-    *((torch.float64, ratio, aligned) for ratio in (0, 1, 2) for aligned in (True, False)),
-    (torch.float32, 0, True), (torch.float32, 2, False), (torch.float16, 0, True),
-    (torch.bfloat16, 2, True)])
+    (torch.float64, 1, True), (torch.float32, 0, True), (torch.float32, 2, False),
+    (torch.float16, 0, True), (torch.bfloat16, 2, True)])
 def test_roi_align(interpreted, wave, dtype, sampling_ratio, aligned):
     close.dtype = dtype
     feature, rois = wave(2, 5, 9, 13, dtype=dtype), boxes(wave, 6, 100., 70., dtype)
@@ -99,7 +98,7 @@ def test_roi_align_of_a_box_that_is_no_number(interpreted, wave):
         close(found, expected)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None,
+@settings(max_examples=12, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_roi_align_of_any_shape(interpreted, wave, data):
@@ -119,7 +118,7 @@ def test_roi_align_of_any_shape(interpreted, wave, data):
         close(found, expected)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, database=None,
+@settings(max_examples=10, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_attention_of_any_shape(interpreted, wave, data):
@@ -200,9 +199,9 @@ def attend(module, *inputs, grad):
 
 
 @pytest.mark.parametrize('dtype', CLOSE, ids=str)
-@pytest.mark.parametrize('batch, queries, heads, depth, points', [(2, 5, 3, 6, 2), (1, 9, 2, 8, 4)])
-def test_attention(interpreted, wave, dtype, batch, queries, heads, depth, points):
+def test_attention(interpreted, wave, dtype):
     close.dtype = dtype
+    batch, queries, heads, depth, points = 2, 5, 3, 6, 2
     shapes, starts = torch.tensor([[5, 7], [3, 4], [1, 1]]), torch.tensor([0, 35, 47])
     location = (wave(batch, queries, heads, 3, points, 2) * 0.8 + 0.5).to(dtype)
     location[0, 0, 0, 0, 0, 0] = float('nan')
@@ -226,18 +225,21 @@ def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
         assert torch.equal(found, expected)
 
 
-@pytest.fixture(scope='module')
-def machine_code(tmp_path_factory):
-    """What dev/triton_kernels.py compiles, for three generations of GPUs."""
+@pytest.fixture(scope='module', params=[90, *(
+    pytest.param(architecture, marks=pytest.mark.nightly) for architecture in (80, 100))])
+def machine_code(request, tmp_path_factory):
+    """What dev/triton_kernels.py compiles for a generation of GPUs."""
     if triton.version() is None:
         pytest.skip('no triton here')
     path = tmp_path_factory.mktemp('kernels') / 'kernels.json'
     done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'dev.triton_kernels', '--code', '--out', str(path)],
+        [sys.executable, '-W', 'ignore', '-m', 'dev.triton_kernels', '--code', '--out', str(path),
+         '--architectures', str(request.param)],
         capture_output=True, text=True, timeout=900, cwd=ROOT,
         env={k: v for k, v in os.environ.items() if k != 'TRITON_INTERPRET'})
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(path.read_text())['rows']
+    rows = json.loads(path.read_text())['rows']
+    return rows or pytest.skip(f'triton {triton.version()} does not compile for {request.param}')
 
 
 def words(text):
@@ -249,9 +251,8 @@ def test_kernels_compile_for_a_gpu(machine_code):
         'filter_kernel', 'mean_kernel', 'list_kernel', 'scatter_kernel', 'attend_kernel',
         'slope_kernel', 'conflict_kernel', 'sweep_kernel', 'peak_kernel', 'add_kernel',
         'convert_kernel'}
-    targets = {re.search(r'\.target sm_(\d+)', row['ptx'])[1] for row in machine_code}
-    assert targets >= {'80', '90'} and targets == {str(row['architecture'])
-                                                   for row in machine_code}
+    for row in machine_code:
+        assert re.search(r'\.target sm_(\d+)', row['ptx'])[1] == str(row['architecture'])
 
 
 def test_atomics_are_on_integers(machine_code):
