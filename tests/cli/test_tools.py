@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from detector_runs import narrow
 from harness import ROOT
 from mmengine.config import Config
 
@@ -60,21 +61,16 @@ def test_slurm_train_passes_arguments_on(tmp_path):
     assert words[-5:] == ['w', '--launcher', 'slurm', '--seed', '1']
 
 
-TRAIN_CONFIG = """
-_base_ = [{base!r}]
-train_cfg = dict(max_epochs=1)
-default_hooks = dict(checkpoint=dict(interval=1))
-"""
-
-
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
     """A folder with a config trained by tools/train.py, a function that runs a script, the log."""
     from mmrepro.demo import shipped_configs, write_dataset
     folder = tmp_path_factory.mktemp('trained')
     write_dataset(str(folder / 'data' / 'demo'), 0, 4, 2)
-    (folder / 'config.py').write_text(TRAIN_CONFIG.format(
-        base=shipped_configs.shipped('configs/demo/yolox_s_demo.py')))
+    cfg = Config.fromfile(shipped_configs.shipped('configs/demo/yolox_s_demo.py'))
+    narrow(cfg)
+    cfg.train_cfg.max_epochs, cfg.default_hooks.checkpoint.interval = 1, 1
+    cfg.dump(folder / 'config.py')
     env = {k: v for k, v in os.environ.items() if k not in ('PYTHONHASHSEED', RESTARTED)}
 
     def run(script, *arguments, **variables):

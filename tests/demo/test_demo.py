@@ -8,6 +8,7 @@ import sys
 import cv2
 import pytest
 from command import exit_code
+from detector_runs import narrow
 
 from mmrepro.cli import demo
 from mmrepro.demo import dataset, photos, shipped_configs, two_runs
@@ -171,7 +172,11 @@ def test_the_two_runs_differ_in_what_must_not_matter_only(data):
 @pytest.mark.slow
 @pytest.mark.smoke
 def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
-    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
+    cfg = two_runs.Config.fromfile(shipped_configs.shipped(demo.DEFAULT_CONFIG))
+    narrow(cfg)
+    cfg.dump(tmp_path / 'config.py')
+    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work'),
+                 '--config', str(tmp_path / 'config.py')]
     assert demo.main([*arguments, '--images', '4', '--epochs', '1']) == 0
     said = capfd.readouterr().out
     assert 'SAME BITS: loss, weights and optimizer state agree' in said

@@ -3,7 +3,6 @@ import os
 import signal
 
 import torch
-from harness import digest
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
@@ -11,6 +10,7 @@ from mmengine.registry import DATASETS, METRICS, MODELS
 from mmengine.runner import Runner
 from small_runs import DumpNothing
 
+from mmrepro.digests import state_digest as digest
 from mmrepro.errors import Preempted
 
 
