@@ -163,10 +163,6 @@ def test_each_draw_is_another(pool):
     assert pairs[0] == pairs[1] and pairs[0][0] != pairs[0][1]
 
 
-def test_a_given_seed_is_kept(pool):
-    assert pool.run(draw, 2, [5, 5]) == [5, 5]
-
-
 @pytest.mark.parametrize('seeds', [[1, 2], [None, 3], [0, None]])
 def test_different_seeds_stop_every_rank(pool, seeds):
     messages = errors(pool.outcomes(draw, 2, seeds))
