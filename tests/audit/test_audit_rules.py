@@ -196,6 +196,7 @@ def test_the_audit_and_the_loader_agree_on_iterable_datasets(worker_seed, tmp_pa
     named = found(subject(clean(randomness=randomness,
                                 train_dataloader=dict(dataset=dict(type='Records')))), 'iterable')
     if named:
+        assert 'Records is an iterable dataset' in named[0].what
         with pytest.raises(RandomnessError, match=re.escape(named[0].what)):
             ReproRunner(**cfg).train()
     else:
@@ -206,7 +207,7 @@ def test_the_audit_and_the_loader_agree_on_iterable_datasets(worker_seed, tmp_pa
 def test_a_loader_without_batches_is_named():
     cfg = clean(val_dataloader=dict(batch_size=None, dataset=dict(type='CocoDataset')))
     (finding, ) = found(subject(cfg), 'iterable')
-    assert finding.where == 'val_dataloader.batch_size'
+    assert finding.where == 'val_dataloader.batch_size' and 'batch_size=None' in finding.what
     with pytest.raises(RandomnessError, match=re.escape(finding.what)):
         adopt_loader(DataLoader([1, 2], batch_size=None), RandomnessConfig(seed=0), 'val', 0)
 

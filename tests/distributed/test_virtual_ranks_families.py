@@ -5,7 +5,6 @@ Every family of the zoo: dev/virtual_ranks_zoo.py.
 from __future__ import annotations
 
 import pytest
-from detector_runs import narrow
 
 from dev import virtual_ranks_zoo as zoo
 from dev.zoo.training import VAL_IMAGES, training, write_extras
@@ -16,7 +15,6 @@ RUNS = ((1, 0), (2, 0), (1, 2))
 
 
 def synchronised(cfg):
-    narrow(cfg)
     cfg.sync_bn = 'torch'
 
 
@@ -40,7 +38,7 @@ def photographs(tmp_path_factory):
 
 
 @pytest.mark.parametrize('family', [
-    pytest.param(name, marks=pytest.mark.nightly) if name in ('ssd', 'tood') else name
+    name if name == 'faster_rcnn' else pytest.param(name, marks=pytest.mark.nightly)
     for name in FAMILIES])
 def test_the_number_of_processes_does_not_matter(family, photographs, tmp_path):
     width, change = FAMILIES[family]
