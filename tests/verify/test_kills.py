@@ -50,6 +50,7 @@ def test_three_kinds_of_interruption(tmp_path):
     assert 'control: a resume without the state of the optimizer was seen as different' in said
 
 
+@pytest.mark.nightly
 def test_fresh_processes(tmp_path, monkeypatch):
     for module in (attempt, launcher):
         monkeypatch.setattr(module, 'LaunchedTraining', LaunchedTraining)
