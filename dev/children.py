@@ -6,7 +6,6 @@ processes are started by :mod:`mmrepro.runs.launcher`.
 """
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 import os
@@ -28,7 +27,6 @@ class ChildFailed(RuntimeError):
 
 def _run(connection: Any, function: Callable, args: tuple, kwargs: dict) -> None:
     torch.set_num_threads(1)
-    gc.freeze()  # what the parent has made is no garbage here, and every collection would copy it
     try:
         connection.send((True, function(*args, **kwargs)))
     except BaseException:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import os
 import shutil
 import sys
@@ -217,6 +218,7 @@ def fill(table: list[dict[str, Any]], data_root: str, folder: Path, done: Any,
     """
     import mmdet.datasets
     import mmdet.models  # noqa: F401  once, before the processes are forked
+    gc.freeze()  # modules are never garbage, and every process would traverse them
     groups = list(dict.fromkeys((row['config'], row['ranks']) for row in table))
     for name, ranks in groups:
         cfg, where = settings(name, ranks, data_root), folder / f'{name}-{ranks}'

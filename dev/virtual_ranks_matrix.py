@@ -20,6 +20,7 @@ rows on two processes or more have to show it (not in the file of the docs).
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import tempfile
@@ -82,6 +83,7 @@ def fill(table: list[dict[str, Any]], data_root: str, folder: Path,
     """Run the rows in ``table``; ``done(row)`` is called with the outcome added."""
     import mmdet.datasets
     import mmdet.models  # noqa: F401  once, before the processes are forked
+    gc.freeze()  # what is imported is never garbage: every process would look it through
     for name, ranks in dict.fromkeys((row['config'], row['ranks']) for row in table):
         with tempfile.TemporaryDirectory(dir=folder) as own:
             _fill_group([row for row in table if (row['config'], row['ranks']) == (name, ranks)],

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
 import os
 import re
@@ -236,6 +237,7 @@ def sweep(members: Sequence[Member], data_root: str, folder: str, jobs: int,
     """Run families, ``jobs`` at a time, each in a process of its own; ``done`` gets the rows."""
     import mmdet.datasets
     import mmdet.models  # noqa: F401  once, before the processes are forked
+    gc.freeze()  # what is imported is never garbage: every process would look it through
     running: list[Child] = []
 
     def finish() -> None:

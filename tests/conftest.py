@@ -31,12 +31,15 @@ mmengine.runner.loops.time = SimpleNamespace(sleep=lambda seconds: None)
 # leaves them out, except for the test that is marked `smoke`.
 SLOW = (
     'distributed/test_schedules.py',
+    'distributed/test_virtual_ranks_families.py',
     'docs/test_tutorials.py',
     'checkpoint/test_resume.py',
     'host_cuda/test_host_cuda.py',
     'test_invariance.py',
     'localise/test_planted_faults.py',
     'test_user_setups.py',
+    'ops/portable/test_no_calls_of_mkl.py',
+    'verify/test_golden.py',
     'ops/triton_kernels/test_kernels.py',
     'demo/test_demo.py',
     'data/test_hosts.py',
@@ -44,7 +47,6 @@ SLOW = (
     'cli/test_tools.py',
     'verify/test_kills.py',
     'localise/test_localise_virtual_ranks.py',
-    'distributed/test_virtual_ranks_families.py',
     'distributed/test_shared_weights.py',
     'docs/test_leave.py',
     'test_packaging.py',

@@ -74,3 +74,5 @@ def light_teacher(cfg):
 
 def shallow_detr(cfg):
     cfg.model.backbone.depth, cfg.model.neck.in_channels = 18, [128, 256, 512]
+    for part in (cfg.model.encoder, cfg.model.decoder):
+        part.num_layers = 3

@@ -225,8 +225,8 @@ def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
         assert torch.equal(found, expected)
 
 
-@pytest.fixture(scope='module', params=[90, *(
-    pytest.param(architecture, marks=pytest.mark.nightly) for architecture in (80, 100))])
+@pytest.fixture(scope='module', params=[
+    80, 90, pytest.param(100, marks=pytest.mark.nightly)])
 def machine_code(request, tmp_path_factory):
     """What dev/triton_kernels.py compiles for a generation of GPUs."""
     if triton.version() is None:
