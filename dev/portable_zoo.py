@@ -76,9 +76,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
              f'|---|---|---|{"---|" * len(hosts)}']
     for config, row in sorted(results.items()):
         first = next(iter(row.values()))
-        cells = ['' if host not in row else 'different' if any(
-            row[host][key] != first[key] for key in ('losses', 'weights', 'output')) else 'equal'
-            for host in hosts]
+        cells = ['' if host not in row else 'reference' if row[host] is first else 'different' if
+                 any(row[host][key] != first[key] for key in ('losses', 'weights', 'output'))
+                 else 'equal' for host in hosts]
         calls = sum(sum(found['calls'].values()) for found in row.values() if found['calls'])
         lines.append(f'| {config} | {first["weights"][:8]} | {calls} | {" | ".join(cells)} |')
     return '\n'.join(lines)
