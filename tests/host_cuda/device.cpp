@@ -292,6 +292,34 @@ bool ordered_form(const std::string& name, const c10::IValue* arguments) {
          (name == "aten::nll_loss2d_forward" && arguments[3].toInt() == 0);
 }
 
+// What a GPU runs beside the kernel of an operator that indexes (IndexingUtils.h, Indexing.cu): a
+// mask becomes indices, and the host waits for their number. To add, or under the flag, index_put
+// sorts, after the host has waited for the largest and the least index, unless they are known.
+void count_indexing(const std::string& name, const c10::IValue* arguments) {
+  const bool puts = name == "aten::_index_put_impl_";
+  if (!puts && name != "aten::index") return;
+  int masks = 0, indices = 0;
+  for (const std::optional<at::Tensor>& index : arguments[1].toOptionalTensorVector()) {
+    if (!index || !index->defined()) continue;
+    const bool mask = index->scalar_type() == at::kBool || index->scalar_type() == at::kByte;
+    masks += mask && index->is_cuda();
+    indices += mask ? index->dim() : 1;
+  }
+  if (puts) {
+    const at::Tensor& value = arguments[2].toTensor();
+    const bool adds = arguments[3].toBool(), known = arguments[4].toBool();
+    if (masks && !adds && value.numel() == 1 && value.is_cpu()) return;  // this is masked_fill
+    if (adds || at::globalContext().deterministicAlgorithms()) {
+      calls["index_put, sorted"] += 3 + 2 * indices;  // arange, sort, division; remainder, product
+      if (!known) {
+        calls["index_put, range"] += 2 * indices;
+        calls["aten::_local_scalar_dense"] += 2 * indices;
+      }
+    }
+  }
+  if (masks) calls["aten::nonzero"] += masks;
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
@@ -300,6 +328,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const int how = known == behaviour.end() || ordered_form(schema.name(), &(*stack)[start])
                       ? 0 : known->second;
   ++calls[schema.name()];
+  count_indexing(schema.name(), &(*stack)[start]);
   if (how & kRefusedByTorch) at::globalContext().alertNotDeterministic(schema.name());
 
   Call call(schema.name());
