@@ -33,6 +33,7 @@ from mmrepro import determinism, ops, patches, seeds
 from mmrepro.doctor.detector_inputs import images
 from mmrepro.doctor.zoo_configs import load
 from mmrepro.ops import triton
+from mmrepro.ops.aten import indexed_writes
 from mmrepro.ops.choice import choose
 from mmrepro.ops.operator_table import TABLE, implementation
 
@@ -84,6 +85,8 @@ extra: collections.Counter = collections.Counter()
 def count_launches() -> None:
     from triton.runtime.jit import JITFunction
 
+    from mmrepro.ops.triton import write_kernels
+
     def run(self, *args, **kwargs):
         extra[TRITON] += 1
         with uncounted():
@@ -91,6 +94,16 @@ def count_launches() -> None:
                 if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int32:
                     tensor.zero_()
     JITFunction.run = run
+    triton.default_requirement = lambda: ''
+    write = write_kernels.write
+
+    def written(target, indices, values, unique):
+        with uncounted():
+            copies = target.clone(), values.clone()
+        write(copies[0], indices, copies[1], unique)
+        with uncounted():
+            indexed_writes.stock(target, indices, values)
+    write_kernels.write = written
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ def interpreted():
         import mmrepro.ops.triton.nms_kernels
         import mmrepro.ops.triton.roi_align_kernels
         import mmrepro.ops.triton.scatter_kernels
+        import mmrepro.ops.triton.write_kernels
         try:
             mmrepro.ops.triton.roi_align_kernels._filters(
                 torch.zeros(1), torch.ones(1), torch.ones(1, dtype=torch.int64), 1, 2)

@@ -248,7 +248,7 @@ def test_kernels_compile_for_a_gpu(machine_code):
     assert {row['kernel'] for row in machine_code} == {
         'filter_kernel', 'mean_kernel', 'list_kernel', 'scatter_kernel', 'attend_kernel',
         'slope_kernel', 'conflict_kernel', 'sweep_kernel', 'peak_kernel', 'add_kernel',
-        'convert_kernel'}
+        'convert_kernel', 'write_kernel'}
     targets = {re.search(r'\.target sm_(\d+)', row['ptx'])[1] for row in machine_code}
     assert targets >= {'80', '90'} and targets == {str(row['architecture'])
                                                    for row in machine_code}
