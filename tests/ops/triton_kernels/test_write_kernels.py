@@ -108,3 +108,17 @@ def test_what_torch_refuses_is_refused(launched, wave):
     with pytest.raises(RuntimeError, match='dtype'):
         target[torch.tensor([0, 1])] = wave(2, 3).float()
     assert torch.equal(target, wave(4, 3)) and not launched
+
+
+def test_every_element_is_written_once(launched, wave, monkeypatch):
+    """Triton's interpreter writes in order, a GPU does not."""
+    from triton.runtime.interpreter import interpreter_builder
+    builder, written = type(interpreter_builder), []
+    store = builder.create_masked_store
+    monkeypatch.setattr(builder, 'create_masked_store', lambda self, where, value, mask, *rest: (
+        written.extend(where.data[mask.data].tolist()), store(self, where, value, mask, *rest))[1])
+    index = torch.arange(100) * 37 % 7 - 7
+    result, target = torch.zeros(7, 20), torch.zeros(7, 20)
+    result[index] = wave(100, 20, dtype=torch.float32)
+    assert torch.equal(result, expected(target, index, wave(100, 20, dtype=torch.float32)))
+    assert len(written) == len(set(written)) == 140
