@@ -141,7 +141,7 @@ with determinism.deterministic():
 # Operator -> calls forward and backward, waits forward and backward.
 MOST = {'RoIAlign': (132, 134, 2, 2), 'MSDeformAttn': (163, 224, 1, 1), 'NMS': (56, 0, 2, 0),
         'topk': (8, 2, 0, 0), 'dynamic k, 60 objects': (54, 0, 6, 0)}
-MOST_TRITON = {'RoIAlign': (8, 6, 0, 0), 'MSDeformAttn': (6, 25, 0, 0), 'NMS': (14, 0, 1, 0),
+MOST_TRITON = {'RoIAlign': (6, 6, 0, 0), 'MSDeformAttn': (5, 21, 0, 0), 'NMS': (14, 0, 1, 0),
                'dynamic k, 60 objects': (44, 0, 2, 0)}
 
 
