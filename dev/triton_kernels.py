@@ -77,7 +77,7 @@ def _calls() -> Iterator[Any]:
     import torch
 
     from mmrepro.ops import gather
-    from mmrepro.ops.triton import attention_kernels, nms_kernels, roi_align_kernels
+    from mmrepro.ops.triton import attention_kernels, nms_kernels, roi_align_kernels, write_kernels
     from mmrepro.scoped import replaced
 
     with replaced(gather, scatter_sum=lambda source, row, weight, size: source.new_zeros(
@@ -102,6 +102,11 @@ def _calls() -> Iterator[Any]:
         yield torch.float32
         for count in (1, 2000, 30000):
             nms_kernels.nms(torch.rand(count, 4), torch.rand(count), .5, count % 2)
+        index = torch.zeros(40, dtype=torch.int64)
+        for dtype in (torch.uint8, torch.float16, torch.float32, torch.int64):
+            target = torch.zeros(40, 90, 4, dtype=dtype)
+            write_kernels.write(target[0], [index], target[0, :40], False)
+            write_kernels.write(target, [index, index], target[0, :40], False)
 
 
 def usage(cubin: bytes) -> dict[str, int]:

@@ -186,6 +186,9 @@ CASES: dict[str, OperatorCase] = {
     'index_put': OperatorCase(
         ('index_put',),
         _indexed(lambda x, source, index: x.index_put((index,), source, accumulate=True))),
+    'indexed write': OperatorCase(
+        ('_index_put_impl_',),
+        _indexed(lambda x, source, index: x.index_put((index,), source))),
     'index_add': OperatorCase(
         ('index_add',), _indexed(lambda x, source, index: x.index_add(0, index, source))),
     'index_copy': OperatorCase(

@@ -1,14 +1,24 @@
 """What each operator of mmcv costs on a GPU before its kernels run: calls, waits, memory.
 
     python tests/host_cuda/count.py            # with the device of this folder
+    python tests/host_cuda/count.py --detectors
 
 For inputs of a detector's size (those of ``gpu_check``): operators of torch that run on the device,
 forward and backward; how often the host waits for the device; the peak of memory above inputs,
 outputs and gradients. Kernels of torch may launch several of the device and take a workspace.
+
+``--detectors`` counts calls and waits of a training iteration: without mmrepro on a compiled mmcv,
+in deterministic mode on a compiled mmcv, and in deterministic mode on mmcv-lite. There is no
+compiled mmcv for this device: its operators count as what their source launches (:data:`COMPILED`),
+and the PyTorch forms compute their results. These also compute what kernels in Triton should, after
+the launches of these have been counted.
 """
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
+import logging
 import os
 import re
 
@@ -19,7 +29,13 @@ import torch
 
 from dev.operator_check import cases_mmcv, cases_torch
 from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of
-from mmrepro import determinism, ops, patches
+from mmrepro import determinism, ops, patches, seeds
+from mmrepro.doctor.detector_inputs import images
+from mmrepro.doctor.zoo_configs import load
+from mmrepro.ops import triton
+from mmrepro.ops.aten import indexed_writes
+from mmrepro.ops.choice import choose
+from mmrepro.ops.operator_table import TABLE, implementation
 
 # No kernel: another shape of the same memory, or memory that nobody fills.
 FREE = re.compile(r'aten::(_?(un)?safe_)?(alias|as_strided|chunk|detach|diagonal|empty\w*|expand|'
@@ -45,32 +61,71 @@ def _matching(inputs: Inputs) -> OperatorCall:
 CASES = {**cases_mmcv.CASES, 'topk': cases_torch.CASES['topk'],
          'dynamic k, 60 objects': OperatorCase((), _matching)}
 
-launches = [0]
+DETECTORS = {
+    'Faster R-CNN': 'faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
+    'Mask R-CNN': 'mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py',
+    'RTMDet': 'rtmdet/rtmdet_tiny_8xb32-300e_coco.py',
+    'DINO': 'dino/dino-4scale_r50_8xb2-12e_coco.py',
+}
+# Launches and waits of a compiled operator on CUDA: mmcv 2.1.0, mmcv/ops/csrc/pytorch/cuda/*.cu
+COMPILED = {
+    'roi_align_forward': (1, 0), 'roi_align_backward': (1, 0),
+    'nms': (6, 1),  # sort, index_select, conflicts, zeros, sweep, masked_select
+    'ms_deform_attn_forward': (2, 0), 'ms_deform_attn_backward': (1, 0),  # forward: zeros
+    # forward: the largest label, on the host
+    'sigmoid_focal_loss_forward': (3, 1), 'sigmoid_focal_loss_backward': (1, 0),
+}
+# Kernels that mmcv has, and whether a run is deterministic
+PATHS = {'stock': ('cuda', False), 'compiled mmcv': ('cuda', True), 'mmcv-lite': ('', True)}
+
+# Calls by name in addition to those of the device, or, below zero, not to be counted.
+extra: collections.Counter = collections.Counter()
 
 
 def count_launches() -> None:
     from triton.runtime.jit import JITFunction
 
+    from mmrepro.ops.triton import write_kernels
+
     def run(self, *args, **kwargs):
-        launches[0] += 1
-        for tensor in args:  # indices that nobody wrote would lead anywhere
-            if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int32:
-                tensor.zero_()
-                launches[0] -= 1
+        extra[TRITON] += 1
+        with uncounted():
+            for tensor in args:  # indices that nobody wrote would lead anywhere
+                if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int32:
+                    tensor.zero_()
     JITFunction.run = run
+    triton.default_requirement = lambda: ''
+    write = write_kernels.write
+
+    def written(target, indices, values, unique):
+        with uncounted():
+            copies = target.clone(), values.clone()
+        write(copies[0], indices, copies[1], unique)
+        with uncounted():
+            indexed_writes.stock(target, indices, values)
+    write_kernels.write = written
+
+
+@contextlib.contextmanager
+def uncounted():
+    before = pretend.all_calls()
+    yield
+    extra.subtract(pretend.all_calls())
+    extra.update(before)
 
 
 def measure(function):
-    """(result, calls, waits, peak of bytes above what was there)."""
+    """(result, calls, waits, peak of bytes above what was there, calls by name)."""
     pretend.forget_calls()
+    extra.clear()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     result = function()
     peak = torch.cuda.max_memory_allocated() - before
-    found = pretend.all_calls()
-    found[TRITON], launches[0] = launches[0], 0
+    found = collections.Counter(pretend.all_calls())
+    found.update(extra)
     return (result, sum(n for name, n in found.items() if not FREE.match(name)),
-            sum(found.get(name, 0) for name in WAITS), peak, found)
+            sum(found[name] for name in WAITS), peak, +found)
 
 
 def size(tensors) -> int:
@@ -98,14 +153,89 @@ def row(problem) -> tuple[list, list[dict]]:
     return columns, [forward, backward]
 
 
+def take_path(kernels: str, deterministic: bool) -> None:
+    """Let each operator of mmcv count as who provides it does, and compute its PyTorch form."""
+    import mmcv.ops  # noqa: F401  whose functions refer to the extension
+    from mmcv import _ext
+
+    def counted(name):
+        who = choose(name, 'auto' if deterministic else 'compiled', 'cuda', kernels, '').provider
+        form = implementation(name)
+
+        def operator(*args, **kwargs):
+            if who == 'torch':
+                return form(*args, **kwargs)
+            with uncounted():
+                if who == 'triton':
+                    copies = [arg.detach().clone() if isinstance(arg, torch.Tensor)
+                              and arg.is_floating_point() else arg for arg in args]
+            if who == 'triton':
+                triton.fused(name)(*copies, **kwargs)
+            else:
+                extra['compiled'] += COMPILED[name][0] - COMPILED[name][1]
+                extra[WAITS[0]] += COMPILED[name][1]
+            with uncounted():
+                return form(*args, **kwargs)
+        return operator
+
+    for name, row in TABLE.items():
+        if row.target and row.source != 'info.py':
+            setattr(_ext, name, counted(name))
+
+
+def iteration(config: str, deterministic: bool):
+    """Measure the second iteration of a detector, with its own optimizer, on two small images."""
+    from mmdet.utils import register_all_modules
+    from mmengine.optim import build_optim_wrapper
+    from mmengine.registry import MODELS
+    register_all_modules(init_default_scope=True)
+    cfg = load(config, small=False)
+    seeds.seed_all(0, 'init')
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    wrapper = build_optim_wrapper(model.cuda().train(), cfg.optim_wrapper)
+
+    def step():
+        seeds.seed_all(0, 'step', 0)
+        batch = images(256)
+        for sample in batch['data_samples'] if not model.with_mask else ():
+            del sample.gt_instances.masks, sample.ignored_instances.masks
+        return model.train_step(batch, wrapper)
+    with determinism.deterministic(deterministic):
+        step()
+        return measure(step)
+
+
+def count_detectors(only: str, names: bool) -> None:
+    logging.disable(logging.CRITICAL)  # MMEngine's goes to where the table goes
+    print('| detector | path | calls | ratio | waits |')
+    print('|---|---|---:|---:|---:|')
+    for name, config in DETECTORS.items():
+        stock = 0
+        for path, (kernels, deterministic) in PATHS.items():
+            if not re.search(only, f'{name}, {path}'):
+                continue
+            take_path(kernels, deterministic)
+            patches.apply() if deterministic else patches.revert()
+            _, calls, waits, _, found = iteration(config, deterministic)
+            stock = stock or calls
+            print(f'| {name} | {path} | {calls} | {calls / stock:.2f} | {waits} |', flush=True)
+            if names:
+                print(*sorted(found.items(), key=lambda pair: -pair[1]), sep='\n')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--only', default='')
     parser.add_argument('--provider', choices=('torch', 'triton'), default='torch')
     parser.add_argument('--names', action='store_true', help='every operator and its calls')
+    parser.add_argument('--detectors', action='store_true', help='a training iteration of each')
     args = parser.parse_args()
-    if args.provider == 'triton':
+    if args.provider == 'triton' or args.detectors:
         count_launches()
+    if args.detectors:
+        count_detectors(args.only, args.names)
+        return
     print('| operator | calls f | b | waits f | b | owned MiB | extra MiB f | b |')
     print('|---|---:|---:|---:|---:|---:|---:|---:|')
     patches.apply()

@@ -292,6 +292,28 @@ bool ordered_form(const std::string& name, const c10::IValue* arguments) {
          (name == "aten::nll_loss2d_forward" && arguments[3].toInt() == 0);
 }
 
+// What index_put runs on a GPU beside its kernel (IndexingUtils.h, Indexing.cu). A mask becomes
+// indices, and the host waits for their number. For sums, and under the flag, indices are sorted,
+// after the host has waited for the largest and the least, unless their range is known.
+void count_index_put(const c10::IValue* arguments) {
+  int masks = 0, indices = 0;
+  for (const std::optional<at::Tensor>& index : arguments[1].toOptionalTensorVector()) {
+    if (!index || !index->defined()) continue;
+    const bool mask = index->scalar_type() == at::kBool || index->scalar_type() == at::kByte;
+    masks += mask && index->is_cuda();
+    indices += mask ? index->dim() : 1;
+  }
+  const at::Tensor& value = arguments[2].toTensor();
+  const bool adds = arguments[3].toBool(), known = arguments[4].toBool();
+  if (masks && !adds && value.numel() == 1 && value.is_cpu()) return;  // this is masked_fill
+  if (masks) calls["aten::nonzero"] += masks;
+  if (!adds && !at::globalContext().deterministicAlgorithms()) return;
+  calls["index_put, sorted"] += 3 + 2 * indices;  // arange, sort, division; remainder, product
+  if (known) return;
+  calls["index_put, range"] += 2 * indices;
+  calls["aten::_local_scalar_dense"] += 2 * indices;
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
@@ -300,6 +322,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const int how = known == behaviour.end() || ordered_form(schema.name(), &(*stack)[start])
                       ? 0 : known->second;
   ++calls[schema.name()];
+  if (schema.name() == "aten::_index_put_impl_") count_index_put(&(*stack)[start]);
   if (how & kRefusedByTorch) at::globalContext().alertNotDeterministic(schema.name());
 
   Call call(schema.name());
@@ -314,7 +337,8 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (value.isNone() && arguments[i].name() == "generator") value = at::device_generator();
   }
   call.refuse_mixture();
-  if (call.waits()) ++calls["between host and device"];
+  // not if the caller asks not to wait, with pinned memory
+  if (call.waits() && !(*stack)[stack->size() - 1].toBool()) ++calls["between host and device"];
   // the last argument of the form that counts repetitions is the size of its result
   if (schema.name() == "aten::repeat_interleave" && (*stack)[stack->size() - 1].isNone())
     ++calls["repeat_interleave without output_size"];

@@ -108,7 +108,8 @@ def _install(row: KernelRow, device: str) -> None:
         with warnings.catch_warnings():
             # torch warns once that a kernel is overridden, which is intended
             warnings.simplefilter('ignore', UserWarning)
-            _installed.library.impl(row.operator, row.load(), _KEYS[device], **_OVERRIDE)
+            _installed.library.impl(row.operator, row.load(), row.key or _KEYS[device],
+                                    **_OVERRIDE)
 
 
 def uninstall() -> None:

@@ -41,6 +41,7 @@ _FLAT = 'one flat index_put, which sorts by destination and adds in order'
 _STEPS = 'log2(n) operations on whole tensors'
 _TIES = 'equal values by lower index, on a CPU and on CUDA alike'
 _DETOUR = 'straight to the kernel, whose backward is replaced here; no detour over index_put'
+_LAST = "of equal indices the last one writes; sums are torch's sorted ones"
 _UNUSED = 'no detector uses it; torch refuses it by name, which is the promise'
 _REFUSED = 'no detector uses it; refused by name, because torch does not refuse it'
 
@@ -56,6 +57,7 @@ class KernelRow(NamedTuple):
     since: tuple[int, int] = _FIRST  # the first release (major, minor) that the row applies to
     until: tuple[int, int] = _LATER  # the first one that it does not apply to any more
     devices: tuple[str, ...] = _CUDA  # on which it is replaced
+    key: str = ''  # of the dispatcher, if not the device's: above it, where torch's kernel remains
 
     @property
     def overrides_python(self) -> bool:
@@ -128,6 +130,8 @@ _SUMS = (
     KernelRow('nll_loss2d_forward', 'raises', 'sums:nll_loss2d_forward', 'gathered, then torch.sum',
               'cross_entropy of maps in losses of users; MMDetection reduces itself'),
     # Sources do not agree on whether 2.0 is in order for more than one dimension: taken as not.
+    KernelRow('_index_put_impl_', 'slow', 'indexed_writes:index_put', _LAST,
+              'assigners, targets of every head', key='BackendSelect'),
     KernelRow('scatter_add', 'raises', 'scatter:scatter_add', _FLAT,
               'FreeAnchor, CornerNet, two-stage DETRs (backward of gather)', until=(2, 1)),
     KernelRow('scatter_add_', 'raises', 'scatter:scatter_add_', _FLAT,

@@ -93,15 +93,16 @@ def _present_slope(scores: Tensor, gamma: float, alpha: float) -> Tensor:
 
 
 def _sigmoid(operator: str, absent: Part, present: Part, scores: Tensor, target: Tensor,
-             weight: Tensor, out: Tensor, gamma: float, alpha: float) -> None:
+             weight: Tensor, out: Tensor, gamma: float, alpha: float, checks_labels: bool) -> None:
     """Fill ``out`` (N, C): ``present`` for each row's class, ``absent`` for the others."""
     _check(operator, scores, target, weight, out)
     classes = scores.shape[1]
     if scores.numel() == 0:
         return
     weighted = weight.numel() > 0
-    # mmcv reads weight[target] unchecked: a background label would read past its end
-    _check_labels(operator, target, 0 if weighted else None, classes - weighted)
+    if checks_labels:
+        # mmcv reads weight[target] unchecked: a background label would read past its end
+        _check_labels(operator, target, 0 if weighted else None, classes - weighted)
     step = max(1, _TILE[scores.device.type] // classes)
     for part in zip(scores.detach().split(step), target.split(step), out.split(step)):
         values, labels = _working(part[0]), part[1][:, None]
@@ -132,11 +133,14 @@ def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, ou
         RuntimeError: shapes or dtypes do not match; a label is above C, or has no weight.
     """
     _sigmoid('sigmoid_focal_loss_forward', _absent, _present, input, target, weight, output,
-             float(gamma), float(alpha))
+             float(gamma), float(alpha), checks_labels=True)
 
 
 def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor,
                                 gamma: float, alpha: float) -> None:
-    """Write the derivative of :func:`sigmoid_focal_loss_forward` to ``grad_input`` (N, C)."""
+    """Write the derivative of :func:`sigmoid_focal_loss_forward` to ``grad_input`` (N, C).
+
+    The forward has checked the labels, for which the host waits.
+    """
     _sigmoid('sigmoid_focal_loss_backward', _absent_slope, _present_slope, input, target, weight,
-             grad_input, float(gamma), float(alpha))
+             grad_input, float(gamma), float(alpha), checks_labels=False)

@@ -6,8 +6,14 @@ program handles a row of bins of some channels. Before the backward pass, every 
 gets the list of the rows of bins that touch it, in the order of the RoIs; a program handles some
 pixels of a line and visits the list. So every gradient is one sum in that order, without atomics or
 a sort.
+
+On a GPU the host does not wait to know that all RoIs are valid. Invalid ones read nothing, and are
+an error in the next pass that finds the record of them in the host's memory (:class:`_Faults`).
 """
 from __future__ import annotations
+
+import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,8 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import gather, sampling
+from ..contract import describe, require, require_tensor
 from ..mmcv.roi_align import check_mode
-from ..mmcv.rois import check_rois, edges_of
+from ..mmcv.rois import check_rois
 from . import well_aligned
 
 # Channels per program forward and backward, pixels of a line, rows of bins to test together.
@@ -31,21 +38,51 @@ def _divide(a, b):
         return a / b
 
 
-@triton.jit(do_not_specialize=['length'])
-def _filter_kernel(start_of, size_of, grid_of, weight_of, low_of, high_of, length,
-                   BINS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write weights of all pixels for a bin along an axis, and the first and last above 0."""
-    bin_index = tl.program_id(1)
-    bag = tl.program_id(0) * BINS + bin_index
-    size = tl.load(size_of + tl.program_id(0))
-    count = tl.load(grid_of + tl.program_id(0))
-    begin = tl.load(start_of + tl.program_id(0)) + bin_index.to(size.dtype) * size
-    pixel = tl.arange(0, BLOCK)
-    at = pixel.to(size.dtype)
-    total = tl.zeros([BLOCK], dtype=size.dtype)
+@triton.jit(do_not_specialize=['scale', 'images', 'height', 'width', 'weights', 'bags'])
+def _filter_kernel(rois, weight_of, image_of, low_of, high_of, faults, scale, images, height, width,
+                   weights, bags, RATIO: tl.constexpr, ALIGNED: tl.constexpr, MOST: tl.constexpr,
+                   PH: tl.constexpr, PW: tl.constexpr, BLOCK: tl.constexpr, REAL: tl.constexpr):
+    """Write weights of all pixels for a bin along an axis, and the first and last above 0.
+
+    The first PH programs of a RoI are for y. ``weights`` and ``bags``: where what is for x begins.
+    """
+    roi, is_y = tl.program_id(0), tl.program_id(1) < PH
+    bin_index = tl.where(is_y, tl.program_id(1), tl.program_id(1) - PH)
+    length, bins = tl.where(is_y, height, width), tl.where(is_y, PH, PW)
+    bag = roi * bins + bin_index
     # constants in the dtype of the boxes
-    half, end = tl.full([], 0.5, size.dtype), tl.full([], 0, size.dtype) + (length - 1)
-    samples = tl.maximum(count, 1).to(size.dtype)
+    half, zero = tl.full([], 0.5, REAL), tl.full([], 0, REAL)
+    scale = zero + scale
+    begin = tl.load(rois + roi * 5 + tl.where(is_y, 2, 1)).to(REAL) * scale
+    size = tl.load(rois + roi * 5 + tl.where(is_y, 4, 3)).to(REAL) * scale
+    if ALIGNED:
+        begin, size = begin - half, size - half
+    size -= begin
+    if not ALIGNED:
+        size = tl.where(size < 1, zero + 1, size)
+    size = _divide(size, zero + bins)
+    count = tl.full([], RATIO, tl.int32)
+    if RATIO <= 0:
+        wanted = tl.where(tl.abs(size) < float('inf'), tl.ceil(size), zero)
+        count = tl.minimum(tl.maximum(wanted, zero), zero + 2 * MOST).to(tl.int32)
+        if count > MOST:
+            tl.atomic_max(faults + 2, count, sem='relaxed')
+            count = 0
+    image = tl.load(rois + roi * 5).to(REAL)
+    valid = (image > -1) & (image < images)  # false for NaN
+    if valid == 0:
+        past = image >= images
+        tl.atomic_max(faults + tl.where(past, 0, 1),
+                      tl.where(past, tl.minimum(image, zero + (1 << 30)), zero + 1).to(tl.int32),
+                      sem='relaxed')
+        count = 0
+    tl.store(image_of + roi, tl.where(valid, image, zero - 1).to(tl.int32))
+    begin += bin_index.to(REAL) * size
+    pixel = tl.arange(0, BLOCK)
+    at = pixel.to(REAL)
+    total = tl.zeros([BLOCK], dtype=REAL)
+    end = zero + (length - 1)
+    samples = tl.maximum(count, 1).to(REAL)
     for i in range(0, count):
         position = begin + _divide((half + i) * size, samples)
         outside = (position < -1) | (position > length)
@@ -57,7 +94,9 @@ def _filter_kernel(start_of, size_of, grid_of, weight_of, low_of, high_of, lengt
         total += tl.where(outside, 0., hat)
     inside = pixel < length
     counts = inside & (total != 0)
-    tl.store(weight_of + bag.to(tl.int64) * length + pixel, _divide(total, samples), mask=inside)
+    weight_of += tl.where(is_y, 0, weights) + bag.to(tl.int64) * length
+    tl.store(weight_of + pixel, _divide(total, samples), mask=inside)
+    bag += tl.where(is_y, 0, bags)
     tl.store(low_of + bag, tl.min(tl.where(counts, pixel, length), 0))
     tl.store(high_of + bag, tl.max(tl.where(counts, pixel, -1), 0))
 
@@ -96,14 +135,20 @@ def _mean_kernel(feature, image_of, wy_of, y_low, y_high, wx_of, x_low, x_high, 
 
 
 @triton.jit(do_not_specialize=['rows', 'height'])
-def _list_kernel(image_of, y_low, y_high, ends, lists, rows, height,
-                 PH: tl.constexpr, LOOK: tl.constexpr, FILL: tl.constexpr):
-    """Count the rows of bins that touch a line, or (FILL) write them to ``lists``."""
+def _list_kernel(image_of, y_low, y_high, spans, lists, rows, height,
+                 PH: tl.constexpr, LOOK: tl.constexpr):
+    """Write the rows of bins that touch a line to ``lists``, and where they begin and end.
+
+    A line may have as many as there are; those of image after image fit side by side.
+    """
     image = tl.program_id(0) // height
     y = tl.program_id(0) % height
-    count = tl.full([], 0, tl.int64)
-    if FILL and tl.program_id(0) > 0:
-        count = tl.load(ends + tl.program_id(0) - 1)
+    begin = y.to(tl.int64) * rows
+    for block in range(0, rows, LOOK):
+        row = block + tl.arange(0, LOOK)
+        of = tl.load(image_of + row // PH, mask=row < rows, other=image)
+        begin += tl.sum((of < image).to(tl.int32), 0)
+    end = begin
     for block in range(0, rows, LOOK):
         row = block + tl.arange(0, LOOK)
         exists = row < rows
@@ -111,15 +156,14 @@ def _list_kernel(image_of, y_low, y_high, ends, lists, rows, height,
         touches &= tl.load(y_low + row, mask=exists, other=0) <= y
         touches &= tl.load(y_high + row, mask=exists, other=-1) >= y
         hit = touches.to(tl.int32)
-        if FILL:
-            tl.store(lists + count + tl.cumsum(hit, 0) - 1, row, mask=touches)
-        count += tl.sum(hit, 0)
-    if not FILL:
-        tl.store(ends + tl.program_id(0), count)
+        tl.store(lists + end + tl.cumsum(hit, 0) - 1, row, mask=touches)
+        end += tl.sum(hit, 0)
+    tl.store(spans + 2 * tl.program_id(0), begin)
+    tl.store(spans + 2 * tl.program_id(0) + 1, end)
 
 
 @triton.jit(do_not_specialize=['channels', 'height', 'width'])
-def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, ends, lists, result,
+def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, spans, lists, result,
                     channels, height, width, PH: tl.constexpr, PW: tl.constexpr,
                     CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
     """Add the gradients of some pixels of a line, for some channels, over all RoIs."""
@@ -130,10 +174,8 @@ def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, ends, lists, result,
     x = first + tl.arange(0, PIXELS)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros([CHANNELS, PIXELS], dtype=wy_of.dtype.element_ty)
-    begin = tl.full([], 0, tl.int64)
-    if tl.program_id(0) > 0:
-        begin = tl.load(ends + tl.program_id(0) - 1)
-    count = (tl.load(ends + tl.program_id(0)) - begin).to(tl.int32)
+    begin = tl.load(spans + 2 * tl.program_id(0))
+    count = (tl.load(spans + 2 * tl.program_id(0) + 1) - begin).to(tl.int32)
     for number in range(0, count):
         row = tl.load(lists + begin + number).to(tl.int64)  # offsets may pass what 32 bits hold
         wy = tl.load(wy_of + row * height + y)
@@ -157,53 +199,62 @@ def _scatter_kernel(grad_of, wy_of, wx_of, x_low, x_high, ends, lists, result,
     tl.store(result + address, after.to(before.dtype), mask=inside)
 
 
-# Weights, first and last pixel of every bin along an axis.
-_Filters = tuple[Tensor, Tensor, Tensor]
+_REAL = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
-def _filters(start: Tensor, size: Tensor, grid: Tensor, bins: int, length: int) -> _Filters:
-    """Return weights (K, P, length), and first and last pixel (K, P) int32; none: last < first."""
-    weight = start.new_empty(len(start), bins, length)
-    low, high = (torch.empty(len(start), bins, dtype=torch.int32, device=start.device)
-                 for _ in range(2))
-    _filter_kernel[(len(start), bins)](
-        *well_aligned(start, size, grid.to(torch.int32)), weight, low, high, length,
-        BINS=bins, BLOCK=triton.next_power_of_2(length), enable_fp_fusion=False)
-    return weight, low, high
+class _Faults(NamedTuple):
+    """What kernels found wrong with RoIs: too high an image, one below 0, too many samples."""
+
+    found: Tensor
+    seen: Tensor  # a copy on the host, that arrives when the device is there
+
+    def check(self) -> None:
+        """Raise RuntimeError if a fault has been seen, and forget it."""
+        image, below, samples = self.seen.tolist()
+        if image or below or samples:
+            _faults.cache_clear()
+        require(not below, 'roi_align', 'rois name an image that is negative or NaN')
+        require(not image, 'roi_align', f'rois name image {image}, and their input has fewer')
+        sampling.check_grid(torch.tensor(samples), 0)
 
 
-def _lists(image: Tensor, low: Tensor, high: Tensor, images: int, height: int
-           ) -> tuple[Tensor, Tensor]:
-    """Return where the list of each line ends, and the rows of bins that touch the lines.
-
-    The host does not know how many there are; the memory is for the case that all touch all lines
-    of an image.
-    """
-    bins = low.shape[1]
-    ends = torch.empty(images * height, dtype=torch.int64, device=low.device)
-    lists = torch.empty(low.numel() * height, dtype=torch.int32, device=low.device)
-    for fill in (False, True):
-        _list_kernel[(len(ends), )](image, low, high, ends, lists, low.numel(), height, PH=bins,
-                                    LOOK=_LOOK, FILL=fill)
-        if not fill:
-            ends = ends.cumsum(0)
-    return ends, lists
+@functools.cache
+def _faults(device: torch.device) -> _Faults:
+    found = torch.zeros(3, dtype=torch.int32, device=device)
+    on_host = device.type == 'cpu'  # run by Triton's interpreter
+    return _Faults(found, found if on_host else torch.zeros(3, dtype=torch.int32).pin_memory())
 
 
-def _prepare(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-             sampling_ratio: int, aligned: bool, check: bool) -> tuple[Tensor, _Filters, _Filters]:
-    """Return image indices, and the filters along y and x.
+class _Filters(NamedTuple):
+    """Image of each RoI; weights, first and last pixel (none: last < first) along y and x."""
 
-    ``check`` is for the forward: it takes a synchronization, and a backward has the same RoIs.
-    """
-    y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
-    if check:
-        check_rois('roi_align', feature, rois)
-        rows, columns = sampling.grid_of(bin_h, bin_w, sampling_ratio)
-    else:
-        rows, columns = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
-    return (rois[:, 0].to(torch.int32), _filters(y, bin_h, rows, bins[0], feature.shape[2]),
-            _filters(x, bin_w, columns, bins[1], feature.shape[3]))
+    image: Tensor
+    ys: tuple[Tensor, Tensor, Tensor]
+    xs: tuple[Tensor, Tensor, Tensor]
+
+
+def _filters(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
+             sampling_ratio: int, aligned: bool) -> _Filters:
+    (count, _), (images, _, *sizes) = rois.shape, feature.shape
+    real = gather.compute_dtype(rois)
+    # parts begin at a multiple of 16 bytes; see well_aligned
+    bags, weights = ([-(-count * number // 16) * 16 for number in numbers] for numbers in (
+        (1, *bins), [a * b for a, b in zip(bins, sizes)]))
+    weight = torch.empty(sum(weights), dtype=real, device=rois.device)
+    image, low, high = torch.empty(bags[0] + 2 * sum(bags[1:]), dtype=torch.int32,
+                                   device=rois.device).split((bags[0], *[sum(bags[1:])] * 2))
+    faults = _faults(rois.device)
+    _filter_kernel[(count, sum(bins))](
+        *well_aligned(rois), weight, image, low, high, faults.found, gather.single(scale),
+        images, *sizes,
+        weights[0], bags[1], RATIO=max(0, sampling_ratio), ALIGNED=aligned,
+        MOST=sampling.MAX_GRID, PH=bins[0], PW=bins[1],
+        BLOCK=triton.next_power_of_2(max(sizes)), REAL=_REAL[real], enable_fp_fusion=False)
+    if faults.seen is not faults.found:
+        faults.seen.copy_(faults.found, non_blocking=True)
+    faults.check()
+    return _Filters(image, *((whole[0], whole[1], whole[2]) for whole in zip(
+        weight.split(weights), low.split(bags[1:]), high.split(bags[1:]))))
 
 
 def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor,
@@ -215,9 +266,13 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
     if output.numel() == 0:
         check_rois('roi_align', input, rois)
         return
+    require_tensor('roi_align', 'input', input, (None,) * 4)
+    require_tensor('roi_align', 'rois', rois, (None, 5), (input.dtype,))
+    require(input.numel() > 0, 'roi_align', f'{len(rois)} rois on input {describe(input)}, which '
+            'has no pixels')
     with torch.cuda.device_of(input):
-        image, ys, xs = _prepare(input, rois, (aligned_height, aligned_width), spatial_scale,
-                                 sampling_ratio, aligned, check=True)
+        image, ys, xs = _filters(input, rois, (aligned_height, aligned_width), spatial_scale,
+                                 sampling_ratio, aligned)
         (_, channels, height, width), target = input.shape, well_aligned(output)[0]
         block = min(_CHANNELS, triton.next_power_of_2(channels))
         _mean_kernel[(len(rois) * aligned_height, triton.cdiv(channels, block))](
@@ -237,15 +292,18 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
     with torch.cuda.device_of(grad_input):
-        image, ys, xs = _prepare(grad_input, rois, (aligned_height, aligned_width), spatial_scale,
-                                 sampling_ratio, aligned, check=False)
+        image, ys, xs = _filters(grad_input, rois, (aligned_height, aligned_width), spatial_scale,
+                                 sampling_ratio, aligned)
         (images, channels, height, width), target = grad_input.shape, well_aligned(grad_input)[0]
-        weight, low, high = ys
-        ends, lists = _lists(image, low, high, images, height)
+        (weight, low, high), rows = ys, len(rois) * aligned_height
+        spans = torch.empty(images * height, 2, dtype=torch.int64, device=rois.device)
+        lists = torch.empty(rows * height, dtype=torch.int32, device=rois.device)
+        _list_kernel[(len(spans), )](image, low, high, spans, lists, rows, height,
+                                     PH=aligned_height, LOOK=_LOOK)
         block = min(_BACK_CHANNELS, triton.next_power_of_2(channels))
         grid = images * height, triton.cdiv(width, _PIXELS), triton.cdiv(channels, block)
         _scatter_kernel[grid](
-            *well_aligned(gather.bags(grad_output)), weight, *xs, ends, lists, target, channels,
+            *well_aligned(gather.bags(grad_output)), weight, *xs, spans, lists, target, channels,
             height, width, PH=aligned_height, PW=aligned_width, CHANNELS=block, PIXELS=_PIXELS,
             enable_fp_fusion=False)
         if target is not grad_input:

@@ -111,12 +111,15 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
         return source.new_zeros((size, channels))
     source, index, weight = well_aligned(source, index, weight)
     with torch.cuda.device_of(source):
-        peaks = torch.zeros(2, dtype=torch.int32, device=source.device)
+        count = size * channels
+        # one call for what begins with 0: sums, kinds (half as wide), and two peaks
+        total, kinds, peaks = torch.zeros(
+            count + (count + 1) // 2 + 1, dtype=torch.int64, device=source.device).split(
+                (count, (count + 1) // 2, 1))
+        kinds, peaks = kinds.view(torch.int32), peaks.view(torch.int32)
         for number, values in enumerate((weight, source)):
             _peak_kernel[(triton.cdiv(values.numel(), _LOOK), )](
                 values, peaks[number:], values.numel(), LOOK=_LOOK)
-        total = torch.zeros((size, channels), dtype=torch.int64, device=source.device)
-        kinds = torch.zeros((size, channels), dtype=torch.int32, device=source.device)
         spare = max(1, taps - 1).bit_length() + 1  # a sum of `taps` products, and roundings
         block = min(_CHANNELS, triton.next_power_of_2(channels))
         _add_kernel[(triton.cdiv(taps, _TAPS), triton.cdiv(channels, block))](
@@ -124,6 +127,6 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
             kinds, taps, 1 if bag_of is not None else index.shape[1], size, channels, spare,
             BAGS=bag_of is not None, TAPS=_TAPS, CHANNELS=block, enable_fp_fusion=False)
         result = torch.empty((size, channels), dtype=torch.float32, device=source.device)
-        _convert_kernel[(triton.cdiv(result.numel(), _SUMS), )](
-            total, kinds, peaks, result, result.numel(), spare, SUMS=_SUMS)
+        _convert_kernel[(triton.cdiv(count, _SUMS), )](
+            total, kinds, peaks, result, count, spare, SUMS=_SUMS)
     return result

@@ -67,15 +67,16 @@ def test_old_releases_get_more_replacements():
 
 
 def test_cuda_kernels_register_without_a_gpu_and_come_off_again():
-    operators = [row.operator for row in dispatch.active('cuda') if not row.overrides_python]
-    before = {name: has_kernel(name, 'CUDA') for name in operators}
+    operators = {row.operator: row.key or 'CUDA' for row in dispatch.active('cuda')
+                 if not row.overrides_python}
+    before = {name: has_kernel(name, key) for name, key in operators.items()}
     for _ in range(2):  # again: nothing to do
         aten.install(['cuda'])
         assert aten.installed() == ('cuda',)
-        assert all(has_kernel(name, 'CUDA') for name in operators)
+        assert all(has_kernel(name, key) for name, key in operators.items())
     aten.uninstall()
     assert aten.installed() == ()
-    assert {name: has_kernel(name, 'CUDA') for name in operators} == before
+    assert {name: has_kernel(name, key) for name, key in operators.items()} == before
 
 
 def test_a_tensor_of_another_device_reaches_the_replacement(monkeypatch):

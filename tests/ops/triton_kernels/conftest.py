@@ -24,9 +24,10 @@ def interpreted():
         import mmrepro.ops.triton.nms_kernels
         import mmrepro.ops.triton.roi_align_kernels
         import mmrepro.ops.triton.scatter_kernels
+        import mmrepro.ops.triton.write_kernels
         try:
             mmrepro.ops.triton.roi_align_kernels._filters(
-                torch.zeros(1), torch.ones(1), torch.ones(1, dtype=torch.int64), 1, 2)
+                torch.zeros(1, 1, 2, 2), torch.tensor([[0., 0, 0, 1, 1]]), (1, 1), 1., 1, True)
         except Exception as error:
             # loops up to a number that was loaded, before 3.7; on a GPU they are as they were
             if 'only 0-dimensional arrays can be converted' not in str(error):

@@ -98,6 +98,40 @@ def test_roi_align_of_a_box_that_is_no_number(interpreted, wave):
         close(found, expected)
 
 
+@pytest.mark.parametrize('box, message', [
+    ([2., 8, 8, 40, 60], 'rois name image 2, and their input has fewer'),
+    ([-1., 8, 8, 40, 60], 'rois name an image that is negative or NaN'),
+    ([float('nan'), 8, 8, 40, 60], 'rois name an image that is negative or NaN'),
+    ([0., 8, 8, 40, 1e9], 'a bin asks for 131072 or more samples')])
+def test_a_bad_roi_is_an_error_once(interpreted, wave, box, message):
+    """On a GPU in a later pass; until then it reads nothing, and gets no gradient."""
+    feature, grad = wave(2, 3, 9, 13), wave(1, 3, 2, 2)
+    rois, nothing = torch.tensor([box], dtype=torch.float64), feature.new_zeros(0)
+    module, arguments = interpreted.roi_align_kernels, (2, 2, 1 / 8, 0, 1, True)
+    result, gradient = torch.zeros_like(grad), torch.zeros_like(feature)
+    with pytest.raises(RuntimeError, match=message):
+        module.roi_align_forward(feature, rois, result, nothing, nothing, *arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module._Faults, 'check', lambda self: None)
+        module.roi_align_forward(feature, rois, result, nothing, nothing, *arguments)
+        module.roi_align_backward(grad, rois, nothing, nothing, gradient, *arguments)
+    assert not result.any() and not gradient.any()
+    good = torch.tensor([[0., 8, 8, 40, 60]], dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=message):
+        module.roi_align_forward(feature, good, result, nothing, nothing, *arguments)
+    module.roi_align_forward(feature, good, result, nothing, nothing, *arguments)
+    assert result.any()
+
+
+def test_roi_align_of_no_pixels_and_of_other_dtypes(interpreted, wave):
+    grad = wave(1, 3, 2, 2)
+    for feature, rois, message in (
+            (wave(1, 3, 0, 4), torch.zeros(1, 5, dtype=torch.float64), 'has no pixels'),
+            (wave(1, 3, 4, 4), torch.zeros(1, 5), 'rois')):
+        with pytest.raises(RuntimeError, match=message):
+            align(interpreted.roi_align_kernels, feature, rois, grad, 1 / 8, 0, 1, True)
+
+
 @settings(max_examples=12, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
@@ -250,19 +284,20 @@ def test_kernels_compile_for_a_gpu(machine_code):
     assert {row['kernel'] for row in machine_code} == {
         'filter_kernel', 'mean_kernel', 'list_kernel', 'scatter_kernel', 'attend_kernel',
         'slope_kernel', 'conflict_kernel', 'sweep_kernel', 'peak_kernel', 'add_kernel',
-        'convert_kernel'}
+        'convert_kernel', 'write_kernel'}
     for row in machine_code:
         assert re.search(r'\.target sm_(\d+)', row['ptx'])[1] == str(row['architecture'])
 
 
 def test_atomics_are_on_integers(machine_code):
-    """Their results do not depend on the order; only the scattered sum has any."""
+    """Their results do not depend on the order."""
     for row in machine_code:
         found = [word for word in words(row['ptx']) if re.match(r'(atom|red)\.', word)]
         # REDUX is an integer reduction within a warp
         code = [word for word in words(row['sass'])
                 if re.match(r'(ATOM|ATOMG|ATOMS|RED)(\.|$)', word)]
-        assert bool(found) == (row['kernel'] in ('peak_kernel', 'add_kernel')), (row, found)
+        assert bool(found) == (row['kernel'] in (
+            'peak_kernel', 'add_kernel', 'filter_kernel')), (row, found)
         assert all(re.search(r'\.(max\.s32|add\.u64|or\.b32)$', word) for word in found), found
         assert not [word for word in code if re.search(r'F(16|32|64)|BF16', word)], (row, code)
 
