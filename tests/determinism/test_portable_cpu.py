@@ -31,7 +31,7 @@ try:
 except DeterminismError as error:
     sys.exit(str(error))
 assert portable.installed() and not torch.backends.cuda.flash_sdp_enabled()
-assert not determinism.drifted()
+assert not torch.backends.mha.get_fastpath_enabled() and not determinism.drifted()
 determinism.disable()
 assert not portable.installed() and torch.backends.cuda.flash_sdp_enabled()
 '''
@@ -52,6 +52,7 @@ def test_this_cpu_gives_them():
         pytest.skip('this CPU has no AVX2')
     assert enable() == ''
     assert enable('mode = False') == ''
+    assert enable('torch.set_default_dtype(torch.float64)') == ''
 
 
 def test_a_function_that_is_left_to_mkl_is_noticed():

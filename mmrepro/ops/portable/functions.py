@@ -1,8 +1,8 @@
 """Elementwise functions without MKL: float64 inside, rounded once.
 
 Every function takes torch's own kernel of the operator, which is MKL's for float32 and float64 and
-torch's for other numbers, and a tensor of any shape. float32 results are correctly rounded but for
-a few in 10**8 (square roots: all); float64 results are within some units of the last place.
+torch's for other numbers, and a tensor of any shape. float32 results are rounded from float64 ones,
+which may be some units of their last place off; square roots are correctly rounded.
 """
 from __future__ import annotations
 

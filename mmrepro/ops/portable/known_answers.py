@@ -114,11 +114,12 @@ def _attention() -> list[Tensor]:
 
 
 def _draws() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    return [torch.randn(100, generator=generator), torch.randn(5, generator=generator),
-            torch.rand(10, generator=generator),
-            torch.empty(100).bernoulli_(0.3, generator=generator),
-            torch.empty(40).exponential_(generator=generator)]
+    generator, dtype = torch.Generator().manual_seed(7), torch.float32
+    return [torch.randn(100, generator=generator, dtype=dtype),
+            torch.randn(5, generator=generator, dtype=dtype),
+            torch.rand(10, generator=generator, dtype=dtype),
+            torch.empty(100, dtype=dtype).bernoulli_(0.3, generator=generator),
+            torch.empty(40, dtype=dtype).exponential_(generator=generator)]
 
 
 # the range of arguments of a function, where it is not -20 to 20
