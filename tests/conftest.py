@@ -111,6 +111,12 @@ def pytest_collection_modifyitems(items):
     items[:] = [item for _, item in sorted(zip(names, items), key=lambda pair: order[pair[0]])]
 
 
+def pytest_runtest_logreport(report):
+    """Show a failure at once as well: a run that is killed has no summary."""
+    if report.failed and 'PYTEST_XDIST_WORKER' not in os.environ:
+        print(f'\n{report.nodeid} failed ({report.when}): {report.longreprtext[-2000:]}', flush=True)
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_in_force():
     """Undo, after a test, the flags and kernels that a training has set, and a deactivation."""

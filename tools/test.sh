@@ -13,6 +13,8 @@ case "${1:-}" in
     --quick) marks="not nightly and (not slow or smoke)"; shift ;;
     --nightly) marks=""; shift ;;
 esac
+# a test that hangs ends its process, is named, and is run once more (by xdist) in a new one
+limit=(${marks:+--max-worker-restart 1 -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true})
 make_environment lock.txt tests.txt
 python="$VENV/bin/python"
 # CUDA builds of torch come with the one release that they work with; there are wheels for Linux only
@@ -36,7 +38,7 @@ say "pytest -m \"$expression\" on $(sed -n 's/^model name[^:]*: //p;T;q' /proc/c
 # dealt out in the order of tests/conftest.py to one process more than a small machine has cores,
 # because tests also wait: for ranks, workers, fresh processes
 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$python" -m pytest -q -n "${TEST_PROCESSES:-3}" \
-    --dist loadfile --no-loadscope-reorder -m "$expression" "$@"
+    --dist loadfile --no-loadscope-reorder --durations 20 "${limit[@]}" -m "$expression" "$@"
 say "ruff"
 "$python" -m ruff check .
 say "mypy"
