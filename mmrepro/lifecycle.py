@@ -34,6 +34,7 @@ from .facts.collect import collect_facts
 from .facts.training_data import training_facts
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook
 from .hooks.preempt import handling
+from .ops.contract import make_put_off_checks
 from .process_settings import ProcessSettings
 from .step_check.validation import ValidationCheck
 from .version import __version__
@@ -220,6 +221,7 @@ class RunLifecycle:
         self._seed_images('val', runner.iter, batch_idx)
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
+        make_put_off_checks()
         self.evaluated.leave()  # before EMAHook, which takes its averages out
         with self.checkpoints.validated(runner.iter, metrics):
             yield
@@ -243,6 +245,7 @@ class RunLifecycle:
         self._seed_images('test', batch_idx)
 
     def after_test_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
+        make_put_off_checks()
         self.evaluated.leave()
         yield
         self.evaluated.leave()
@@ -251,7 +254,7 @@ class RunLifecycle:
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
-        check_shared_weights(runner)
+        _check_late(runner)
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
 
     # ---------------------------------------------------------------------------- the end
@@ -259,7 +262,7 @@ class RunLifecycle:
     def after_train(self, runner: Any) -> Iterator[None]:
         with local_loading():  # CheckpointHook publishes: it loads what it has written
             yield
-        check_shared_weights(runner)
+        _check_late(runner)
         if is_main_process() and not self.config.legacy:
             runner.logger.info(outcome(runner))
 
@@ -284,6 +287,12 @@ class RunLifecycle:
             seeds.seed_all(self.config.root, 'test', 'image')
         else:
             self.seed(stream, *key)
+
+
+def _check_late(runner: Any) -> None:
+    """Check what is checked seldom: weights that ranks share, and arguments on a GPU."""
+    check_shared_weights(runner)
+    make_put_off_checks()
 
 
 def _tell_epoch(runner: Any) -> None:

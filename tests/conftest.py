@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_logreport(report):
     """Show a failure at once as well: a run that is killed has no summary."""
     if report.failed and 'PYTEST_XDIST_WORKER' not in os.environ:
-        print(f'\n{report.nodeid} failed ({report.when}): {report.longreprtext[-2000:]}', flush=True)
+        print(f'\n{report.nodeid} failed ({report.when}):', report.longreprtext[-2000:], flush=True)
 
 
 @pytest.fixture(autouse=True)

@@ -89,6 +89,11 @@ def test_configs_and_tools_are_under_mim(wheel):
         assert wheel[f'mmrepro/.mim/{path}'] == _content(path)
 
 
+def test_the_wheel_holds_the_known_answers(wheel):
+    path = 'mmrepro/ops/portable/known_answers.json'
+    assert wheel[path] == _content(path)
+
+
 def test_the_wheel_holds_the_mixins_where_lazy_configs_read_them(wheel):
     for name in ('reproducible', 'seeded'):
         assert wheel[f'mmrepro/configs/_base_/{name}.py'] == _content(f'configs/_base_/{name}.py')

@@ -5,9 +5,13 @@ catches the other.
 """
 from __future__ import annotations
 
+from typing import Callable
+
 import torch
 from torch import Tensor
 
+# Checks whose result is still on its way from a GPU; an operator adds its own.
+PUT_OFF: list[Callable[[], None]] = []
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -46,3 +50,9 @@ def require_tensor(operator: str, name: str, tensor: Tensor, shape: tuple[int | 
     """Call :func:`require_shape` and :func:`require_dtype`."""
     require_shape(operator, name, tensor, shape)
     require_dtype(operator, name, tensor, allowed)
+
+
+def make_put_off_checks() -> None:
+    """Wait for GPUs, and raise RuntimeError if an argument of an earlier call was not valid."""
+    for check in PUT_OFF:
+        check()

@@ -65,7 +65,7 @@ def test_a_release_without_known_answers_is_refused():
     with pytest.raises(DeterminismError, match='no results are known for torch 9.1.0; allowed are '
                                                "torch 2.13, or cpu='avx2'"):
         known_answers.answers('9.1.0')
-    assert known_answers.answers('2.13.1+cpu') == known_answers.ANSWERS['2.13']
+    assert known_answers.answers('2.13.1+cpu').keys() == known_answers.compute().keys()
 
 
 def test_the_inputs_are_the_same_everywhere():

@@ -10,28 +10,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import inspect
 import re
-import warnings
 from collections.abc import Iterable
 from typing import Any, Callable
 
 import torch
 
+from ..kernel_library import KernelLibrary, overloads
 from .kernel_table import TABLE, KernelRow
 
 # Dispatch keys of devices.
 _KEYS = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}
-# Newer releases require permission to override a kernel.
-_OVERRIDE = {'allow_override': True} if 'allow_override' in inspect.signature(
-    torch.library.Library.impl).parameters else {}
 
 
 @dataclasses.dataclass
 class _Installed:
     """What is installed now."""
 
-    library: Any = None  # owns the kernels
+    library: KernelLibrary | None = None
     devices: tuple[str, ...] = ()
     # (module, attribute, original value) of the Python overrides
     attributes: list[tuple[Any, str, Any]] = dataclasses.field(default_factory=list)
@@ -48,13 +44,6 @@ def release(version: str = torch.__version__) -> tuple[int, int]:
     """
     major, minor = re.findall(r'\d+', version)[:2]
     return int(major), int(minor)
-
-
-def _exists(operator: str) -> bool:
-    """Whether this torch has the operator; some rows name operators of other releases."""
-    name, _, overload = operator.partition('.')
-    packet = getattr(torch.ops.aten, name, None)
-    return packet is not None and (overload or 'default') in packet.overloads()
 
 
 def active(device: str, version: str = torch.__version__) -> list[KernelRow]:
@@ -76,11 +65,11 @@ def install(devices: Iterable[str] | None = None) -> None:
     if devices == _installed.devices:
         return
     uninstall()
-    _installed.library = torch.library.Library('aten', 'IMPL')
+    _installed.library = library = KernelLibrary()
     try:
         for device in devices:
             for row in active(device):
-                _install(row, device)
+                _install(row, device, library)
     except BaseException:
         uninstall()
         raise
@@ -96,7 +85,7 @@ def _override(function: Callable[..., Any], stock: Callable[..., Any]) -> Callab
     return override
 
 
-def _install(row: KernelRow, device: str) -> None:
+def _install(row: KernelRow, device: str, library: KernelLibrary) -> None:
     if row.overrides_python:
         path, _, attribute = row.operator.rpartition('.')
         module = importlib.import_module(path)
@@ -104,12 +93,8 @@ def _install(row: KernelRow, device: str) -> None:
             stock = getattr(module, attribute)
             _installed.attributes.append((module, attribute, stock))
             setattr(module, attribute, _override(row.load(), stock))
-    elif _exists(row.operator):
-        with warnings.catch_warnings():
-            # torch warns once that a kernel is overridden, which is intended
-            warnings.simplefilter('ignore', UserWarning)
-            _installed.library.impl(row.operator, row.load(), row.key or _KEYS[device],
-                                    **_OVERRIDE)
+    elif row.operator in overloads(row.operator.partition('.')[0]):  # torch of this release
+        library.put(row.operator, row.load(), row.key or _KEYS[device])
 
 
 def uninstall() -> None:
@@ -117,9 +102,8 @@ def uninstall() -> None:
     while _installed.attributes:
         module, attribute, before = _installed.attributes.pop()
         setattr(module, attribute, before)
-    if hasattr(_installed.library, '_destroy'):
-        _installed.library._destroy()
-    # torch 2.0 has no _destroy; its library is removed with the last reference
+    if _installed.library is not None:
+        _installed.library.close()
     _installed.library, _installed.devices = None, ()
 
 

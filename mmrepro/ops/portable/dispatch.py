@@ -1,7 +1,6 @@
 """Install the kernels of the table at torch's dispatcher, and remove them."""
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import warnings
@@ -10,20 +9,14 @@ from typing import Any, Callable
 import torch
 
 from ...errors import DeterminismError
-from .table import REFUSED, REFUSED_SPARSE, ROUTED, Routed
+from ..kernel_library import KernelLibrary, overloads
+from .table import REFUSED, REFUSED_SPARSE, ROUTED
 
 _KEY = 'CPU'
 _SPARSE = 'SparseCsrCPU'
 
 
-@dataclasses.dataclass
-class _Installed:
-    """What is installed now."""
-
-    library: Any = None  # owns the kernels
-
-
-_installed = _Installed()
+_installed: list[KernelLibrary] = []  # one, or none
 
 
 def _stock(operator: str, key: str = _KEY) -> Callable[..., Any]:
@@ -33,32 +26,24 @@ def _stock(operator: str, key: str = _KEY) -> Callable[..., Any]:
     return functools.partial(kernel.call_boxed, keys)
 
 
-def _checked(result: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _write(target: torch.Tensor, result: torch.Tensor, resize: bool) -> torch.Tensor:
     if not torch.can_cast(result.dtype, target.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type "
                            f'{target.dtype}')
-    return result
+    if not resize and result.shape != target.shape:
+        raise RuntimeError(f'output with shape {list(target.shape)} does not match the shape '
+                           f'{list(result.shape)} of the result')
+    return (target.resize_(result.shape) if resize else target).copy_(result)
 
 
-def _to_out(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def kernel(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        result = _checked(function(*args, **kwargs), out)
-        if out.shape != result.shape:
-            out.resize_(result.shape)
-        return out.copy_(result)
-
-    return kernel
+def _to_out(function: Callable[..., torch.Tensor], *args: Any, out: torch.Tensor,
+            **kwargs: Any) -> torch.Tensor:
+    return _write(out, function(*args, **kwargs), True)
 
 
-def _in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def kernel(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        result = _checked(function(first, *args, **kwargs), first)
-        if result.shape != first.shape:
-            raise RuntimeError(f'output with shape {list(first.shape)} does not match the shape '
-                               f'{list(result.shape)} of the result')
-        return first.copy_(result)
-
-    return kernel
+def _in_place(function: Callable[..., torch.Tensor], first: torch.Tensor, *args: Any,
+              **kwargs: Any) -> torch.Tensor:
+    return _write(first, function(first, *args, **kwargs), False)
 
 
 def _refuse(stock: Callable[..., Any], operator: str, kind: str, *args: Any,
@@ -84,53 +69,35 @@ def install() -> None:
     if not hasattr(torch.library, 'get_kernel'):
         raise DeterminismError("randomness.numerics.cpu='portable' needs torch.library.get_kernel, "
                                f'which torch {torch.__version__} does not have; use cpu=\'avx2\'')
-    _installed.library = torch.library.Library('aten', 'IMPL')
+    library = KernelLibrary()
+    _installed.append(library)
     try:
         for row in ROUTED:
-            _install(row)
+            module, _, name = row.target.partition(':')
+            function = functools.partial(
+                getattr(importlib.import_module(f'{__package__}.{module}'), name),
+                _stock(row.operator))
+            library.put(row.operator, function, _KEY)
+            for operator, form in ((row.out, _to_out), (row.in_place, _in_place)):
+                if operator:
+                    library.put(operator, functools.partial(form, function), _KEY)
         for key, kinds in ((_KEY, REFUSED), (_SPARSE, REFUSED_SPARSE)):
             for name, kind in kinds.items():
-                for operator in _overloads(name, key):
-                    _put(operator, functools.partial(_refuse, _stock(operator, key), name, kind),
-                         key)
+                for operator in overloads(name):
+                    if torch._C._dispatch_has_kernel_for_dispatch_key(f'aten::{operator}', key):
+                        library.put(operator, functools.partial(
+                            _refuse, _stock(operator, key), name, kind), key)
     except BaseException:
         uninstall()
         raise
 
 
-def _overloads(name: str, key: str) -> list[str]:
-    """Return the forms of an operator that torch has a kernel for."""
-    packet = getattr(torch.ops.aten, name, None)
-    operators = [name if overload == 'default' else f'{name}.{overload}'
-                 for overload in (packet.overloads() if packet is not None else ())]
-    return [operator for operator in operators
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f'aten::{operator}', key)]
-
-
-def _install(row: Routed) -> None:
-    module, _, name = row.target.partition(':')
-    function = functools.partial(
-        getattr(importlib.import_module(f'{__package__}.{module}'), name), _stock(row.operator))
-    _put(row.operator, function)
-    for operator, form in ((row.out, _to_out), (row.in_place, _in_place)):
-        if operator:
-            _put(operator, form(function))
-
-
-def _put(operator: str, function: Callable[..., Any], key: str = _KEY) -> None:
-    with warnings.catch_warnings():
-        # torch warns once that a kernel is overridden, which is intended
-        warnings.simplefilter('ignore', UserWarning)
-        _installed.library.impl(operator, function, key, allow_override=True)
-
-
 def uninstall() -> None:
     """Undo :func:`install`."""
-    if _installed.library is not None:
-        _installed.library._destroy()
-    _installed.library = None
+    while _installed:
+        _installed.pop().close()
 
 
 def installed() -> bool:
     """Whether the kernels are installed."""
-    return _installed.library is not None
+    return bool(_installed)

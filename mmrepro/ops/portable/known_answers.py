@@ -2,14 +2,17 @@
 
 The reasons in ``table`` say why the results cannot depend on the CPU; these digests are the test,
 on every CPU that anybody uses. They also notice a release of torch or oneDNN that computes in
-another way on some CPUs. They were recorded on an Intel Xeon (Ice Lake) and are the same on the
-CPUs that docs/explanation/portable.md lists.
+another way on some CPUs. ``known_answers.json`` has, per release of torch and name of a result, the
+first digits of its SHA-256, recorded on an Intel Xeon (Ice Lake) and the same on the CPUs that
+docs/explanation/portable.md lists.
 """
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,50 +21,6 @@ from torch import Tensor
 
 from ...errors import DeterminismError
 from .table import ROUTED
-
-# release of torch -> name of a result -> the first digits of its SHA-256
-ANSWERS: dict[str, dict[str, str]] = {
-    '2.13': {
-        'product (3, 3, 3)': '74499f70',
-        'product (17, 33, 5)': '15576a0b',
-        'product (64, 64, 64)': '90dc8be5',
-        'product (50, 256, 12)': '3275bf74',
-        'products of a batch': 'bf6ce3c2',
-        'convolution 1x1': '61dff2ad',
-        'convolution 1x1, strided': '13e8177f',
-        'convolution 3x3': '071f302f',
-        'convolution 3x3, one image': 'c3938b26',
-        'convolution 3x3, strided': '83e23463',
-        'convolution 3x3, dilated': '0b544552',
-        'convolution 3x3, by channel': '486af96f',
-        'convolution 7x7': '2e36269a',
-        'convolution, transposed': '2cfcfed2',
-        'attention': '54f6c10a',
-        'weighted sums of rows': 'd5bb0a38',
-        'sqrt': '12bee015',
-        'exp': '2832b408',
-        'tanh': 'af0d0154',
-        'log': '3095fdb1',
-        'log2': '4e2fea9a',
-        'log10': '16ff9a9d',
-        'sin': 'efc98627',
-        'cos': 'ebe80814',
-        'tan': 'e8c7dc84',
-        'atan': 'f3dfb9b7',
-        'asin': '373d005c',
-        'acos': 'ad8b5701',
-        'erf': '70c7b3df',
-        'erfc': 'a70ae349',
-        'erfinv': 'ea1840b3',
-        'functions of torch': '1260fb17',
-        'sums': '18cafee4',
-        'norms': '1cea72a0',
-        'interpolation': '9c4bd073',
-        'SGD': 'c54bc7b2',
-        'AdamW': '9629760e',
-        'random numbers': 'ddcfdc1b',
-    },
-}
 
 
 def numbers(*shape: int, scale: float = 1.) -> Tensor:
@@ -205,12 +164,13 @@ def answers(version: str = torch.__version__) -> dict[str, str]:
     Raises:
         DeterminismError: there are none.
     """
+    known = json.loads(Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
     release = '.'.join(version.split('.')[:2])
-    if release not in ANSWERS:
+    if release not in known:
         raise DeterminismError(
             f"randomness.numerics.cpu='portable': no results are known for torch {version}; "
-            f"allowed are torch {', '.join(ANSWERS)}, or cpu='avx2'")
-    return ANSWERS[release]
+            f"allowed are torch {', '.join(known)}, or cpu='avx2'")
+    return known[release]
 
 
 @functools.cache

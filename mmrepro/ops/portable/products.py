@@ -69,73 +69,46 @@ def _added(term: Tensor, result: Tensor, beta: Any, alpha: Any) -> Tensor:
     return result + (term if beta == 1 else term * beta)
 
 
-def _check_types(*tensors: Tensor) -> None:
-    if len({tensor.dtype for tensor in tensors}) > 1:
-        raise RuntimeError('expected factors of the same dtype, but got '
-                           + ', '.join(str(tensor.dtype) for tensor in tensors))
+def _fits(a: Tensor, b: Tensor, dimensions: tuple[int, ...]) -> bool:
+    """Whether these are factors to compute here; of others, torch's message is the known one."""
+    wide = b[:, None] if b.dim() == 1 else b
+    return (not _is_exact(a, b) and a.dtype == b.dtype and (a.dim(), b.dim()) == dimensions
+            and a.shape[-1] == wide.shape[-2] and a.shape[:-2] == wide.shape[:-2])
 
 
-def mm(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b`` of two matrices."""
-    if _is_exact(a, b) or _misfit(a, b, 2):
-        return stock(a, b)
-    return product(a, b)
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    if b.dim() == 1:
+        return product(a, b[:, None])[:, 0]
+    return products(a, b) if b.dim() == 3 else product(a, b)
 
 
-def _misfit(a: Tensor, b: Tensor, dimensions: int) -> bool:
-    """Whether torch refuses these factors; its message is the one that users know."""
-    return a.dtype != b.dtype or a.dim() != dimensions or b.dim() != dimensions or \
-        a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]
+def _plain(*dimensions: int) -> Callable[..., Tensor]:
+    """Return the kernel of ``a @ b`` with this number of dimensions each."""
+    def kernel(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
+        return _multiply(a, b) if _fits(a, b, dimensions) else stock(a, b)
+
+    return kernel
 
 
-def addmm(stock: Stock, term: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1,
-          alpha: Any = 1) -> Tensor:
-    """Return ``beta * term + alpha * (a @ b)``."""
-    if _is_exact(term, a, b) or _misfit(a, b, 2) or term.dtype != a.dtype:
-        return stock(term, a, b, beta=beta, alpha=alpha)
-    if (a.dtype == torch.float32 and beta == 1 and alpha == 1 and a.numel() and b.numel()
-            and term.shape == b.shape[1:]):
-        return torch.ops.mkldnn._linear_pointwise(
-            _dense(a), _dense(b.t()), term.contiguous(), 'none', [], '')
-    return _added(term, product(a, b), beta, alpha)
+def _with_term(*dimensions: int, over_batch: bool = False) -> Callable[..., Tensor]:
+    """Return the kernel of ``beta * term + alpha * (a @ b)``, or of the sum over the batch."""
+    def kernel(stock: Stock, term: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1,
+               alpha: Any = 1) -> Tensor:
+        if not _fits(a, b, dimensions) or term.dtype != a.dtype:
+            return stock(term, a, b, beta=beta, alpha=alpha)
+        if (a.dtype == torch.float32 and beta == 1 and alpha == 1 and a.numel() and b.numel()
+                and b.dim() == 2 and term.shape == b.shape[1:]):
+            return torch.ops.mkldnn._linear_pointwise(
+                _dense(a), _dense(b.t()), term.contiguous(), 'none', [], '')
+        result = _multiply(a, b)
+        return _added(term, result.sum(0) if over_batch else result, beta, alpha)
+
+    return kernel
 
 
-def mv(stock: Stock, a: Tensor, x: Tensor) -> Tensor:
-    """Return ``a @ x`` of a matrix and a vector."""
-    if _is_exact(a, x) or x.dim() != 1 or _misfit(a, x[:, None], 2):
-        return stock(a, x)
-    return product(a, x[:, None])[:, 0]
-
-
-def addmv(stock: Stock, term: Tensor, a: Tensor, x: Tensor, *, beta: Any = 1,
-          alpha: Any = 1) -> Tensor:
-    """Return ``beta * term + alpha * (a @ x)``."""
-    if _is_exact(term, a, x) or x.dim() != 1 or _misfit(a, x[:, None], 2) or term.dtype != a.dtype:
-        return stock(term, a, x, beta=beta, alpha=alpha)
-    return _added(term, product(a, x[:, None])[:, 0], beta, alpha)
-
-
-def bmm(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of two batches of matrices."""
-    if _is_exact(a, b) or _misfit(a, b, 3):
-        return stock(a, b)
-    return products(a, b)
-
-
-def baddbmm(stock: Stock, term: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1,
-            alpha: Any = 1) -> Tensor:
-    """Return ``beta * term + alpha * bmm(a, b)``."""
-    if _is_exact(term, a, b) or _misfit(a, b, 3) or term.dtype != a.dtype:
-        return stock(term, a, b, beta=beta, alpha=alpha)
-    return _added(term, products(a, b), beta, alpha)
-
-
-def addbmm(stock: Stock, term: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1,
-           alpha: Any = 1) -> Tensor:
-    """Return ``beta * term + alpha * bmm(a, b).sum(0)``."""
-    if _is_exact(term, a, b) or _misfit(a, b, 3) or term.dtype != a.dtype:
-        return stock(term, a, b, beta=beta, alpha=alpha)
-    return _added(term, products(a, b).sum(0), beta, alpha)
+mm, mv, bmm = _plain(2, 2), _plain(2, 1), _plain(3, 3)
+addmm, addmv, baddbmm = _with_term(2, 2), _with_term(2, 1), _with_term(3, 3)
+addbmm = _with_term(3, 3, over_batch=True)
 
 
 def dot(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
@@ -148,7 +121,6 @@ def dot(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
 def vdot(stock: Stock, a: Tensor, b: Tensor) -> Tensor:
     """Return the scalar product of two vectors, the first one conjugated."""
     return dot(stock, a.conj() if a.is_complex() else a, b)
-
 
 
 def gradient_of_bag_weights(stock: Stock, grad: Tensor, weight: Tensor, indices: Tensor,

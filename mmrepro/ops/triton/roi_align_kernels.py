@@ -8,7 +8,8 @@ pixels of a line and visits the list. So every gradient is one sum in that order
 a sort.
 
 On a GPU the host does not wait to know that all RoIs are valid. Invalid ones read nothing, and are
-an error in the next pass that finds the record of them in the host's memory (:class:`_Faults`).
+an error in the next pass that finds the record of them in the host's memory (:class:`_Faults`), or
+before a checkpoint, at the end of a validation, or at the end of the training.
 """
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import describe, require, require_tensor
+from ..contract import PUT_OFF, describe, require, require_tensor
 from ..mmcv.roi_align import check_mode
 from ..mmcv.rois import check_rois
 from . import well_aligned
@@ -212,17 +213,25 @@ class _Faults(NamedTuple):
         """Raise RuntimeError if a fault has been seen, and forget it."""
         image, below, samples = self.seen.tolist()
         if image or below or samples:
-            _faults.cache_clear()
+            self.found.zero_()
+            self.seen.copy_(self.found)  # waits for copies that are under way
         require(not below, 'roi_align', 'rois name an image that is negative or NaN')
         require(not image, 'roi_align', f'rois name image {image}, and their input has fewer')
         sampling.check_grid(torch.tensor(samples), 0)
+
+    def wait(self) -> None:
+        """Call :meth:`check` when the device is there."""
+        self.seen.copy_(self.found)
+        self.check()
 
 
 @functools.cache
 def _faults(device: torch.device) -> _Faults:
     found = torch.zeros(3, dtype=torch.int32, device=device)
     on_host = device.type == 'cpu'  # run by Triton's interpreter
-    return _Faults(found, found if on_host else torch.zeros(3, dtype=torch.int32).pin_memory())
+    faults = _Faults(found, found if on_host else torch.zeros(3, dtype=torch.int32).pin_memory())
+    PUT_OFF.append(faults.wait)
+    return faults
 
 
 class _Filters(NamedTuple):

@@ -5,6 +5,7 @@ What a GPU computes with them is not shown here; that they compile for one, and 
 from __future__ import annotations
 
 import collections
+import glob
 import json
 import os
 import re
@@ -16,10 +17,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mmengine.hooks import Hook
+from small_runs import finish, small_run
 
 from mmrepro import ops
 from mmrepro.config import RandomnessConfig
-from mmrepro.ops import triton
+from mmrepro.ops import contract, triton
 from mmrepro.ops.guard import OperatorGuard
 from mmrepro.ops.mmcv import ms_deform_attn, nms, roi_align
 
@@ -121,6 +124,24 @@ def test_a_bad_roi_is_an_error_once(interpreted, wave, box, message):
         module.roi_align_forward(feature, good, result, nothing, nothing, *arguments)
     module.roi_align_forward(feature, good, result, nothing, nothing, *arguments)
     assert result.any()
+
+
+def test_a_bad_roi_of_the_last_call_is_an_error_before_a_checkpoint(interpreted, wave, tmp_path):
+    module, feature, nothing = interpreted.roi_align_kernels, wave(2, 3, 9, 13), torch.zeros(0)
+    rois = torch.tensor([[2., 8, 8, 40, 60]], dtype=torch.float64)
+
+    class BadRoi(Hook):
+        def after_train_iter(self, runner, *args, **kwargs):
+            if runner.iter == 2:
+                with pytest.MonkeyPatch.context() as patch:  # not in the host's memory yet
+                    patch.setattr(module._Faults, 'check', lambda self: None)
+                    module.roi_align_forward(feature, rois, wave(1, 3, 2, 2), nothing, nothing,
+                                             2, 2, 1 / 8, 0, 1, True)
+
+    with pytest.raises(RuntimeError, match='rois name image 2'):
+        finish(small_run(tmp_path, custom_hooks=[BadRoi()]))
+    assert not glob.glob(f'{tmp_path}/**/*_3.pth', recursive=True)
+    contract.make_put_off_checks()
 
 
 def test_roi_align_of_no_pixels_and_of_other_dtypes(interpreted, wave):
