@@ -40,6 +40,8 @@ def _parser() -> Parser:
                         'each)')
     parser.add_argument('--epochs', type=at_least(1), default=2, metavar='N',
                         help='epochs over these images (default: %(default)s)')
+    parser.add_argument('--portable', action='store_true',
+                        help='train on the CPU with the bits of every x86-64 CPU')
     parser.add_argument('--processes', metavar='N,N', help='the numbers of processes, 1 to V '
                         f'(default: {",".join(map(str, PROCESSES))})')
     group = parser.add_argument_group('only the dataset')
@@ -80,12 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print('data: cut out of the photographs')
     logs = []
-    env = _variables(runs)
+    env = {'CUDA_VISIBLE_DEVICES': ''} if args.portable else _variables(runs)
     for run in runs:
         folder = os.path.join(args.work_dir, run.name.replace(' ', '_'))
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, 'config.py')
-        prepare(args.config, run, args.data, args.images, args.epochs).dump(path)
+        prepare(args.config, run, args.data, args.images, args.epochs, args.portable).dump(path)
         logs.append(_train(run, path, folder, env))
     report = compare(logs, [run.name for run in runs])
     print('', *(run.title() for run in runs), '', sep='\n')

@@ -60,8 +60,13 @@ def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> tuple[DemoRun, .
                          virtual_ranks=virtual_ranks) for number in numbers)
 
 
-def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int) -> Config:
-    """Return the config of one run: few images, no validation, no checkpoints, fingerprints."""
+def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int,
+            portable: bool = False) -> Config:
+    """Return the config of one run: few images, no validation, no checkpoints, fingerprints.
+
+    Args:
+        portable: with the bits of every x86-64 CPU.
+    """
     cfg = Config.fromfile(config, import_custom_modules=False)
     use_data(cfg, root)
     cfg.train_dataloader.num_workers = run.num_workers
@@ -71,6 +76,8 @@ def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int) -> C
     if run.virtual_ranks is not None:
         cfg.randomness = with_virtual_ranks(cfg.get('randomness'), run.virtual_ranks)
         cfg.train_dataloader.batch_size = 1
+    if portable:
+        cfg.merge_from_dict({'randomness.numerics': dict(cpu='portable', num_threads=1)})
     without_evaluation(cfg)
     without_checkpoints(cfg)
     cfg.custom_hooks = [*cfg.get('custom_hooks', []),

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 import cv2
 import pytest
 from command import exit_code
 from detector_runs import narrow
+from harness import ROOT
 
 from mmrepro.cli import demo
 from mmrepro.demo import dataset, photos, shipped_configs, two_runs
@@ -183,6 +185,17 @@ def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
     assert 'PYTHONHASHSEED=1, resumed after iteration 1' in said
     log = (tmp_path / 'work' / 'B' / 'output.txt').read_text()
     assert 'resumed_from.pth: epoch 0, iteration 1' in log
+
+
+@pytest.mark.nightly
+def test_the_weights_are_those_of_the_readme_on_this_cpu(tmp_path, capfd):
+    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
+    assert demo.main([*arguments, '--portable']) == 0
+    row = next(line for line in capfd.readouterr().out.splitlines() if line.startswith(' 6 '))
+    for readme in ('README.md', 'README_zh-CN.md'):
+        text = (ROOT / readme).read_text(encoding='utf-8')
+        digest = re.search(r'tools/demo.sh --portable`.*?`([0-9a-f]{16})`', text, re.S).group(1)
+        assert row.split().count(digest) == 2, readme
 
 
 @pytest.mark.nightly
