@@ -1,5 +1,6 @@
 """Pins the number of threads before torch is imported; marks slow modules and runs them first."""
 import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -96,6 +97,9 @@ SLOW = (
 )
 
 
+SIGNALS = signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Mark the slow modules and put them first; then those with the most tests."""
@@ -119,8 +123,13 @@ def pytest_runtest_logreport(report):
 
 @pytest.fixture(autouse=True)
 def nothing_stays_in_force():
-    """Undo, after a test, the flags and kernels that a training has set, and a deactivation."""
+    """Undo, after a test, the flags and kernels that a training has set, and a deactivation.
+
+    A handler of a signal that stayed would be inherited by processes, which then outlive SIGTERM.
+    """
+    handlers = [signal.getsignal(number) for number in SIGNALS]
     yield
+    assert handlers == [signal.getsignal(number) for number in SIGNALS]
     mmrepro.activate()
     if 'mmrepro.determinism' in sys.modules:
         from mmrepro import determinism

@@ -60,8 +60,8 @@ class PreemptHook(Hook):
         # nothing else is safe here: logging and locks may be in use right now
         self._received = number
 
-    def before_run(self, runner: Any) -> None:
-        """Replace the handlers; only the main thread of a process may do so."""
+    def begin(self, runner: Any) -> None:
+        """Replace the handlers, for a training; only the main thread of a process may do so."""
         if not self.signals:
             return
         if threading.current_thread() is threading.main_thread():
@@ -151,6 +151,8 @@ def handling(runner: Any) -> Iterator[None]:
     # behind hooks that were registered meanwhile: when they have run, the iteration is finished
     runner._hooks = [hook for hook in runner._hooks if hook not in ours] + ours
     try:
+        for hook in ours:
+            hook.begin(runner)
         yield
     finally:
         for hook in ours:

@@ -1,6 +1,7 @@
 """A rank that has ended is named by those that wait for it, within seconds, with its reason."""
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from harness import ROOT, Child
 
+from dev.children import LIMIT
 from mmrepro import on_virtual_ranks
 from mmrepro.distributed import agreement
 from mmrepro.distributed.agreement import agree
@@ -37,10 +39,10 @@ def fail():
     raise Planted('here')
 
 
-def of_rank(rank, world, port, story, *args):
+def of_rank(rank, world, ports, story, *args):
     """Run a process that returns the error that its story ends with."""
     os.environ.update(GLOO_SOCKET_IFNAME='lo')
-    store = dist.TCPStore('127.0.0.1', port, is_master=False)
+    store = dist.TCPStore('127.0.0.1', ports.get(), is_master=False)
     dist.init_process_group('gloo', store=store, rank=rank, world_size=world)
     try:
         return story(rank, *args)
@@ -50,10 +52,14 @@ def of_rank(rank, world, port, story, *args):
 
 def on_ranks(world, story, *args, killed=None):
     """Return what each rank returned; None of the killed one. The store outlives all ranks."""
+    ports = multiprocessing.get_context('fork').SimpleQueue()
+    children = [Child(of_rank, rank, world, ports, story, *args) for rank in range(world)]
+    # when all are forked: its thread locks libc's resolver, and a fork would keep the lock
     store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
-    children = [Child(of_rank, rank, world, store.port, story, *args) for rank in range(world)]
+    for _ in children:
+        ports.put(store.port)
     if killed is not None:
-        children[killed].process.join()
+        children[killed].process.join(LIMIT)
         assert children[killed].process.exitcode == -signal.SIGKILL
     return [None if rank == killed else child.result() for rank, child in enumerate(children)]
 

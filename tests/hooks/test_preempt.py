@@ -7,6 +7,8 @@ import threading
 
 import pytest
 from harness import Child
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
 from preempted_runs import Signals, run, settings
 
 from mmrepro.hooks import PreemptHook
@@ -118,6 +120,26 @@ def test_an_interrupt_from_the_keyboard_is_one(tmp_path):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         run(settings(tmp_path), hook=Signals(3, [signal.SIGINT]))
+
+
+@pytest.mark.parametrize('loop', ['val', 'test'])
+def test_a_validation_or_test_alone_ends_on_a_signal_at_once(tmp_path, loop):
+    """The handlers are those of before while it runs, and behind it."""
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    class Looks(Hook):
+        def after_val_iter(self, *args, **kwargs):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+        after_test_iter = after_val_iter
+
+    cfg = settings(tmp_path)
+    cfg.test_dataloader, cfg.test_evaluator, cfg.test_cfg = (
+        cfg.val_dataloader, cfg.val_evaluator, {})
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(Looks())
+    getattr(runner, loop)()
+    assert set(seen) == {before} == {signal.getsignal(signal.SIGTERM)}
 
 
 def test_in_another_thread_signals_are_left_alone(tmp_path):

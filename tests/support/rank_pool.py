@@ -20,13 +20,18 @@ import torch.distributed as dist
 LIMIT = timedelta(seconds=120)
 
 
-def _serve(pipe) -> None:
+def _serve(pipe, inherited) -> None:
+    for other in inherited:  # with them open, the end of the test's process would go unnoticed
+        other.close()
     # loopback: without it gloo looks up the host's name, which may take seconds
     os.environ.update(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo')
     torch.set_num_threads(1)
     store = dist.TCPStore('127.0.0.1', pipe.recv(), is_master=False, timeout=LIMIT)
     while True:
-        number, function, rank, world, group, args = pipe.recv()
+        try:
+            number, function, rank, world, group, args = pipe.recv()
+        except EOFError:  # the test's process has ended
+            return
         try:
             if group:
                 dist.init_process_group('gloo', store=dist.PrefixStore(str(number), store),
@@ -49,7 +54,7 @@ class Pool:
         self.pipes, self.processes = [], []
         for _ in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, ), daemon=True)
+            process = context.Process(target=_serve, args=(there, [*self.pipes, here]), daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
