@@ -14,7 +14,7 @@ case "${1:-}" in
     --nightly) marks=""; shift ;;
 esac
 # a test that hangs ends its process, is named, and is run once more (by xdist) in a new one
-limit=(${marks:+--max-worker-restart 1 -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true})
+limit=(${marks:+--max-worker-restart 1 -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true})
 make_environment lock.txt tests.txt
 python="$VENV/bin/python"
 # CUDA builds of torch come with the one release that they work with; there are wheels for Linux only
