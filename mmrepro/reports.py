@@ -29,7 +29,7 @@ from .report.seeds import seeds
 from .report.table import Table
 from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import config_of, find_config
-from .runs.launcher import TrainingFailed, one_thread_each
+from .runs.launcher import TrainingFailed, jobs_at_once
 from .text import page
 from .verify import variations as verification
 from .verify.control import Control
@@ -103,7 +103,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     started, at = time.monotonic(), at or max(1, iterations // 2)
     data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
     try:
-        results = verification.verify(cfg, work_dir, names, iterations, at, jobs or _jobs(),
+        results = verification.verify(cfg, work_dir, names, iterations, at, jobs or jobs_at_once(),
                                       level, say)
         control = verification.control_of(results, work_dir, at, say)
     except TrainingFailed as error:
@@ -117,15 +117,6 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
                  f'{time.monotonic() - started:.0f} s')
     cause = _cause(results, work_dir, iterations, at) if explain else None
     return certificate(config, results, notes, work_dir, data, cause, control)
-
-
-def _jobs() -> int:
-    """Runs at a time: 1 on a GPU, at most 2 on the cores of a CPU."""
-    import torch
-    if torch.cuda.is_available():
-        return 1
-    threads = int(one_thread_each()['OMP_NUM_THREADS'])
-    return max(1, min(2, (os.cpu_count() or 1) // threads))
 
 
 def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],

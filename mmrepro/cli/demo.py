@@ -4,15 +4,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ..demo.dataset import write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
-from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, prepare, train
+from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, planned, prepare
 from ..exit_codes import DONE
-from ..fingerprint.reader import RankLog
-from ..runs.progress import progress_line
+from ..fingerprint.reader import read_ranks
+from ..fingerprint.schema import FOLDER
+from ..runs.launcher import jobs_at_once
+from ..runs.progress import progress_line, run_with_progress
 from ..runs.startup import has_mmdet
 from .arguments import DEMO_DATA, Parser, at_least, shared
 
@@ -81,14 +82,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f'data: {args.data}, digest {write_dataset(args.data)[:16]}')
     else:
         print('data: cut out of the photographs')
-    logs = []
     env = {'CUDA_VISIBLE_DEVICES': ''} if args.portable else _variables(runs)
+    plans = []
     for run in runs:
         folder = os.path.join(args.work_dir, run.name.replace(' ', '_'))
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, 'config.py')
-        prepare(args.config, run, args.data, args.images, args.epochs, args.portable).dump(path)
-        logs.append(_train(run, path, folder, env))
+        cfg = prepare(args.config, run, args.data, args.images, args.epochs, args.portable)
+        cfg.dump(path)
+        plans.append(planned(run, path, folder, env))
+    iterations = args.epochs * -(-args.images // (
+        cfg.train_dataloader.batch_size * (args.virtual_ranks or 1)))
+    with progress_line(sys.stdout) as say:
+        run_with_progress(plans, iterations, say, jobs_at_once(max(run.processes for run in runs)))
+    logs = [read_ranks(os.path.join(plan.folder, FOLDER)) for plan in plans]
     report = compare(logs, [run.name for run in runs])
     print('', *(run.title() for run in runs), '', sep='\n')
     report.show()
@@ -124,12 +131,3 @@ def _variables(runs: Sequence[DemoRun]) -> dict[str, str]:
     print(f'{most} processes need {most} GPUs, and there {"is" if devices == 1 else "are"} '
           f'{devices}: all runs use the CPU')
     return {'CUDA_VISIBLE_DEVICES': ''}
-
-
-def _train(run: DemoRun, config: str, folder: str, env: Mapping[str, str]) -> dict[int, RankLog]:
-    print(run.title(), flush=True)
-    started = time.monotonic()
-    with progress_line(sys.stdout) as say:
-        say('  starting')
-        return train(run, config, folder, lambda text: say(
-            f'  {text}  {time.monotonic() - started:.0f} s'), env)

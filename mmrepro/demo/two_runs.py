@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
@@ -11,14 +11,13 @@ from ..config import with_virtual_ranks
 from ..digests import state_digest
 from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.divergence import divergences
-from ..fingerprint.reader import RankLog, read_ranks
-from ..fingerprint.schema import FOLDER
+from ..fingerprint.reader import RankLog
 from ..hooks.fingerprint import FingerprintHook
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints, without_evaluation
-from ..runs.launcher import one_thread_each, plan, run_all
+from ..runs.launcher import PlannedRun, one_thread_each, plan
 from ..runs.reduction import few_images
 from .shipped_configs import use_data
 
@@ -31,7 +30,7 @@ class DigestHook(FingerprintHook):
     """Fingerprints with the digest of the weights that a reader can compute from a checkpoint."""
 
     def extra(self, runner: Any) -> dict[str, Any]:
-        return dict(weights=state_digest(runner.model.state_dict()), total=runner.max_iters)
+        return dict(weights=state_digest(runner.model.state_dict()))
 
 
 class DemoRun(NamedTuple):
@@ -85,35 +84,21 @@ def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int,
     return cfg
 
 
-def train(run: DemoRun, config: str, folder: str, tell: Callable[[str], None],
-          env: Mapping[str, str] = {}) -> dict[int, RankLog]:
-    """Train in fresh processes and return the fingerprints of all ranks.
+def planned(run: DemoRun, config: str, folder: str, env: Mapping[str, str] = {}) -> PlannedRun:
+    """Return the fresh processes that train a run.
 
     Args:
-        tell: is called with a line on every iteration.
         env: more variables of the processes.
     """
-    files = os.path.join(folder, FOLDER)
     # one thread per operator is the fastest for images this small, and by far on a busy machine
     env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed, **env}
-    told = 0
-
-    def tick() -> None:
-        nonlocal told
-        ranks = read_ranks(files)
-        steps = ranks[0].steps if 0 in ranks else {}
-        if len(steps) > told:
-            told, step = len(steps), steps[max(steps)]
-            tell(f'iteration {told}/{step["total"]}  loss {loss_of(step)}')
-
     trainings = [Training(config, folder)]
     randomness = Config.fromfile(config, import_custom_modules=False).get('randomness') or {}
     if run.resumed and randomness.get('worker_seed', 'sample') == 'sample':  # others cannot
         trainings = [
             Training(config, folder, iterations=SAVED_AFTER, save=CHECKPOINT),
             Training(config, folder, resume=True, checkpoint=os.path.join(folder, CHECKPOINT))]
-    run_all([plan(run.name, folder, trainings, env, run.processes)], tick=tick)
-    return read_ranks(files)
+    return plan(run.name, folder, trainings, env, run.processes)
 
 
 def loss_of(step: Mapping[str, Any]) -> str:

@@ -231,3 +231,16 @@ def one_thread_each() -> dict[str, str]:
     """Return variables for one thread per training, or as many as OMP_NUM_THREADS says."""
     count = os.environ.get('OMP_NUM_THREADS', '1')
     return {'OMP_NUM_THREADS': count, 'MKL_NUM_THREADS': os.environ.get('MKL_NUM_THREADS', count)}
+
+
+def jobs_at_once(processes: int = 1) -> int:
+    """Return how many runs to train at a time: 1 on a GPU, at most 2 on the cores of a CPU.
+
+    Args:
+        processes: of each run.
+    """
+    import torch
+    if torch.cuda.is_available():
+        return 1
+    threads = int(one_thread_each()['OMP_NUM_THREADS'])
+    return max(1, min(2, (os.cpu_count() or 1) // (threads * processes)))
