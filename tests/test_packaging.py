@@ -17,9 +17,9 @@ import mmrepro
 from mmrepro import version
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', '_mmrepro_operators.py', 'configs', 'docs',
-           'mmrepro', 'model-index.yml', 'pyproject.toml', 'requirements', 'setup.cfg', 'setup.py',
-           'tools')
+SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', '_mmrepro_operators.py', '_mmrepro_pytest.py',
+           'configs', 'docs', 'mmrepro', 'model-index.yml', 'pyproject.toml', 'requirements',
+           'setup.cfg', 'setup.py', 'tools')
 
 
 def _setup():
@@ -101,7 +101,7 @@ def test_the_wheel_holds_the_mixins_where_lazy_configs_read_them(wheel):
 
 def test_nothing_else_is_in_the_wheel(wheel):
     allowed = re.compile(r'mmrepro/(.*\.(py|yml|sh|json|css|js|html)|\.mim/docs/.*\.md|py\.typed)$'
-                         r'|mmrepro-[^/]*\.dist-info/|_mmrepro_operators\.py$|mmrepro\.pth$')
+                         r'|mmrepro-[^/]*\.dist-info/|_mmrepro_(operators|pytest)\.py$|mmrepro\.pth$')
     assert [name for name in wheel if not allowed.match(name)] == []
     left_out = tuple(f'tools/{name}.sh'
                      for name in ('demo', 'test', 'test_hosts', 'docs', 'environment',
@@ -116,6 +116,7 @@ def test_metadata(wheel):
     assert sorted(required) == ['mmengine', 'numpy', 'rich', 'setuptools', 'torch']
     (scripts, ) = (v.decode() for k, v in wheel.items() if k.endswith('entry_points.txt'))
     assert 'mmrepro = mmrepro.cli:main' in scripts
+    assert '[pytest11]\nmmrepro = _mmrepro_pytest' in scripts
 
 
 def test_an_installed_package_finds_its_own_configs_and_tools(wheel, tmp_path):

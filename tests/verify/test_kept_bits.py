@@ -1,0 +1,98 @@
+"""The fixture ``same_bits``: bits in a file beside the test, for each class of machines."""
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+import pytest
+from harness import ROOT, Child, python
+
+from mmrepro.errors import GoldenError
+from mmrepro.verify.kept_bits import KeptBits
+
+MODULE = '''
+import torch
+
+def test_step(same_bits):
+    model = torch.nn.Linear(2, 1)
+    torch.nn.init.constant_(model.weight, {weight})
+    same_bits(dict(loss=model.weight.sum(), weights=dict(weight=model.weight)))
+    same_bits([1, 'two'])
+'''
+
+
+def _run(folder, arguments):
+    os.chdir(folder)
+    with open('said.txt', 'w') as sys.stdout:
+        code = pytest.main(['-p', 'no:mmrepro', '-p', '_mmrepro_pytest', '-p', 'no:cacheprovider',
+                            '--rootdir', '.', '-rs', '-s', *arguments])
+    return int(code)
+
+
+def run(folder, *arguments, weight=1.5, text=MODULE):
+    """Run pytest in a fork; return its exit code and what it says."""
+    (folder / 'test_module.py').write_text(text.replace('{weight}', str(weight)))
+    code = Child(_run, folder, ['test_module.py', *arguments]).result()
+    return code, ' '.join((folder / 'said.txt').read_text().split())
+
+
+def test_bits_are_kept_and_compared(tmp_path):
+    code, said = run(tmp_path)
+    assert code == 1
+    assert 'test_module.json has no bits of test_step; pytest --mmrepro-update keeps' in said
+    code, said = run(tmp_path, '--mmrepro-update')
+    assert code == 0 and '1 passed' in said
+    assert run(tmp_path)[0] == 0
+    code, said = run(tmp_path, weight=1.25)
+    assert code == 1 and '2 of 2 values have other bits than in' in said
+    assert 'the first one is loss' in said
+
+    path = tmp_path / 'same_bits' / 'test_module.json'
+    content = json.loads(path.read_text())
+    (tests, ) = content['bits'].values()
+    assert [list(call) for call in tests['test_step']] == [['loss', 'weights.weight'], ['0', '1']]
+    content['bits'] = dict(another=tests)
+    path.write_text(json.dumps(content))
+    code, said = run(tmp_path)
+    assert code == 0 and '1 skipped' in said
+    assert 'has bits of test_step for other machines and versions, and this is' in said
+    assert run(tmp_path, '--mmrepro-update')[0] == 0  # beside those of the other class
+    assert len(json.loads(path.read_text())['bits']) == 2
+
+
+def test_the_example_of_the_docs_repeats(tmp_path):
+    page = (ROOT / 'docs/how-to/golden.md').read_text(encoding='utf-8')
+    example = re.search('```python\n(.*?)```', page, re.S).group(1)
+    assert run(tmp_path, '--mmrepro-update', text=example)[0] == 0
+    assert '1 passed' in run(tmp_path, text=example)[1]
+    code, said = run(tmp_path, text=example.replace('42', '43'))
+    assert code == 1 and '3 of 3 values have other bits' in said
+
+
+def test_pytest_does_not_import_mmrepro_for_other_tests(tmp_path):
+    path = tmp_path / 'test_other.py'
+    path.write_text("def test_other():\n    import sys\n    assert 'mmrepro' not in sys.modules\n")
+    assert '1 passed' in python('-m', 'pytest', '-p', 'no:mmrepro', '-p', '_mmrepro_pytest', '-p',
+                                'no:cacheprovider', path, cwd=tmp_path)
+
+
+def test_a_call_that_is_new_has_no_bits(tmp_path):
+    first = KeptBits(tmp_path / 'same_bits' / 'x.json', 'test')
+    assert first.next(1, update=True) == ''
+    first.write()
+    again = KeptBits(first.path, 'test')
+    assert again.next(1) == ''
+    assert again.next(2).startswith('call 2 of same_bits in test is new')
+
+
+@pytest.mark.parametrize('text, message', [
+    ('{', 'not JSON'), ('{"kind": "same_bits"}', 'lacks format'),
+    ('{"kind": "golden", "format": 1, "classes": {}, "bits": {}}', 'not a file of same_bits')])
+def test_a_damaged_file_is_an_error(tmp_path, text, message):
+    path = tmp_path / 'x.json'
+    path.write_text(text)
+    with pytest.raises(GoldenError, match=message):
+        KeptBits(path, 'test').next(1)
+    assert path.read_text() == text
