@@ -10,7 +10,7 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Callable
 
 from ..digests import file_digest
@@ -102,7 +102,9 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     if not complete:
         return
     keep = os.path.join(os.path.dirname(path), LAST_GOOD)
-    link = f'{keep}.{os.getpid()}'
+    link = f'{keep}.partial'
+    with suppress(FileNotFoundError):  # of a process that was killed in the next lines
+        os.remove(link)
     try:
         os.link(path, link)
     except OSError:  # a file system without hard links: the file itself has to do

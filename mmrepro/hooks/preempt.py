@@ -60,8 +60,11 @@ class PreemptHook(Hook):
         # nothing else is safe here: logging and locks may be in use right now
         self._received = number
 
-    def before_run(self, runner: Any) -> None:
-        """Replace the handlers; only the main thread of a process may do so."""
+    def before_train(self, runner: Any) -> None:
+        """Replace the handlers; only the main thread of a process may do so.
+
+        Not in ``before_run``: a validation or test alone has nothing to save.
+        """
         if not self.signals:
             return
         if threading.current_thread() is threading.main_thread():

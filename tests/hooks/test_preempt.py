@@ -7,6 +7,8 @@ import threading
 
 import pytest
 from harness import Child
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
 from preempted_runs import Signals, run, settings
 
 from mmrepro.hooks import PreemptHook
@@ -111,6 +113,27 @@ def test_handlers_are_what_they_were(end, tmp_path):
     finally:
         signal.signal(signal.SIGTERM, before[0]), signal.signal(signal.SIGUSR1, before[1])
     assert not [t for t in threading.enumerate() if t.name == 'mmrepro stop']
+
+
+@pytest.mark.parametrize('method', ['val', 'test'])
+def test_a_validation_alone_leaves_the_signals_alone(method, tmp_path):
+    """It has nothing to save: a signal ends the process, during the call and afterwards."""
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    class Looks(Hook):
+        def before_run(self, runner):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+        before_val_epoch = before_test_epoch = after_run = before_run
+
+    cfg = settings(tmp_path)
+    cfg.merge_from_dict(dict(test_dataloader=cfg.val_dataloader, test_cfg=dict(),
+                             test_evaluator=cfg.val_evaluator))
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(Looks(), priority='LOWEST')
+    for _ in range(2):
+        getattr(runner, method)()
+    assert len(seen) == 6 and {*seen, signal.getsignal(signal.SIGTERM)} == {before}
 
 
 def test_an_interrupt_from_the_keyboard_is_one(tmp_path):
