@@ -75,6 +75,14 @@ def file_digest(file: BinaryIO, size: int = sys.maxsize) -> str:
     return digest.hexdigest()
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, flat; in the same memory if it is contiguous."""
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.stride() != (1, ):  # a single element counts as contiguous with any stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
+
+
 def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[int, ...],
             exact: bool) -> None:
     """Add a value to a digest.
@@ -86,12 +94,8 @@ def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[
         _update(digest, write, part, within, exact)
 
     if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu().contiguous()
-        if tensor.numel() < 2:  # counts as contiguous with any stride, bytes need a stride of 1
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-        write(f'tensor {tensor.dtype} {tuple(tensor.shape)}')
-        # as bytes, because numpy has no bfloat16
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        write(f'tensor {value.dtype} {tuple(value.shape)}')
+        digest.update(as_bytes(value.cpu()).numpy())  # numpy has no bfloat16
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         # the repr of a long array leaves most of it out
         write(f'array {value.dtype} {value.shape}')

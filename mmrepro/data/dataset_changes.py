@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import torch
 
+from ..digests import as_bytes
 from ..generator_kinds import GENERATORS
 from ..reachable import CONTAINERS, MAX_ITEMS, Walk, attributes, belongs_to_user, items, slot_names
 
@@ -22,9 +23,8 @@ _OPAQUE = (type, torch.nn.Module, *GENERATORS)  # their content is not that of a
 
 
 def _bytes(array: Any) -> bytes:
-    if isinstance(array, torch.Tensor):
-        array = array.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    return bytes(array.tobytes())
+    content = as_bytes(array).numpy() if isinstance(array, torch.Tensor) else array
+    return bytes(content.tobytes())
 
 
 def _is_small_array(thing: Any) -> bool:

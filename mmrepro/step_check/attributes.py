@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from ..digests import state_digest
+from ..digests import as_bytes
 from ..distributed.virtual.gradients import VirtualDataParallel
 from ..generator_kinds import GENERATORS, read_state, restore_state
 from ..reachable import Walk, attributes, is_stateful, items, slot_names
@@ -212,7 +212,4 @@ def _same(before: Any, now: Any) -> bool:
 def _same_bits(before: torch.Tensor, now: torch.Tensor) -> bool:
     if before.dtype != now.dtype or before.shape != now.shape or not _has_content(now):
         return False
-    first, second = (tensor.detach().cpu().contiguous().view(-1) for tensor in (before, now))
-    if first.numel() < 2:
-        return state_digest(first) == state_digest(second)
-    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+    return torch.equal(as_bytes(before.cpu()), as_bytes(now.cpu()))

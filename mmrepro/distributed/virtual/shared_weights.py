@@ -25,11 +25,10 @@ import torch.distributed as dist
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import Tensor, nn
 
-from ...digests import exact_digest
+from ...digests import as_bytes, exact_digest
 from ...errors import RandomnessError, VirtualRanksError
 from ..unwrap import unwrap
 from . import weight_hooks
-from .exchange import as_bytes
 from .group import Collect
 from .scheduler import Scheduler, current
 
@@ -134,7 +133,7 @@ class _Start:
             if list(mine) != list(theirs):
                 return f'the ranks have different {kind}s'
             for name, value in mine.items():
-                if not torch.equal(as_bytes(value.detach()), as_bytes(theirs[name].detach())):
+                if not torch.equal(as_bytes(value), as_bytes(theirs[name])):
                     return f'the {kind} {name} is not the same on all ranks'
         return '' if self.state_digest == other.state_digest else \
             'the optimizers differ between the ranks'
@@ -328,7 +327,7 @@ class Member:
 
 def _checksum(tensor: Tensor) -> Tensor:
     """Return the sum of the bytes, eight at a time: a single change shows."""
-    flat = as_bytes(tensor.detach())
+    flat = as_bytes(tensor)
     end = len(flat) // 8 * 8
     words = flat[:end] if flat.storage_offset() % 8 == 0 else flat[:end].clone()
     total = words.view(torch.int64).sum()
