@@ -22,14 +22,14 @@ from torch.utils.data._utils import worker
 
 from .digests import exact_digest
 from .generator_kinds import GENERATORS
-from .reachable import Walk, belongs_to_user, inside
+from .reachable import PLAIN, Walk, belongs_to_user, inside
 from .scoped import replaced
+from .text import qualified_name
 
 MAX_ITEMS = 2000  # of a container; larger ones hold annotations, which copies share
 MAX_BYTES = 1 << 20  # of an array or tensor, likewise
 MAX_OBJECTS = 10_000  # visited; the nearest ones first
 MAX_IN_VARIABLE = 300  # objects; one that holds more, such as a runner, is no state of its own
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MISSING = object()  # the content of a variable that did not exist
 # of a function: defaults and the variables of enclosing functions
 _CELL, _DEFAULTS = 'cell_contents', ('__defaults__', '__kwdefaults__')
@@ -81,7 +81,7 @@ class UserVariables:
         for cls in dict.fromkeys(classes):
             if belongs_to_user(cls.__module__):
                 # now: a decorator may have given its name in the module to something else
-                self._class(f'{cls.__module__}.{cls.__qualname__}', cls)
+                self._class(qualified_name(cls), cls)
                 self._module(sys.modules.get(cls.__module__))
         for thing in things:
             for value in (thing, *getattr(thing, '__dict__', {}).values()):
@@ -181,7 +181,7 @@ def _is_cached(value: Any) -> bool:
 
 
 def _may_change(value: Any) -> bool:
-    if isinstance(value, _PLAIN) or _is_cached(value):
+    if isinstance(value, PLAIN) or _is_cached(value):
         return True
     if isinstance(value, (*GENERATORS, ModuleType, type)) or _is_large(value):
         return False
@@ -197,16 +197,16 @@ def _copy(value: Any) -> Any:
     """Return a copy; of a cached function, one that has cached nothing."""
     if _is_cached(value):
         return functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
-    return value if isinstance(value, _PLAIN) else copied(value)
+    return value if isinstance(value, PLAIN) else copied(value)
 
 
 def _is_small(value: Any) -> bool:
     """Whether a value is copied and compared in no time."""
-    if isinstance(value, _PLAIN) or _is_cached(value):
+    if isinstance(value, PLAIN) or _is_cached(value):
         return True
     walk = Walk([('', value)], MAX_IN_VARIABLE)
     for path, thing in walk:
-        if not isinstance(thing, _PLAIN):
+        if not isinstance(thing, PLAIN):
             walk.add(inside(thing, path))
     return len(walk.queue) <= MAX_IN_VARIABLE
 

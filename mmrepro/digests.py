@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from .reachable import attributes, in_slots, items
+from .text import shorten
 
 # objects without content: code, and paths, whose attributes cache hashes
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
 ARRAY = '__array_interface__'
-SHOWN = 60  # characters of a value in a message
 _CHUNK = 1 << 22  # bytes of a file that are read at a time
 
 
@@ -168,8 +168,7 @@ def _named(value: Any) -> dict[str, Any]:
 def _shown(value: Any, compared: Any) -> str:
     """Show a value; of an array, the first element that differs from that of ``compared``."""
     if not isinstance(value, (torch.Tensor, np.ndarray)):
-        text = repr(value)
-        return text if len(text) <= SHOWN else f'{text[:SHOWN]}...'
+        return shorten(repr(value))
     shape = tuple(value.shape)
     text = f'{value.dtype} {shape}'
     if not isinstance(compared, type(value)) or compared.shape != value.shape or (

@@ -19,6 +19,7 @@ from .generator_kinds import GENERATORS
 
 MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
 CONTAINERS = (dict, list, tuple, deque)
+PLAIN = (bool, int, float, complex, str, bytes, type(None))  # values that hold nothing
 Named = tuple[str, Any]  # path, object
 
 

@@ -164,8 +164,8 @@ def seed_all(root: Root, stream: str, *key: Key) -> None:
 
 def _seed_accelerators(seed: int) -> None:
     import torch
-    # A forked worker must not touch CUDA, and before initialisation there is no generator yet:
-    # torch.cuda.manual_seed_all queues the seed for the moment of initialisation.
+    # A forked worker must not touch CUDA, and before initialization there is no generator yet:
+    # torch.cuda.manual_seed_all queues the seed for the moment of initialization.
     if torch.cuda.is_initialized():
         if not torch.cuda._is_in_bad_fork():
             for generator in torch.cuda.default_generators:

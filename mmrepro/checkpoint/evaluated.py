@@ -80,7 +80,7 @@ def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
     # EMAHook has put its averages there, buffers included
     prefix = 'ema.module.' if any(isinstance(hook, EMAHook) for hook in runner.hooks) else 'model.'
     buffers = [{name[len(prefix):]: value for name, value in ranks[rank]['buffers'].items()
-            if name.startswith(prefix)} for rank in sorted(ranks)]
+                if name.startswith(prefix)} for rank in sorted(ranks)]
     for name, value in _common(unwrap(runner.model), buffers).items():
         if name in state_dict:
             state_dict[name] = value

@@ -17,12 +17,12 @@ from torch.utils.data import get_worker_info
 
 from .. import seeds
 from ..digests import exact_digest
+from ..text import qualified_name
 from . import dataset_tree, generators, training_thread
 from .batch_context import BatchContext, loading
 from .generators import Generators
 from .sample_check import SampleCheck
 from .samplers import PositionedInt, PositionedTuple, plain
-from .sampling_orders import qualified_name
 from .worker_processes import end_with_trainer, shield
 
 

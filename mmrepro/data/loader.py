@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from .. import built_twice, seeds
 from ..config import RandomnessConfig
 from ..errors import RandomnessError
+from ..text import qualified_name
 from . import dataset_tree
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .passes import key_passes
@@ -184,9 +185,8 @@ def check_loader_object(loader: Any, stream: str, training: Any) -> None:
     """
     if not isinstance(loader, DataLoader):
         raise RandomnessError(
-            f'{type(loader).__module__}.{type(loader).__qualname__} is no torch DataLoader: what '
-            'its samples draw depends on what was drawn before. Give a DataLoader or a dict; or '
-            f'{_LEGACY}')
+            f'{qualified_name(type(loader))} is no torch DataLoader: what its samples draw depends '
+            f'on what was drawn before. Give a DataLoader or a dict; or {_LEGACY}')
     if stream != 'sample' and loader is training:
         raise RandomnessError(
             f'one DataLoader object serves training and another loop (stream {stream!r}), and '

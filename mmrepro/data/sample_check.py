@@ -271,9 +271,13 @@ def _variables(dataset: Any) -> UserVariables:
     return UserVariables([*dataset_tree.datasets(dataset), *dataset_tree.pipelines(dataset)])
 
 
+def _check_of(loader: Any) -> SampleCheck | None:
+    return getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
+
+
 def end_epoch(loader: Any) -> None:
     """Call when the loop has used up a loader, before hooks may change its dataset."""
-    check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
+    check = _check_of(loader)
     if check is not None and not loader.num_workers:
         check.end_epoch(loader.dataset)
 
@@ -316,8 +320,8 @@ def _class_name(thing: Any) -> str:
 
 def checked(loader: Any) -> int:
     """Return how many samples of a loader its workers have loaded twice until now."""
-    check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
-    return check.repeated() if check is not None else 0
+    check = _check_of(loader)
+    return 0 if check is None else check.repeated()
 
 
 def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
@@ -330,7 +334,7 @@ def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
     for name in config.self_checks.nonrepeatable_datasets:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            hint = f'; did you mean {near[0]!r}?' if near else ''
+            hint = f'; did you mean {near[0]!r}?' if near else '.'
             raise RandomnessError(
                 f'randomness.self_checks.nonrepeatable_datasets has the name {name!r}, and no '
                 f'dataset of this run is of that class{hint} Its datasets: {", ".join(known)}')

@@ -82,13 +82,10 @@ class _InForce(threading.local):
     latest: tuple[_Saved, Report] | None = None  # of the process
 
     def __init__(self) -> None:
-        self._value = _InForce.latest
-
-    def get(self) -> tuple[_Saved, Report] | None:
-        return self._value
+        self.value = _InForce.latest
 
     def set(self, value: tuple[_Saved, Report] | None) -> None:
-        self._value = _InForce.latest = value
+        self.value = _InForce.latest = value
 
 
 _active = _InForce()
@@ -165,7 +162,7 @@ def disable() -> None:
     """Put back everything that ``enable`` changed. Does nothing if nothing is in force."""
     for module in _LATE_MODULES:
         forget(module, _set_late)
-    active = _active.get()
+    active = _active.value
     if active is not None:
         _restore(active[0])
         _active.set(None)
@@ -202,7 +199,7 @@ def is_enabled() -> Mode:
 
 def in_force() -> Report | None:
     """Return the report of the ``enable`` that counts; None if nothing is in force."""
-    active = _active.get()
+    active = _active.value
     return None if active is None else active[1]
 
 
@@ -216,7 +213,7 @@ def deterministic(mode: Mode = True,
     On the way out, also by an exception, every flag of the tables, and every variable that the
     policy may set, is as it was on the way in. Blocks nest; the innermost one counts.
     """
-    outer, entry = _active.get(), _save(env)
+    outer, entry = _active.value, _save(env)
     try:
         yield enable(mode, env=env, **settings)
     finally:
@@ -237,7 +234,7 @@ def snapshot(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 def drifted() -> tuple[Change, ...]:
     """Return flags that were changed since ``enable``, so that the promise no longer holds."""
-    active, changes = _active.get(), []
+    active, changes = _active.value, []
     if active is None:
         return ()
     saved, settings = active[0], active[1].settings

@@ -1,8 +1,8 @@
 """All ranks agree before the first step, or all ranks stop and say why.
 
 Ranks agree by a collective operation over the CPU: every rank gets the values of all ranks, and
-comes to the same decision. If a rank does not come, the operation fails when the timeout of the
-process group has passed, see :mod:`.lost_ranks`.
+comes to the same decision. If a rank does not come, the operation fails when its timeout has
+passed, see :mod:`.lost_ranks`.
 """
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import platform
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
+from mmengine.dist import get_world_size
 from torch.distributed import distributed_c10d as c10d
 
 from .. import determinism, ops
@@ -76,7 +76,10 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
                 ', '.join(part) if isinstance(part, tuple) else part
     fields['config'] = config_text
     fields.update(late_fields())
-    fields.update((f'version.{name}', value) for name, value in _versions().items())
+    fields.update({'version.mmrepro': __version__, 'version.python': platform.python_version(),
+                   'version.cuda': torch.version.cuda})
+    fields.update((f'version.{module}', package_version(module, names))
+                  for module, names in PACKAGES.items())
     fields.update(determinism.snapshot())
     if fields.get('randomness.numerics.cpu') is not None:
         # lists what this CPU has above the level, which ranks on other machines may not have
@@ -107,11 +110,6 @@ def late_fields() -> dict[str, Any]:
         fields['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
                                         f'{extension.get_compiling_cuda_version()}')
     return fields
-
-
-def _versions() -> dict[str, str | None]:
-    return {'mmrepro': __version__, 'python': platform.python_version(), 'cuda': torch.version.cuda,
-            **{module: package_version(module, names) for module, names in PACKAGES.items()}}
 
 
 def package_version(module: str, names: Sequence[str]) -> str | None:
@@ -158,8 +156,6 @@ def _first_line(here: str, there: str) -> tuple[int, str, str]:
 
 # -------------------------------------------------------------------------------- collectives
 
-TIMEOUT: timedelta | None = None  # of agreements; None: torch's for gloo, 30 minutes
-
 _control_groups: Any = weakref.WeakKeyDictionary()  # process group -> its control group
 
 
@@ -168,13 +164,14 @@ def _control_group() -> Any:
 
     So a rank that comes to another collective operation of the program cannot be mistaken for one
     that agrees. The first call in a process group is a collective operation. None stands for the
-    default group: of virtual ranks, which know operations by name, or without a store (MPI).
+    default group: of virtual ranks, which know operations by name, or without a store (MPI). The
+    timeout is torch's for gloo, 30 minutes.
     """
     if current() is not None or c10d._get_default_store() is None:
         return None
     default = dist.group.WORLD
     if default not in _control_groups:
-        _control_groups[default] = dist.new_group(backend='gloo', timeout=TIMEOUT)
+        _control_groups[default] = dist.new_group(backend='gloo')
     return _control_groups[default]
 
 
@@ -191,11 +188,11 @@ def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
 
     Raises:
         AgreementError: ``decide`` raised it, or ranks have come to different topics.
-        RuntimeError: a rank has ended, or has not come within :data:`TIMEOUT`.
+        RuntimeError: a rank has ended, or has not come within 30 minutes.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if get_world_size() == 1:
         return decide([value])
-    received: list[Any] = [None] * dist.get_world_size()
+    received: list[Any] = [None] * get_world_size()
     dist.all_gather_object(received, (topic, value), group=_control_group())
     topics, values = zip(*received)
     if len(set(topics)) > 1:

@@ -19,6 +19,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 import torch.distributed as dist
 from mmengine.device import get_device
+from mmengine.dist import get_world_size
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -79,9 +80,7 @@ def has_accelerator() -> bool:
 def process_count() -> int:
     """Return how many processes train: one for each rank, unless ranks are virtual."""
     scheduler = current()
-    if scheduler is not None:
-        return scheduler.processes
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return get_world_size() if scheduler is None else scheduler.processes
 
 
 def group_options(env_cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +194,7 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
         ordered: Fix the order of gradient sums, see :mod:`mmrepro.distributed.ordered_reduction`.
     """
     if current() is not None:
-        return runner_parts.wrap_model(runner, model_wrapper_cfg, model, _synchronise_batch_norm)
+        return runner_parts.wrap_model(runner, model_wrapper_cfg, model, _synchronize_batch_norm)
     if dist.is_initialized() and not has_accelerator():
         init = DistributedDataParallel.__init__
 
@@ -207,7 +206,7 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
                       _passing_sync_batchnorm_handle=lambda self, module: None):
             # a copy: MMEngine adds the type
             wrapped = build(model_wrapper_cfg and dict(model_wrapper_cfg), model)
-        _synchronise_batch_norm(wrapped)  # `sync_bn` of a config has converted layers by now
+        _synchronize_batch_norm(wrapped)  # `sync_bn` of a config has converted layers by now
     else:
         wrapped = build(model_wrapper_cfg, model)
     if ordered:
@@ -215,7 +214,7 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
     return wrapped
 
 
-def _synchronise_batch_norm(model: nn.Module) -> None:
+def _synchronize_batch_norm(model: nn.Module) -> None:
     """Let torch's layer, which trains on accelerators only, train on the CPU too."""
     if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
         from ..ops.aten import sync_bn

@@ -19,10 +19,10 @@ from torch.utils.data import Dataset
 from ..digests import as_bytes
 from ..distributed.virtual.gradients import VirtualDataParallel
 from ..generator_kinds import GENERATORS, read_state, restore_state
-from ..reachable import Walk, attributes, is_stateful, items, slot_names
+from ..reachable import PLAIN, Walk, attributes, is_stateful, items, slot_names
 
 MAX_ITEMS = 2000  # of a container that is looked into; longer ones hold data
-PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
+_LEAVES = (*PLAIN, np.generic, torch.dtype, torch.device)
 # of a module: in checkpoints; hooks and submodules, which are walked by themselves
 SAVED = ('_parameters', '_buffers')
 MACHINERY = ('_modules', '_non_persistent_buffers_set', '_is_full_backward_hook', 'init_cfg')
@@ -174,7 +174,7 @@ class Attributes:
         keys = content if isinstance(content, dict) else range(len(content))
         self._walk.add((inner, value, saved or key in names)
                        for key, (inner, value) in zip(keys, items(content, path, of_object))
-                       if not isinstance(value, (nn.Module, Dataset, *PLAIN)))
+                       if not isinstance(value, (nn.Module, Dataset, *_LEAVES)))
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
@@ -200,7 +200,7 @@ def _same(before: Any, now: Any) -> bool:
     if isinstance(before, np.ndarray):
         return (before.dtype, before.shape) == (now.dtype, now.shape) and (
             before.tobytes() == now.tobytes())
-    if isinstance(before, PLAIN):
+    if isinstance(before, _LEAVES):
         return repr(before) == repr(now)
     if isinstance(before, (list, tuple)):
         return len(before) == len(now) and all(map(_same, before, now))

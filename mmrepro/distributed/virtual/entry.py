@@ -34,7 +34,7 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
                      env_cfg: Mapping[str, Any] = {}) -> Result:
     """Call ``main()`` once per virtual rank, with the same bits for any number of processes.
 
-    In ``main``, ``torch.distributed`` is initialised and has ``ranks`` ranks; build the runner and
+    In ``main``, ``torch.distributed`` is initialized and has ``ranks`` ranks; build the runner and
     train there. Each process calls this function and runs its share of the ranks.
 
     Args:

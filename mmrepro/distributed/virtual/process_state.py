@@ -7,14 +7,14 @@ from __future__ import annotations
 import copy
 import io
 import os
-import random
 import sys
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from mmengine.utils import ManagerMixin
+
+from ... import seeds
 
 # module and variable
 MODULE_STATE: tuple[tuple[str, str], ...] = (
@@ -69,9 +69,7 @@ class ProcessState:
     """The state of one rank while another rank runs."""
 
     def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()
-        self._torch = torch.get_rng_state()
+        self._generators = seeds.capture_rng(accelerators=False)
         self._dtype = torch.get_default_dtype()
         generator = _accelerator()
         self._device = None if generator is None else generator.get_state()
@@ -84,9 +82,7 @@ class ProcessState:
 
     def restore(self) -> None:
         """Bring the state back into force."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._torch)
+        seeds.restore_rng(self._generators)
         torch.set_default_dtype(self._dtype)
         generator = _accelerator()
         if generator is not None and self._device is not None:
