@@ -30,7 +30,7 @@ MAX_ITEMS = 2000  # of a container; larger ones hold annotations, which copies s
 MAX_BYTES = 1 << 20  # of an array or tensor, likewise
 MAX_OBJECTS = 10_000  # visited; the nearest ones first
 MAX_IN_VARIABLE = 300  # objects; one that holds more, such as a runner, is no state of its own
-_MISSING = object()  # the content of a variable that did not exist
+_MISSING = object()  # the value of a variable that does not exist
 # of a function: defaults and the variables of enclosing functions
 _CELL, _DEFAULTS = 'cell_contents', ('__defaults__', '__kwdefaults__')
 
@@ -109,14 +109,11 @@ class UserVariables:
             for path, owner, name, content, _ in self._changed():
                 if paths is None or path in paths:
                     before.append((owner, name, _value(owner, name)))
-                    if content is _MISSING:
-                        delattr(owner, name)
-                    else:
-                        setattr(owner, name, _copy(content))
+                    _assign(owner, name, content if content is _MISSING else _copy(content))
             yield
         finally:
             for changed in before:
-                setattr(*changed)
+                _assign(*changed)
 
     def _functions(self, path: str, value: Any) -> None:
         if isinstance(value, FunctionType) and belongs_to_user(value.__module__):
@@ -172,8 +169,15 @@ class UserVariables:
 
 def _value(owner: Any, name: str) -> Any:
     """Return a variable as its owner has it, not what a descriptor makes of it."""
-    return vars(owner).get(name) if isinstance(owner, (ModuleType, type)) else getattr(
+    return vars(owner).get(name, _MISSING) if isinstance(owner, (ModuleType, type)) else getattr(
         owner, name, None)
+
+
+def _assign(owner: Any, name: str, value: Any) -> None:
+    if value is not _MISSING:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)
 
 
 def _is_cached(value: Any) -> bool:

@@ -265,9 +265,8 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     if mode:
         values['PYTHONHASHSEED'] = '0'
     settings = PolicySettings(mode)
-    for row in ENV:
-        if row.at_start and row.default is not None and row.accepted(settings):
-            values[row.name] = row.default
+    values.update((row.name, row.default) for row in ENV
+                  if row.at_start and row.default is not None and row.accepted(settings))
     values.update(level_variables(cpu, env))
     return {name: value for name, value in values.items() if name not in env}
 

@@ -102,7 +102,7 @@ def operator_fields() -> dict[str, str]:
 
 def late_fields() -> dict[str, Any]:
     """Return fields that are known once the model has imported mmcv's operators."""
-    fields: dict[str, Any] = {**operator_fields()}
+    fields: dict[str, Any] = dict(operator_fields())
     if 'triton' in fields.values():
         fields['version.triton'] = ops.triton.version()
     if 'compiled' in fields.values() and 'mmcv._ext' in sys.modules:

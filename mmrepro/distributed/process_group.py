@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Callable, NamedTuple
 
-import torch
 import torch.distributed as dist
 from mmengine.device import get_device
 from mmengine.dist import get_world_size
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..ops.aten import sync_bn
 from ..scoped import replaced
 from .ordered_reduction import fix_gradient_order
 from .virtual import runner_parts
@@ -194,7 +194,7 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
         ordered: Fix the order of gradient sums, see :mod:`mmrepro.distributed.ordered_reduction`.
     """
     if current() is not None:
-        return runner_parts.wrap_model(runner, model_wrapper_cfg, model, _synchronize_batch_norm)
+        return runner_parts.wrap_model(runner, model_wrapper_cfg, model)
     if dist.is_initialized() and not has_accelerator():
         init = DistributedDataParallel.__init__
 
@@ -206,16 +206,9 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
                       _passing_sync_batchnorm_handle=lambda self, module: None):
             # a copy: MMEngine adds the type
             wrapped = build(model_wrapper_cfg and dict(model_wrapper_cfg), model)
-        _synchronize_batch_norm(wrapped)  # `sync_bn` of a config has converted layers by now
+        sync_bn.enable_for(wrapped)  # `sync_bn` of a config has converted layers by now
     else:
         wrapped = build(model_wrapper_cfg, model)
     if ordered:
         fix_gradient_order(wrapped)
     return wrapped
-
-
-def _synchronize_batch_norm(model: nn.Module) -> None:
-    """Let torch's layer, which trains on accelerators only, train on the CPU too."""
-    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
-        from ..ops.aten import sync_bn
-        sync_bn.enable()
