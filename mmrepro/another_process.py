@@ -81,11 +81,11 @@ class UserVariables:
         for cls in dict.fromkeys(classes):
             if belongs_to_user(cls.__module__):
                 # now: a decorator may have given its name in the module to something else
-                self._class(qualified_name(cls), cls)
-                self._module(sys.modules.get(cls.__module__))
+                self._add_class(qualified_name(cls), cls)
+                self._add_module(sys.modules.get(cls.__module__))
         for thing in things:
             for value in (thing, *getattr(thing, '__dict__', {}).values()):
-                self._functions(type(thing).__name__, getattr(value, 'func', value))
+                self._add_functions(type(thing).__name__, getattr(value, 'func', value))
 
     def changed(self) -> list[str]:
         """Return the paths of variables whose values have changed."""
@@ -115,12 +115,12 @@ class UserVariables:
             for changed in before:
                 _assign(*changed)
 
-    def _functions(self, path: str, value: Any) -> None:
+    def _add_functions(self, path: str, value: Any) -> None:
         if isinstance(value, FunctionType) and belongs_to_user(value.__module__):
-            self._module(sys.modules.get(value.__module__))
-            self._function(f'{path}.{value.__name__}', value)
+            self._add_module(sys.modules.get(value.__module__))
+            self._add_function(f'{path}.{value.__name__}', value)
 
-    def _module(self, module: ModuleType | None) -> None:
+    def _add_module(self, module: ModuleType | None) -> None:
         if module is None or not self._walk.is_new(module) or not belongs_to_user(module.__name__):
             return
         if 'site-packages' in (getattr(module, '__file__', None) or '') and (
@@ -130,34 +130,34 @@ class UserVariables:
         for name, value in list(vars(module).items()):
             defined_in = getattr(value, '__module__', None)
             if isinstance(value, ModuleType):
-                self._module(value)
+                self._add_module(value)
             elif isinstance(value, (type, FunctionType)) and defined_in != module.__name__:
-                self._module(sys.modules.get(defined_in or ''))
+                self._add_module(sys.modules.get(defined_in or ''))
             elif isinstance(value, type):
-                self._class(f'{module.__name__}.{name}', value)
+                self._add_class(f'{module.__name__}.{name}', value)
             elif isinstance(value, FunctionType):
-                self._function(f'{module.__name__}.{name}', value)
+                self._add_function(f'{module.__name__}.{name}', value)
             else:
-                self._variable(f'{module.__name__}.{name}', module, name, value)
+                self._add_variable(f'{module.__name__}.{name}', module, name, value)
 
-    def _class(self, path: str, cls: type) -> None:
+    def _add_class(self, path: str, cls: type) -> None:
         if not self._walk.is_new(cls):
             return
         self._owners.append((path, cls, set(vars(cls))))
         for name, value in list(vars(cls).items()):
             if isinstance(value, FunctionType):
-                self._function(f'{path}.{name}', value)
+                self._add_function(f'{path}.{name}', value)
             else:
-                self._variable(f'{path}.{name}', cls, name, value)
+                self._add_variable(f'{path}.{name}', cls, name, value)
 
-    def _function(self, path: str, function: FunctionType) -> None:
+    def _add_function(self, path: str, function: FunctionType) -> None:
         for name in _DEFAULTS:
-            self._variable(f'{path}.{name}', function, name, getattr(function, name))
+            self._add_variable(f'{path}.{name}', function, name, getattr(function, name))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if self._walk.is_new(cell):
-                self._variable(f'{path}.{name}', cell, _CELL, getattr(cell, _CELL, None))
+                self._add_variable(f'{path}.{name}', cell, _CELL, getattr(cell, _CELL, None))
 
-    def _variable(self, path: str, owner: Any, name: str, value: Any) -> None:
+    def _add_variable(self, path: str, owner: Any, name: str, value: Any) -> None:
         plain_name = name.startswith('__') and name not in _DEFAULTS
         if plain_name or not _may_change(value) or not _is_small(value):
             return

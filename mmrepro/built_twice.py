@@ -31,7 +31,7 @@ def is_by_user(thing: Any) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Build the second one without lines in the log."""
+    """Log nothing inside the block, in which something is built for the second time."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -98,7 +98,7 @@ class RunLifecycle:
                 if not any(isinstance(other, type(hook)) for other in present)]
 
     def _guard(self) -> OperatorGuardHook:
-        """Return the guard: of a portable run, operators of torch have their own table."""
+        """Return the operator guard; a portable run has a table of torch's operators anyway."""
         if self.config.numerics.cpu != 'portable':
             return OperatorGuardHook()
         on_unknown = 'error' if self.config.deterministic is True else 'warn'

@@ -120,7 +120,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
 
 
 def _jobs() -> int:
-    """Runs at a time: 1 on a GPU, at most 2 on the cores of a CPU."""
+    """Return the number of runs at a time: 1 on a GPU, at most 2 on the cores of a CPU."""
     import torch
     if torch.cuda.is_available():
         return 1

@@ -175,7 +175,7 @@ class ReproRunnerMixin(_Base):
     @StaticOnClass
     def build_dataloader(self, dataloader: DataLoader | dict, seed: int | None = None,
                          diff_rank_seed: bool = False) -> DataLoader:
-        """As MMEngine's, with samplers, samples and workers keyed by the root seed."""
+        """Build a loader as MMEngine does; the root seed keys samplers, samples and workers."""
         if self.repro.legacy:
             return super().build_dataloader(dataloader, seed, diff_rank_seed)
         if isinstance(dataloader, DataLoader):
@@ -202,7 +202,7 @@ class ReproRunnerMixin(_Base):
             return super().load_checkpoint(filename, *args, **kwargs)
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """As MMEngine's, but all ranks call it, and the file appears whole or not at all."""
+        """Save as MMEngine does; all ranks call this, and the file is whole or absent."""
         with self.lifecycle.evaluated.suspended():
             self.lifecycle.checkpoints.write(
                 self, super().save_checkpoint, out_dir, filename, *args, **kwargs)

@@ -103,14 +103,14 @@ def _use_one_arena() -> None:
 
 
 def _check_ranks(ranks: int, processes: int) -> None:
-    """Raises RandomnessError for more processes than ranks."""
+    """Raise RandomnessError for more processes than ranks."""
     if processes > ranks:
         raise RandomnessError(f'randomness.virtual_ranks={ranks}, and the launcher has started '
                               f'{processes} processes; allowed are 1 to {ranks} processes')
 
 
 def _check_launch(ranks: int, launcher: str) -> None:
-    """Raises RandomnessError if the environment is not that of ``launcher``."""
+    """Raise RandomnessError if the environment is not that of ``launcher``."""
     for name, row in LAUNCHERS.items() if not dist.is_initialized() else ():
         started, count = row.rank in os.environ, os.environ.get(row.world_size, '1')
         processes = int(count) if count.isdigit() else 1

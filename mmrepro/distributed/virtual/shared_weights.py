@@ -171,7 +171,7 @@ class Shared:
                       if parameter in state]
 
     def check(self, kinds: Sequence[str] = KINDS) -> None:
-        """Raises VirtualRanksError if anything is not what it was; names a parameter."""
+        """Raise VirtualRanksError if anything is not what it was; name a parameter."""
         for kind in kinds:
             changed = (self._checksums(kind) != self.sums[kind]).tolist()
             if any(changed):
@@ -224,7 +224,7 @@ class Member:
             functools.partial(self._follow if index else self._step, optimizer.step))
 
     def check(self) -> None:
-        """Raises VirtualRanksError if what is shared has been changed, or is no longer shared."""
+        """Raise VirtualRanksError if what is shared has been changed, or is no longer shared."""
         self._check_memory()
         self._shared.check()
 
@@ -272,7 +272,7 @@ class Member:
     # ---------------------------------------------------------------------------- steps
 
     def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The owner's ``optimizer.step``."""
+        """Replace ``optimizer.step`` of the owner: step for all ranks."""
         self._shared.check(['parameter'])
         self._shared.settings = self._mine.settings()
         result = step(*args, **kwargs)
@@ -281,7 +281,7 @@ class Member:
         return result
 
     def _follow(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A follower's ``optimizer.step``: waits for the owner's, and changes no weight."""
+        """Replace ``optimizer.step`` of a follower: wait for the owner's, and change no weight."""
         shared = self._shared
         # ranks come out of a collective in any order
         self._steps += 1
