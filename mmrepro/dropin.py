@@ -22,7 +22,7 @@ def init_random_seed(seed: int | None = None, device: str = 'cuda') -> int:
     Raises:
         TypeError, ValueError: for a seed that is not an integer in range.
     """
-    from .distributed.root_seed import broadcast_seed
+    from .distributed.agreement import broadcast_seed
     return broadcast_seed(None if seed is None else seeds.check_seed(seed))
 
 

@@ -23,8 +23,8 @@ from .data.loader import (
     shuffled_subset,
 )
 from .distributed import process_group
+from .distributed.agreement import broadcast_seed
 from .distributed.lost_ranks import naming_lost_ranks
-from .distributed.root_seed import broadcast_seed
 from .distributed.virtual.runner_parts import share_workers
 from .distributed.virtual.scheduler import current
 from .fingerprint.sample_replay import explain

@@ -10,6 +10,7 @@ import importlib.metadata
 import itertools
 import json
 import platform
+import secrets
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import determinism, ops
 from ..errors import AgreementError
-from ..seeds import SCHEME
+from ..seeds import MAX_SEED, SCHEME
 from ..version import __version__
 from .virtual.scheduler import current
 
@@ -188,7 +189,7 @@ def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
 
     Raises:
         AgreementError: ``decide`` raised it, or ranks have come to different topics.
-        RuntimeError: a rank has ended, or has not come within 30 minutes.
+        RuntimeError: a rank has ended, or has not come in time.
     """
     if get_world_size() == 1:
         return decide([value])
@@ -209,3 +210,22 @@ def any_rank(topic: str, value: bool) -> bool:
         AgreementError: ranks have come to different topics.
     """
     return bool(agree(topic, value, any))
+
+
+def broadcast_seed(seed: int | None) -> int:
+    """Return the seed that every rank uses: ``seed``, or one that rank 0 draws from the system.
+
+    A collective operation; without a process group, a world of one. It touches no generator.
+
+    Args:
+        seed: The same on all ranks.
+
+    Returns:
+        int: in [0, 2**32), if ``seed`` is.
+
+    Raises:
+        AgreementError: on every rank, if they were given different seeds.
+    """
+    check_agreement(dict(seed=seed))
+    drawn: int = agree('seed', secrets.randbelow(MAX_SEED + 1), lambda ranks: ranks[0])
+    return drawn if seed is None else seed

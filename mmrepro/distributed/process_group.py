@@ -145,7 +145,7 @@ def ensure_process_group(launcher: str, backend: str | None = None,
     Args:
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
         backend: A backend for the CPU; None and ``'nccl'``, of MMDetection's configs, mean gloo.
-        timeout: Seconds, for every collective operation and for ranks that come late.
+        timeout: Seconds, for ranks that come late and for collective operations but agreements.
         port: See :func:`launch_variables`.
 
     Returns:

@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from mmrepro import determinism
-from mmrepro.distributed.agreement import agree, any_rank, check_agreement, start_fields
-from mmrepro.distributed.root_seed import broadcast_seed
+from mmrepro.distributed.agreement import (
+    agree,
+    any_rank,
+    broadcast_seed,
+    check_agreement,
+    start_fields,
+)
 from mmrepro.errors import AgreementError
 
 
@@ -172,7 +177,7 @@ def test_different_seeds_stop_every_rank(pool, seeds):
 
 def test_a_world_of_one_draws_from_the_operating_system(monkeypatch):
     asked = []
-    monkeypatch.setattr('mmrepro.distributed.root_seed.secrets.randbelow',
+    monkeypatch.setattr('mmrepro.distributed.agreement.secrets.randbelow',
                         lambda n: asked.append(n) or 11)
     state = torch.get_rng_state()
     assert broadcast_seed(None) == 11 and asked == [2**32]
