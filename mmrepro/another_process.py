@@ -29,7 +29,7 @@ from .text import qualified_name
 MAX_ITEMS = 2000  # of a container; larger ones hold annotations, which copies share
 MAX_BYTES = 1 << 20  # of an array or tensor, likewise
 MAX_OBJECTS = 10_000  # visited; the nearest ones first
-MAX_IN_VARIABLE = 300  # objects; one that holds more, such as a runner, is no state of its own
+MAX_IN_VARIABLE = 300  # objects; a variable that holds more, such as a runner, is left out
 _MISSING = object()  # the value of a variable that does not exist
 # of a function: defaults and the variables of enclosing functions
 _CELL, _DEFAULTS = 'cell_contents', ('__defaults__', '__kwdefaults__')
@@ -80,7 +80,7 @@ class UserVariables:
         self._packages = {cls.__module__.partition('.')[0] for cls in classes}
         for cls in dict.fromkeys(classes):
             if belongs_to_user(cls.__module__):
-                # now: a decorator may have given its name in the module to something else
+                # a decorator may have given its name in the module to another object
                 self._add_class(qualified_name(cls), cls)
                 self._add_module(sys.modules.get(cls.__module__))
         for thing in things:
@@ -205,7 +205,7 @@ def _copy(value: Any) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a value is copied and compared in no time."""
+    """Whether a value is quick to copy and to compare."""
     if isinstance(value, PLAIN) or _is_cached(value):
         return True
     walk = Walk([('', value)], MAX_IN_VARIABLE)
@@ -228,7 +228,7 @@ def copied(dataset: Any) -> Any | None:
 
     Annotations and modules are not copied.
     """
-    copies: dict[int, Any] = {}  # by id of the original; what is shared is its own copy
+    copies: dict[int, Any] = {}  # by id of the original; a shared object is its own copy
     walk = Walk([('', dataset)], MAX_OBJECTS)
     for path, thing in walk:
         if isinstance(thing, nn.Module) or _is_large(thing):

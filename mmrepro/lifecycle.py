@@ -63,7 +63,7 @@ class RunLifecycle:
         given = settings_on_ranks(settings)
         self.resume = Resume(settings, given.resume_strict)
         settings.update(self.resume.settings)
-        # now: the model, the loaders and their workers would be built from another seed
+        # now, because the model, the loaders and their workers are built from this seed
         self.config = self.resume.seeded(given)
         self.facts: dict[str, Any] = {}
         self.process = ProcessSettings(self.config)
@@ -214,7 +214,7 @@ class RunLifecycle:
         self.seed('val', runner.iter)
         yield
         check_shared_weights(runner)
-        self.evaluated.enter(runner.model)  # behind EMAHook, which puts in its averages
+        self.evaluated.enter(runner.model)  # after EMAHook has put its averages in
 
     def before_val_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         yield
@@ -222,7 +222,7 @@ class RunLifecycle:
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
         make_put_off_checks()
-        self.evaluated.leave()  # before EMAHook, which takes its averages out
+        self.evaluated.leave()  # before EMAHook takes its averages out
         with self.checkpoints.validated(runner.iter, metrics):
             yield
         self.evaluated.leave()

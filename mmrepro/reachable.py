@@ -94,7 +94,7 @@ def attributes(obj: Any) -> dict[str, Any]:
     return {**in_slots(obj), **getattr(obj, '__dict__', {})}
 
 
-# packages whose objects say what the process does, not what training does
+# packages whose objects hold state of the process, not of the training
 _PROCESS = frozenset((
     'builtins', 'enum', 'functools', 'logging', 'matplotlib', 'mmengine', 'mmrepro',
     'multiprocessing', 'numpy', 'pathlib', 'queue', 're', 'threading', 'torch', 'types', 'weakref'))
@@ -147,7 +147,7 @@ def _names_in(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _is_class_of_generators(cls: Any) -> bool:
-    # torch.Generator's own check is Python code, and most values are none
+    # isinstance() runs Python code of torch.Generator, and most values are no generators
     return issubclass(cls, GENERATORS)
 
 

@@ -119,7 +119,7 @@ class ReproRunnerMixin(_Base):
             return super().test()
 
     def _waiting_for_ranks(self) -> AbstractContextManager[None]:
-        # virtual ranks: all that they do is in one such block
+        # all of what virtual ranks do is in one such block
         return nullcontext() if current() is not None else naming_lost_ranks(f'rank {get_rank()}')
 
     def load_or_resume(self) -> None:
@@ -139,7 +139,7 @@ class ReproRunnerMixin(_Base):
 
     @property
     def iter(self) -> int:
-        # MMEngine's builds the training loop, and loads its dataset, for a validation alone
+        # MMEngine builds the training loop and loads its dataset, for a validation alone too
         return self._train_loop.iter if isinstance(self._train_loop, BaseLoop) else 0
 
     @property

@@ -93,7 +93,7 @@ class DatasetSnapshot:
 def _first_change(part: _Part, now: _Part) -> str:
     before, after = dict(part.items()), dict(now.items())
     for path in (*after, *before):
-        # in lists, as identity counts first within a container
+        # in lists, which compare their items by identity first: arrays have no single truth
         if path not in before or path not in after or not _agree([after[path]], [before[path]]):
             return path
     return part.path

@@ -138,18 +138,17 @@ def enable(mode: Mode = True,
         if cpu == 'portable':
             from ..ops.portable import known_answers
             known_answers.check()
-        pairs: list[Any] = [(row, baseline.variables[row.name], env.get(row.name))
-                 for row in ENV if row.name in baseline.variables]
-        pairs += [(flag, baseline.flags[flag.name], _read(flag.get)) for flag in FLAGS]
-        report = Report(settings, tuple(Change(row.name, before, after, row.why)
-                                        for row, before, after in pairs if before != after), warned)
+        before, after = ({**saved.variables, **saved.flags} for saved in (baseline, _save(env)))
+        report = Report(settings, tuple(
+            Change(row.name, before[row.name], after[row.name], row.why) for row in (*ENV, *FLAGS)
+            if before.get(row.name) != after.get(row.name)), warned)
     except BaseException:
         _restore(baseline)
         raise
     _active.set((baseline, report))
     for module in _LATE_MODULES:
         after_import(module, _set_late)
-    # a start by `mmrepro train` has it; of several ranks, one says so
+    # `mmrepro train` sets it; of several ranks, the first one warns
     unseeded = mode and 'PYTHONHASHSEED' not in env
     for text in (*warned, *([_HASH_SEED] if unseeded and env.get('RANK', '0') == '0' else ())):
         if text not in _said:
@@ -321,7 +320,7 @@ def _write(flag: Flag, value: Any) -> None:
 
 
 def _save(env: MutableMapping[str, str]) -> _Saved:
-    # only variables that the policy may set: others that change meanwhile, somebody else changed
+    # only variables that the policy may set: changes of others are not those of the policy
     return _Saved(env, {row.name: env.get(row.name) for row in ENV if row.default is not None},
                   {flag.name: _read(flag.get) for flag in FLAGS})
 

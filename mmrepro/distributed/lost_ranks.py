@@ -1,4 +1,4 @@
-"""Tells ranks why another rank has ended, and their collective operation has failed.
+"""Say why a collective operation has failed: which other rank has ended, and how.
 
 gloo notices the end of a process by its sockets and raises, without a name. So a process that ends
 with an error leaves the reason in the store of the process group, which the launcher or rank 0

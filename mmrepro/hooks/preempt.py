@@ -31,7 +31,9 @@ SIGNALS = {
 
 @HOOKS.register_module()
 class PreemptHook(Hook):
-    """Every reproducible runner has one; put another into ``custom_hooks`` to change it.
+    """Saves a checkpoint and ends the run when a signal announces the end.
+
+    Every reproducible runner has one; put another into ``custom_hooks`` to change it.
 
     Args:
         signals: names of signals; none turns pre-emption off.

@@ -20,7 +20,7 @@ NOT_REPEATED = 'steps are not repeated: {}'
 
 @HOOKS.register_module()
 class SelfCheckHook(Hook):
-    """Every run with ``deterministic=True`` has one.
+    """Repeats steps of a run; every run with ``deterministic=True`` has this hook.
 
     The steps of iterations 1, 2, 4, 8, ..., counted from the start of the training, and of every
     ``randomness.self_checks.steps``-th run twice, see :mod:`mmrepro.step_check.check`.

@@ -70,7 +70,7 @@ class _Held(NamedTuple):
         return f'{self.path}.{name}' if name else self.path
 
     def put_back(self, names: Collection[str]) -> None:
-        """Restore the parts that :meth:`differing` has named; all of what has no attributes."""
+        """Restore the parts that :meth:`differing` has named; all of an object without parts."""
         if self.kind.write is not None and names:
             self.kind.write(self.obj, self.content)
         for name in names if self.kind.write is None else ():

@@ -1,4 +1,4 @@
-"""State of a process that each virtual rank has to itself, exchanged when the baton is handed over.
+"""State of a process of which each virtual rank has its own, exchanged with the baton.
 
 State that torch or mmrepro keep for each thread needs no exchange: a rank has a thread.
 """
@@ -29,12 +29,12 @@ KNOWN = {'builtins', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmdet', 'mmrepro'}
 # variables that a launcher sets, and user code reads
 LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
 
-# the user's classes whose attributes each rank has to itself -> their attributes at the start
+# the user's classes of which each rank has its own attributes -> attributes at the start
 _classes: dict[type, dict[str, Any]] = {}
 
 
 def keep_attributes(objects: Iterable[Any]) -> None:
-    """Give each rank the attributes of the classes of ``objects`` to itself."""
+    """Give each rank its own attributes of the classes of ``objects``."""
     for cls in {cls for instance in objects for cls in type(instance).__mro__}:
         if cls.__module__.partition('.')[0] not in KNOWN:
             _classes.setdefault(cls, dict(vars(cls)))

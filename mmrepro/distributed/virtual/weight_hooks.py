@@ -88,12 +88,9 @@ def problem(hooks: Sequence[Any]) -> str:
     for hook in hooks:
         kind = type(hook)
         adapter = ADAPTERS.get(qualified_name(kind))
-        if adapter is not None:
-            text = adapter.problem(hook)
-        else:  # a subclass
-            adapted = any(qualified_name(base) in ADAPTERS for base in kind.__mro__)
-            text = f'the hook {kind.__name__} may change weights in a way of its own' \
-                if adapted else ''
+        text = '' if adapter is None else adapter.problem(hook)
+        if adapter is None and any(qualified_name(base) in ADAPTERS for base in kind.__mro__):
+            text = f'the hook {kind.__name__} may change weights in a way of its own'
         if text:
             return text
     return ''

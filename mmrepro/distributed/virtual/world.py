@@ -1,4 +1,4 @@
-"""State of ``torch.distributed`` that each virtual rank of a process has to itself."""
+"""State of ``torch.distributed``, of which each virtual rank of a process has its own."""
 from __future__ import annotations
 
 import itertools
