@@ -30,6 +30,7 @@ from .tables import (
 )
 
 _logger = logging.getLogger('mmrepro')
+_WHY = {**{row.name: row.why for row in ENV}, **{flag.name: flag.why for flag in FLAGS}}
 _LATE_MODULES = tuple(dict.fromkeys(flag.module for flag in FLAGS if flag.module))
 
 _WARN_IS_NOT_DETERMINISM = (
@@ -140,8 +141,8 @@ def enable(mode: Mode = True,
             known_answers.check()
         before, after = ({**saved.variables, **saved.flags} for saved in (baseline, _save(env)))
         report = Report(settings, tuple(
-            Change(row.name, before[row.name], after[row.name], row.why) for row in (*ENV, *FLAGS)
-            if before.get(row.name) != after.get(row.name)), warned)
+            Change(name, before[name], after[name], _WHY[name]) for name in before
+            if before[name] != after[name]), warned)
     except BaseException:
         _restore(baseline)
         raise
