@@ -71,8 +71,10 @@ class SelfCheckHook(Hook):
     def counts(self, runner: Any) -> dict[str, int]:
         """Return how many samples and steps this process and its workers have repeated."""
         loops = (runner._train_loop, runner._val_loop, runner._test_loop)
-        loaders = {getattr(loop, 'dataloader', None) for loop in loops}  # one may serve two loops
-        return dict(samples=sum(map(checked, loaders)), steps=self.steps)
+        # by id: loops may share a loader
+        loaders = {id(loader): loader for loader in (
+            getattr(loop, 'dataloader', None) for loop in loops)}
+        return dict(samples=sum(map(checked, loaders.values())), steps=self.steps)
 
     def summary(self, runner: Any) -> str:
         """Return the last line of the log."""
