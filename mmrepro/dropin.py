@@ -79,5 +79,5 @@ def seeded_generator(seed: int, name: str = 'loader') -> torch.Generator:
     >>> len(list(loader))
     8
     """
-    generator: torch.Generator = seeds.torch_generator(seeds.check_seed(seed), 'sampler', name)
-    return generator
+    return torch.Generator().manual_seed(
+        seeds.derive(seeds.check_seed(seed), 'sampler', name).torch)

@@ -198,12 +198,6 @@ def random_state(root: Root, stream: str, *key: Key) -> np.random.RandomState:
     return np.random.RandomState(np.array(derive(root, stream, *key).numpy, np.uint32))
 
 
-def torch_generator(root: Root, stream: str, *key: Key) -> Any:
-    """Return a new CPU ``torch.Generator`` at the start of a stream."""
-    import torch
-    return torch.Generator().manual_seed(derive(root, stream, *key).torch)
-
-
 def root() -> RootSeed | None:
     """Return the root of the run that is active in this process, or None."""
     return _root
