@@ -247,9 +247,7 @@ def hidden(thing: Any, path: str) -> Iterator[Named]:
 
 
 def _class_attributes(cls: type, path: str) -> list[Named]:
-    if not belongs_to_user(cls.__module__):
-        return []
-    return _named(cls, path)
+    return _named(cls, path) if belongs_to_user(cls.__module__) else []
 
 
 def _named(owner: Any, path: str) -> list[Named]:

@@ -16,7 +16,7 @@ from ..data.sampling_orders import is_endless
 from ..errors import CheckpointError, RandomnessError, ResumeError
 from ..facts import compatibility
 from . import rank_state
-from .choosing import is_remote, newest_good, with_paths_beside
+from .choosing import newest_good, pointed, with_paths_beside
 from .completeness import judge, lacks, stock_facts
 from .files import load
 from .fit import Fit
@@ -74,7 +74,9 @@ class Resume:
         self.differences: list[str] = []
         self._strict = strict
         self._asked = bool(settings.get('resume'))
-        self._remote = self._asked and is_remote(settings)  # its seed is not known beforehand
+        # MMEngine has to fetch the checkpoint, and its seed is not known beforehand
+        self._remote = self._asked and '://' in (
+            settings.get('load_from') or pointed(settings['work_dir']))
         self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
         self._fit: Fit | None = None

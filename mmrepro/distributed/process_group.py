@@ -190,7 +190,6 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
         runner: Its ``cfg`` is read.
         build: The original method, bound.
         model_wrapper_cfg: Of the config; not changed.
-        model: The model.
         ordered: Fix the order of gradient sums, see :mod:`mmrepro.distributed.ordered_reduction`.
     """
     if current() is not None:

@@ -101,7 +101,11 @@ class PreemptHook(Hook):
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
         if batch_idx < self._common_batches and self._asked():
-            abandon_validation(runner)
+            # the checkpoint has the trained weights; the resumed run validates from the start
+            runner.lifecycle.evaluated.leave()
+            for hook in runner.hooks:
+                if isinstance(hook, EMAHook):  # its averages are in the model
+                    hook._swap_ema_parameters()
             self._leave(runner, runner.iter)
 
     def _asked(self) -> bool:
@@ -127,15 +131,6 @@ class PreemptHook(Hook):
         # a launcher ends all ranks when one has ended, and rank 0 may still write
         any_rank('the end', False)
         raise Preempted(self.exit_code, path, iteration)
-
-
-def abandon_validation(runner: Any) -> None:
-    """Put the trained weights back; the validation starts again in the resumed run."""
-    runner.lifecycle.evaluated.leave()
-    for hook in runner.hooks:
-        if isinstance(hook, EMAHook):
-            # the averages are in the model while it is validated
-            hook._swap_ema_parameters()
 
 
 def _point_to(path: str) -> None:

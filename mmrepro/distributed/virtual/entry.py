@@ -61,8 +61,9 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
     # a device that was chosen holds for the thread that chose it; asking would start CUDA, before
     # the runner has set the variables that it reads
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    if not has_accelerator() and len(scheduler.ranks) > 1:
-        _use_one_arena()
+    if not has_accelerator() and len(scheduler.ranks) > 1 and platform.libc_ver()[0] == 'glibc':
+        # ranks use memory that others have freed: glibc gives every thread a separate arena
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
     def begin() -> Result:
         if device is not None:
@@ -94,12 +95,6 @@ def _worlds(ranks: int) -> Worlds:
     _check_ranks(ranks, dist.get_world_size())
     return Worlds(ranks, dist.get_rank(), dist.get_world_size(), Transport(dist.group.WORLD),
                   c10d._get_default_store() or dist.HashStore())
-
-
-def _use_one_arena() -> None:
-    """Let ranks use memory that others have freed: glibc gives every thread a separate arena."""
-    if platform.libc_ver()[0] == 'glibc':
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def _check_ranks(ranks: int, processes: int) -> None:

@@ -5,7 +5,7 @@ State that torch or mmrepro keep for each thread needs no exchange: a rank has a
 from __future__ import annotations
 
 import copy
-import io
+import functools
 import os
 import sys
 from collections.abc import Iterable
@@ -48,14 +48,9 @@ def managers() -> list[type[ManagerMixin]]:
     return classes
 
 
-class Silence(io.TextIOBase):
-    """Standard output of all ranks but the first."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def writable(self) -> bool:
-        return True
+@functools.cache
+def _nowhere() -> Any:
+    return open(os.devnull, 'w', encoding='utf-8')
 
 
 def _accelerator() -> torch.Generator | None:
@@ -119,8 +114,8 @@ class ProcessState:
         """
         state = copy.copy(self)
         state._modules = dict(self._modules)
-        if number:
-            state._modules['sys', 'stdout'] = Silence()
+        if number:  # the first rank speaks for all
+            state._modules['sys', 'stdout'] = _nowhere()
         state._environment = {name: str(world_size if name.endswith('SIZE') else number)
                               for name in LAUNCHED}
         state._instances = {cls: copy.copy(value) for cls, value in self._instances.items()}
