@@ -61,8 +61,8 @@ class SampleCheck:
         self._variables: UserVariables | None = None  # likewise
         self._before: DatasetSnapshot | None = None
         self._at_the_end: tuple[DatasetSnapshot, UserVariables] | None = None  # of an epoch
-        self._collate_epoch: int | None = None  # likewise, of the collate function
-        self._untouched_collate: Any = None
+        # of the collate function: the first epoch, a copy and the variables before its first call
+        self._collate: tuple[int, Any, UserVariables] | None = None
 
     def repeated(self) -> int:
         """Return how many samples all workers have repeated until now."""
@@ -177,17 +177,15 @@ class SampleCheck:
         Raises:
             SampleDiffersError: the results differ.
         """
-        if self._collate_epoch is None:
-            self._collate_epoch, self._untouched_collate = start[0], copied(function)
-            self._of_collate = UserVariables([function])
-        elif start[0] != self._collate_epoch:
-            self._untouched_collate = None
+        if self._collate is None:
+            self._collate = start[0], copied(function), UserVariables([function])
         if not self._batch_is_due:
             return keyed(function, items)
+        epoch, untouched, variables = self._collate
         again: list[tuple[str, Any, Callable]] = [('', function, nullcontext)]
-        if self._untouched_collate is not None:
-            again.append((', as another process collates it', copied(self._untouched_collate),
-                          self._of_collate.as_captured))
+        if untouched is not None and start[0] == epoch:
+            again.append((', as another process collates it', copied(untouched),
+                          variables.as_captured))
         # the function may write into the samples
         copies = [copy.deepcopy(items) for _ in again]
         batch = keyed(function, items)
