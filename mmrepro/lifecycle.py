@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Callable
+from typing import Any
 
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
@@ -88,13 +88,13 @@ class RunLifecycle:
 
     def hooks(self, present: Sequence[Hook]) -> list[Hook]:
         """Return the hooks to register beside ``present``, those of the config."""
-        kinds: list[Callable[[], Hook]] = [PreemptHook]
+        hooks: list[Hook] = [PreemptHook()]
         if self.config.deterministic:
-            kinds.insert(0, self._guard)
+            hooks.insert(0, self._guard())
         if self.config.deterministic is True:
-            kinds.insert(1, SelfCheckHook)
+            hooks.insert(1, SelfCheckHook())
         # a hook of the config, with other settings, replaces ours
-        return [hook for hook in (kind() for kind in kinds)
+        return [hook for hook in hooks
                 if not any(isinstance(other, type(hook)) for other in present)]
 
     def _guard(self) -> OperatorGuardHook:

@@ -48,10 +48,8 @@ def _epoch(sampler: Any) -> Any:
 def default(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """mmengine ``DefaultSampler``: one permutation an epoch, strided over the ranks."""
     size = len(sampler.dataset)
-    if sampler.shuffle:
-        indices = _permutation(root, size, 'DefaultSampler', sampler.epoch)
-    else:
-        indices = list(range(size))
+    indices = _permutation(root, size, 'DefaultSampler', sampler.epoch) if sampler.shuffle \
+        else list(range(size))
     return _strided(indices, sampler, start)
 
 
