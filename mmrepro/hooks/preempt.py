@@ -53,6 +53,7 @@ class PreemptHook(Hook):
         self.signals, self.exit_code = tuple(signals), exit_code
         self._received: int | None = None
         self._before: dict[int, Any] = {}
+        self.trains = False  # a validation or test alone has nothing to save
         self._active = False  # all ranks have the same
         self._common_batches: int | float = float('inf')
 
@@ -62,12 +63,9 @@ class PreemptHook(Hook):
         # nothing else is safe here: logging and locks may be in use right now
         self._received = number
 
-    def before_train(self, runner: Any) -> None:
-        """Replace the handlers; only the main thread of a process may do so.
-
-        Not in ``before_run``: a validation or test alone has nothing to save.
-        """
-        if not self.signals:
+    def before_run(self, runner: Any) -> None:
+        """Replace the handlers; only the main thread of a process may do so."""
+        if not self.signals or not self.trains:
             return
         if threading.current_thread() is threading.main_thread():
             self._received = None
@@ -80,7 +78,7 @@ class PreemptHook(Hook):
 
     def end(self) -> None:
         """Put the handlers back. May be called at any time."""
-        self._active = False
+        self.trains = self._active = False
         for number, handler in self._before.items():
             # None: not installed from Python, and Python cannot put it back
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -150,6 +148,8 @@ def handling(runner: Any) -> Iterator[None]:
     ours = [hook for hook in runner._hooks if isinstance(hook, PreemptHook)]
     # behind hooks that were registered meanwhile: when they have run, the iteration is finished
     runner._hooks = [hook for hook in runner._hooks if hook not in ours] + ours
+    for hook in ours:
+        hook.trains = True
     try:
         yield
     finally:
