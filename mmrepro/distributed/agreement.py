@@ -145,14 +145,11 @@ def _differences(ranks: Sequence[Mapping[str, Any]], rank: int) -> Iterator[str]
             continue
         where = name
         if isinstance(here, str) and isinstance(there, str) and '\n' in here + there:
-            number, here, there = _first_line(here, there)
+            lines = itertools.zip_longest(here.split('\n'), there.split('\n'), fillvalue='(end)')
+            number, (here, there) = next(
+                (number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1])
             where = f'{name}, line {number}'
         yield f'  rank {rank}: {where}: rank 0 has {here!r}, rank {rank} has {there!r}'
-
-
-def _first_line(here: str, there: str) -> tuple[int, str, str]:
-    pairs = itertools.zip_longest(here.split('\n'), there.split('\n'), fillvalue='(end)')
-    return next((number, a, b) for number, (a, b) in enumerate(pairs, 1) if a != b)
 
 
 # -------------------------------------------------------------------------------- collectives
