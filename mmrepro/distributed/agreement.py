@@ -176,7 +176,8 @@ def _control_group() -> Any:
 def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     """Decide from the values of all ranks; every rank gets the same decision.
 
-    A collective operation. Without a process group, a world of one.
+    A collective operation, cheap enough for every iteration. Without a process group, a world of
+    one.
 
     Args:
         topic: A short name, the same on all ranks.
@@ -198,15 +199,6 @@ def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
                              'rank has stopped.' + ''.join(
                                  f'\n  rank {rank} is at: {at}' for rank, at in enumerate(topics)))
     return decide(list(values))
-
-
-def any_rank(topic: str, value: bool) -> bool:
-    """Whether any rank's value is True. A collective operation, cheap enough for every iteration.
-
-    Raises:
-        AgreementError: ranks have come to different topics.
-    """
-    return bool(agree(topic, value, any))
 
 
 def broadcast_seed(seed: int | None) -> int:

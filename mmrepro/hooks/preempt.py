@@ -16,7 +16,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 from ..checkpoint.resuming import refusal_after
-from ..distributed.agreement import agree, any_rank
+from ..distributed.agreement import agree
 from ..errors import ConfigError, Preempted
 from ..exit_codes import PREEMPTED
 
@@ -108,7 +108,7 @@ class PreemptHook(Hook):
 
     def _asked(self) -> bool:
         """Whether a signal has reached any rank: it reaches them at different times."""
-        return self._active and any_rank('a signal to stop', self._received is not None)
+        return self._active and agree('a signal to stop', self._received is not None, any)
 
     def _leave(self, runner: Any, iteration: int) -> None:
         number = self._received
@@ -127,7 +127,7 @@ class PreemptHook(Hook):
                               f'with exit code {self.exit_code}')
         runner.visualizer.close()
         # a launcher ends all ranks when one has ended, and rank 0 may still write
-        any_rank('the end', False)
+        agree('the end', None, len)
         raise Preempted(self.exit_code, path, iteration)
 
 

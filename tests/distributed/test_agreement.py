@@ -9,7 +9,6 @@ import torch
 from mmrepro import determinism
 from mmrepro.distributed.agreement import (
     agree,
-    any_rank,
     broadcast_seed,
     check_agreement,
     start_fields,
@@ -38,12 +37,12 @@ def several(rank, world):
 def elsewhere(rank, world, at):
     """The ranks in ``at`` have come to another point."""
     if rank in at:
-        return any_rank('a signal to stop', False)
+        return agree('a signal to stop', False, any)
     return agree('checkpoint', 'x' * 100, max)
 
 
 def asking(rank, world, says):
-    return any_rank('a signal to stop', rank == says)
+    return agree('a signal to stop', rank == says, any)
 
 
 def start(rank, world, texts):
