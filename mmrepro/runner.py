@@ -74,7 +74,7 @@ class ReproRunnerMixin(_Base):
         # before the first collective operation starts CUDA, which reads its variables once; and
         # MMEngine would set the flag
         self.lifecycle.process.set_flags(env_cfg.pop('cudnn_benchmark', None))
-        process_group.ensure_process_group(self._launcher, **process_group.group_options(env_cfg))
+        process_group.ensure_process_group(self._launcher, env_cfg)
         super().setup_env(env_cfg)
         # MMEngine names loggers and message hubs by it: a run of the same second would share them
         self._timestamp = numbered(self._timestamp, get_rank())

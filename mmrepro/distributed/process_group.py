@@ -83,12 +83,6 @@ def process_count() -> int:
     return get_world_size() if scheduler is None else scheduler.processes
 
 
-def group_options(env_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of :func:`ensure_process_group` in a config's ``env_cfg``."""
-    dist_cfg = env_cfg.get('dist_cfg') or {}
-    return {name: dist_cfg[name] for name in ('backend', 'timeout', 'port') if name in dist_cfg}
-
-
 def launch_variables(launcher: str, env: Mapping[str, str],
                      port: int | None = None) -> dict[str, str]:
     """Return torch's five variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
@@ -134,9 +128,7 @@ def restart_problem(env: Mapping[str, str]) -> str | None:
             'torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (PyTorch #135712, #167288)')
 
 
-def ensure_process_group(launcher: str, backend: str | None = None,
-                         timeout: float | timedelta | None = None,
-                         port: int | None = None) -> bool:
+def ensure_process_group(launcher: str, env_cfg: Mapping[str, Any] = {}) -> bool:
     """Make the process group where MMEngine cannot; to be called before ``Runner.setup_env``.
 
     Without an accelerator it sets torch's variables in ``os.environ`` and makes the group over
@@ -144,9 +136,9 @@ def ensure_process_group(launcher: str, backend: str | None = None,
 
     Args:
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
-        backend: A backend for the CPU; None and ``'nccl'``, of MMDetection's configs, mean gloo.
-        timeout: Seconds, for ranks that come late and for collective operations but agreements.
-        port: See :func:`launch_variables`.
+        env_cfg: The config's; of its ``dist_cfg``, ``backend`` (None and ``'nccl'``, of
+            MMDetection's configs, mean gloo), ``timeout`` (seconds, for ranks that come late and
+            for collective operations but agreements) and ``port`` count.
 
     Returns:
         bool: whether it made the group.
@@ -161,8 +153,10 @@ def ensure_process_group(launcher: str, backend: str | None = None,
             name = LAUNCHERS['mpi'].local_rank
             os.environ.setdefault('LOCAL_RANK', os.environ.get(name, '0'))
         return False
-    os.environ.update(launch_variables(launcher, os.environ, port))
+    dist_cfg = env_cfg.get('dist_cfg') or {}
+    os.environ.update(launch_variables(launcher, os.environ, dist_cfg.get('port')))
     options: dict[str, Any] = {}
+    timeout, backend = dist_cfg.get('timeout'), dist_cfg.get('backend')
     if timeout is not None:
         options['timeout'] = timeout if isinstance(timeout, timedelta) else timedelta(
             seconds=timeout)

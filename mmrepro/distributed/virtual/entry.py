@@ -17,7 +17,7 @@ from ... import determinism
 from ...config import RandomnessConfig
 from ...errors import RandomnessError
 from ..lost_ranks import naming_lost_ranks
-from ..process_group import LAUNCHERS, ensure_process_group, group_options, has_accelerator
+from ..process_group import LAUNCHERS, ensure_process_group, has_accelerator
 from .exchange import Transport
 from .guards import guarded
 from .scheduler import Turns
@@ -128,5 +128,5 @@ def _ensure_group(launcher: str, env_cfg: Mapping[str, Any]) -> None:
         return
     # making the group starts CUDA, and cuBLAS may read it from then on
     os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', determinism.tables.CUBLAS_WORKSPACE)
-    if not ensure_process_group(launcher, **group_options(env_cfg)):
+    if not ensure_process_group(launcher, env_cfg):
         init_dist(launcher, **dict(env_cfg.get('dist_cfg') or {}))
