@@ -62,7 +62,7 @@ def environment(variables):
 def start(rank, world, launcher, port):
     env = launched(launcher, rank, world, port)
     if launcher == 'slurm':  # the port of the config counts
-        env['MASTER_PORT'] = '1'
+        env['MASTER_PORT'] = 'none'
     with environment(env):
         made = ensure_process_group(launcher, dict(cudnn_benchmark=False, dist_cfg=dict(
             backend='nccl', timeout=25, port=port, init_backend='torch')))
