@@ -9,7 +9,7 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Callable
 
@@ -144,11 +144,6 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
     except Exception as error:  # a damaged pickle may raise anything
         line, *_ = f'{type(error).__name__}: {error}'.splitlines()
         raise CheckpointError(f'checkpoint {path} is damaged ({line})') from error
-
-
-def is_local(folder: str, options: Mapping[str, Any]) -> bool:
-    """Whether MMEngine would write to a local disk."""
-    return not (options.get('backend_args') or options.get('file_client_args') or '://' in folder)
 
 
 @contextmanager

@@ -226,10 +226,9 @@ def snapshot(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
     Plain strings, numbers, booleans and None, for a manifest and to compare ranks.
     """
-    values: dict[str, Any] = {f'env.{name}': env.get(name) for name in BIT_VARIABLES}
-    values.update((flag.name, _read(flag.get)) for flag in FLAGS)
-    values.update((name, _read(get)) for name, get in RECORDED_FLAGS.items())
-    return values
+    return {**{f'env.{name}': env.get(name) for name in BIT_VARIABLES},
+            **{flag.name: _read(flag.get) for flag in FLAGS},
+            **{name: _read(get) for name, get in RECORDED_FLAGS.items()}}
 
 
 def drifted() -> tuple[Change, ...]:
