@@ -254,7 +254,8 @@ class RunLifecycle:
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
-        _check_late(runner)
+        check_shared_weights(runner)
+        make_put_off_checks()
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
 
     # ---------------------------------------------------------------------------- the end
@@ -262,7 +263,8 @@ class RunLifecycle:
     def after_train(self, runner: Any) -> Iterator[None]:
         with local_loading():  # CheckpointHook publishes: it loads what it has written
             yield
-        _check_late(runner)
+        check_shared_weights(runner)
+        make_put_off_checks()
         if is_main_process() and not self.config.legacy:
             runner.logger.info(outcome(runner))
 
@@ -287,12 +289,6 @@ class RunLifecycle:
             seeds.seed_all(self.config.root, 'test', 'image')
         else:
             self.seed(stream, *key)
-
-
-def _check_late(runner: Any) -> None:
-    """Check what is checked seldom: weights that ranks share, and arguments on a GPU."""
-    check_shared_weights(runner)
-    make_put_off_checks()
 
 
 def _tell_epoch(runner: Any) -> None:

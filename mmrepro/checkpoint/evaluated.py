@@ -44,7 +44,7 @@ class EvaluatedModel:
             return
         model = unwrap(wrapped)
         buffers = dict(model.named_buffers())
-        ranks = rank_state.gather(dict(attributes={}, gradients={}, buffers=buffers), to_all=True)
+        ranks = rank_state.gather(dict(buffers=buffers), to_all=True)
         common = _common(model, [ranks[rank]['buffers'] for rank in sorted(ranks)])
         # buffers whose shape differs between ranks (queues) stay
         self._replaced = [(buffers[name], value.to(buffers[name]))

@@ -18,9 +18,6 @@ from ..distributed.agreement import agree
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import adapters
 
-# the parts of a rank's state; gradients are too large to be digested at every checkpoint
-PARTS = ('attributes', 'gradients', 'buffers')
-
 
 def local_state(runner: Any) -> dict[str, dict[str, Any]]:
     """Return the state of this rank that no ``state_dict`` of rank 0 holds.
@@ -44,13 +41,14 @@ def gather(state: dict[str, dict[str, Any]],
     """
     if get_world_size() == 1:
         return {}
+    # gradients are too large to be digested at every checkpoint
     digests = {f'{part}/{name}': 'gradient' if part == 'gradients' else exact_digest(value)
-               for part in PARTS for name, value in state[part].items()}
+               for part, values in state.items() for name, value in values.items()}
     different = agree('checkpoint', digests, _different)
     if not different:
         return {}
-    mine = {part: portable({name: value for name, value in state[part].items()
-                            if f'{part}/{name}' in different}) for part in PARTS}
+    mine = {part: portable({name: value for name, value in values.items()
+                            if f'{part}/{name}' in different}) for part, values in state.items()}
     ranks: list[Any] = [None] * get_world_size()
     if to_all:
         dist.all_gather_object(ranks, mine)
