@@ -85,7 +85,10 @@ class UserVariables:
                 self._add_module(sys.modules.get(cls.__module__))
         for thing in things:
             for value in (thing, *getattr(thing, '__dict__', {}).values()):
-                self._add_functions(type(thing).__name__, getattr(value, 'func', value))
+                function = getattr(value, 'func', value)
+                if isinstance(function, FunctionType) and belongs_to_user(function.__module__):
+                    self._add_module(sys.modules.get(function.__module__))
+                    self._add_function(f'{type(thing).__name__}.{function.__name__}', function)
 
     def changed(self) -> list[str]:
         """Return the paths of variables whose values have changed."""
@@ -114,11 +117,6 @@ class UserVariables:
         finally:
             for changed in before:
                 _assign(*changed)
-
-    def _add_functions(self, path: str, value: Any) -> None:
-        if isinstance(value, FunctionType) and belongs_to_user(value.__module__):
-            self._add_module(sys.modules.get(value.__module__))
-            self._add_function(f'{path}.{value.__name__}', value)
 
     def _add_module(self, module: ModuleType | None) -> None:
         if module is None or not self._walk.is_new(module) or not belongs_to_user(module.__name__):

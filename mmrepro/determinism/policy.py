@@ -199,8 +199,7 @@ def is_enabled() -> Mode:
 
 def in_force() -> Report | None:
     """Return the report of the ``enable`` that counts; None if nothing is in force."""
-    active = _active.value
-    return None if active is None else active[1]
+    return None if _active.value is None else _active.value[1]
 
 
 @contextmanager
