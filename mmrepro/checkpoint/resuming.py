@@ -42,6 +42,14 @@ class ResumePoint:
                    written_by.get('facts') or stock_facts(meta),
                    DataCursor(*meta['place']) if 'place' in meta else None)
 
+    @property
+    def report(self) -> str:
+        """For the log."""
+        text = f'resuming from {self.path}: epoch {self.epoch}, iteration {self.iteration}'
+        return text if self.written_by else (
+            f'{text}\nit was written without mmrepro: weights, optimizer and schedules continue; '
+            'data order and random numbers are those of mmrepro from here on')
+
 
 class Resume:
     """The resume of one runner. Where there is nothing to resume from, its methods do nothing.
@@ -120,15 +128,8 @@ class Resume:
         """Log what was passed over, what is resumed, and how this run differs."""
         for line in self.passed_over:
             logger.warning(line)
-        point = self.point
-        if point is None:
-            return
-        lines = [f'resuming from {point.path}: epoch {point.epoch}, iteration {point.iteration}']
-        if not point.written_by:
-            lines.append(
-                'it was written without mmrepro: weights, optimizer and schedules continue; data '
-                'order and random numbers are those of mmrepro from here on')
-        logger.info('\n'.join([*lines, *self.differences]))
+        if self.point is not None:
+            logger.info('\n'.join([self.point.report, *self.differences]))
 
     def seeded(self, given: RandomnessConfig) -> RandomnessConfig:
         """Return ``given`` with the seed of the run that is resumed.
