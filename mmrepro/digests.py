@@ -58,8 +58,7 @@ def exact_digest(state: Any) -> str:
 
     def write(text: str) -> None:
         content = text.encode()
-        digest.update(b'%d ' % len(content))
-        digest.update(content)
+        digest.update(b'%d %b' % (len(content), content))
 
     _update(digest, write, state, (), True)
     return digest.hexdigest()
