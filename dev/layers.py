@@ -37,10 +37,10 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
     (('another_process', 'built_twice'), 'what user code has in another process'),
-    (('ops', 'seeds', 'digests', 'exit_codes', 'reading', 'text', 'variables', 'version'),
+    (('ops', 'seeds', 'digests', 'exit_codes', 'reading', 'variables', 'version'),
      'operators, random streams, digests, readers of the environment'),
     (('reachable', ), 'what an object reaches, and a walk over it'),
-    (('errors', 'generator_kinds', 'imports', 'intervals', 'nested', 'scoped'),
+    (('errors', 'generator_kinds', 'imports', 'intervals', 'nested', 'scoped', 'text'),
      'exceptions; small helpers, each the one home of its concept'),
 )
 # Rooms of one row that may know each other, in this direction only.

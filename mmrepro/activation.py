@@ -69,7 +69,7 @@ def _change(module: ModuleType) -> None:
         return object.__new__(wanted(cls) if is_active() else cls)
 
     def from_cfg(cls: type, cfg: Any) -> Any:
-        """As MMEngine's, but builds the class's reproducible form, or refuses the class."""
+        """Build a runner as MMEngine does, of the reproducible form of the class."""
         from .config import prepare_cfg
         return original.__func__(wanted(cls), prepare_cfg(cfg))
 

@@ -22,15 +22,15 @@ from torch.utils.data._utils import worker
 
 from .digests import exact_digest
 from .generator_kinds import GENERATORS
-from .reachable import Walk, belongs_to_user, inside
+from .reachable import PLAIN, Walk, belongs_to_user, inside
 from .scoped import replaced
+from .text import qualified_name
 
 MAX_ITEMS = 2000  # of a container; larger ones hold annotations, which copies share
 MAX_BYTES = 1 << 20  # of an array or tensor, likewise
 MAX_OBJECTS = 10_000  # visited; the nearest ones first
-MAX_IN_VARIABLE = 300  # objects; one that holds more, such as a runner, is no state of its own
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_MISSING = object()  # the content of a variable that did not exist
+MAX_IN_VARIABLE = 300  # objects; a variable that holds more, such as a runner, is left out
+_MISSING = object()  # the value of a variable that does not exist
 # of a function: defaults and the variables of enclosing functions
 _CELL, _DEFAULTS = 'cell_contents', ('__defaults__', '__kwdefaults__')
 
@@ -80,12 +80,15 @@ class UserVariables:
         self._packages = {cls.__module__.partition('.')[0] for cls in classes}
         for cls in dict.fromkeys(classes):
             if belongs_to_user(cls.__module__):
-                # now: a decorator may have given its name in the module to something else
-                self._class(f'{cls.__module__}.{cls.__qualname__}', cls)
-                self._module(sys.modules.get(cls.__module__))
+                # a decorator may have given its name in the module to another object
+                self._add_class(qualified_name(cls), cls)
+                self._add_module(sys.modules.get(cls.__module__))
         for thing in things:
             for value in (thing, *getattr(thing, '__dict__', {}).values()):
-                self._functions(type(thing).__name__, getattr(value, 'func', value))
+                function = getattr(value, 'func', value)
+                if isinstance(function, FunctionType) and belongs_to_user(function.__module__):
+                    self._add_module(sys.modules.get(function.__module__))
+                    self._add_function(f'{type(thing).__name__}.{function.__name__}', function)
 
     def changed(self) -> list[str]:
         """Return the paths of variables whose values have changed."""
@@ -109,21 +112,13 @@ class UserVariables:
             for path, owner, name, content, _ in self._changed():
                 if paths is None or path in paths:
                     before.append((owner, name, _value(owner, name)))
-                    if content is _MISSING:
-                        delattr(owner, name)
-                    else:
-                        setattr(owner, name, _copy(content))
+                    _assign(owner, name, content if content is _MISSING else _copy(content))
             yield
         finally:
             for changed in before:
-                setattr(*changed)
+                _assign(*changed)
 
-    def _functions(self, path: str, value: Any) -> None:
-        if isinstance(value, FunctionType) and belongs_to_user(value.__module__):
-            self._module(sys.modules.get(value.__module__))
-            self._function(f'{path}.{value.__name__}', value)
-
-    def _module(self, module: ModuleType | None) -> None:
+    def _add_module(self, module: ModuleType | None) -> None:
         if module is None or not self._walk.is_new(module) or not belongs_to_user(module.__name__):
             return
         if 'site-packages' in (getattr(module, '__file__', None) or '') and (
@@ -133,34 +128,34 @@ class UserVariables:
         for name, value in list(vars(module).items()):
             defined_in = getattr(value, '__module__', None)
             if isinstance(value, ModuleType):
-                self._module(value)
+                self._add_module(value)
             elif isinstance(value, (type, FunctionType)) and defined_in != module.__name__:
-                self._module(sys.modules.get(defined_in or ''))
+                self._add_module(sys.modules.get(defined_in or ''))
             elif isinstance(value, type):
-                self._class(f'{module.__name__}.{name}', value)
+                self._add_class(f'{module.__name__}.{name}', value)
             elif isinstance(value, FunctionType):
-                self._function(f'{module.__name__}.{name}', value)
+                self._add_function(f'{module.__name__}.{name}', value)
             else:
-                self._variable(f'{module.__name__}.{name}', module, name, value)
+                self._add_variable(f'{module.__name__}.{name}', module, name, value)
 
-    def _class(self, path: str, cls: type) -> None:
+    def _add_class(self, path: str, cls: type) -> None:
         if not self._walk.is_new(cls):
             return
         self._owners.append((path, cls, set(vars(cls))))
         for name, value in list(vars(cls).items()):
             if isinstance(value, FunctionType):
-                self._function(f'{path}.{name}', value)
+                self._add_function(f'{path}.{name}', value)
             else:
-                self._variable(f'{path}.{name}', cls, name, value)
+                self._add_variable(f'{path}.{name}', cls, name, value)
 
-    def _function(self, path: str, function: FunctionType) -> None:
+    def _add_function(self, path: str, function: FunctionType) -> None:
         for name in _DEFAULTS:
-            self._variable(f'{path}.{name}', function, name, getattr(function, name))
+            self._add_variable(f'{path}.{name}', function, name, getattr(function, name))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if self._walk.is_new(cell):
-                self._variable(f'{path}.{name}', cell, _CELL, getattr(cell, _CELL, None))
+                self._add_variable(f'{path}.{name}', cell, _CELL, getattr(cell, _CELL, None))
 
-    def _variable(self, path: str, owner: Any, name: str, value: Any) -> None:
+    def _add_variable(self, path: str, owner: Any, name: str, value: Any) -> None:
         plain_name = name.startswith('__') and name not in _DEFAULTS
         if plain_name or not _may_change(value) or not _is_small(value):
             return
@@ -172,8 +167,15 @@ class UserVariables:
 
 def _value(owner: Any, name: str) -> Any:
     """Return a variable as its owner has it, not what a descriptor makes of it."""
-    return vars(owner).get(name) if isinstance(owner, (ModuleType, type)) else getattr(
+    return vars(owner).get(name, _MISSING) if isinstance(owner, (ModuleType, type)) else getattr(
         owner, name, None)
+
+
+def _assign(owner: Any, name: str, value: Any) -> None:
+    if value is not _MISSING:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)
 
 
 def _is_cached(value: Any) -> bool:
@@ -181,7 +183,7 @@ def _is_cached(value: Any) -> bool:
 
 
 def _may_change(value: Any) -> bool:
-    if isinstance(value, _PLAIN) or _is_cached(value):
+    if isinstance(value, PLAIN) or _is_cached(value):
         return True
     if isinstance(value, (*GENERATORS, ModuleType, type)) or _is_large(value):
         return False
@@ -197,16 +199,16 @@ def _copy(value: Any) -> Any:
     """Return a copy; of a cached function, one that has cached nothing."""
     if _is_cached(value):
         return functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
-    return value if isinstance(value, _PLAIN) else copied(value)
+    return value if isinstance(value, PLAIN) else copied(value)
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a value is copied and compared in no time."""
-    if isinstance(value, _PLAIN) or _is_cached(value):
+    """Whether a value is quick to copy and to compare."""
+    if isinstance(value, PLAIN) or _is_cached(value):
         return True
     walk = Walk([('', value)], MAX_IN_VARIABLE)
     for path, thing in walk:
-        if not isinstance(thing, _PLAIN):
+        if not isinstance(thing, PLAIN):
             walk.add(inside(thing, path))
     return len(walk.queue) <= MAX_IN_VARIABLE
 
@@ -224,7 +226,7 @@ def copied(dataset: Any) -> Any | None:
 
     Annotations and modules are not copied.
     """
-    copies: dict[int, Any] = {}  # by id of the original; what is shared is its own copy
+    copies: dict[int, Any] = {}  # by id of the original; a shared object is its own copy
     walk = Walk([('', dataset)], MAX_OBJECTS)
     for path, thing in walk:
         if isinstance(thing, nn.Module) or _is_large(thing):

@@ -1,7 +1,6 @@
 """Compare what user code builds with the same, built once more from the same random numbers.
 
-A model, a dataset or a sampler whose code reads a clock, entropy or addresses comes out as another
-one in every run.
+A model, a dataset or a sampler whose code reads a clock, entropy or addresses differs in every run.
 """
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def is_by_user(thing: Any) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Build the second one without lines in the log."""
+    """Log nothing inside the block, in which something is built for the second time."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

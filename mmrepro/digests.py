@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from .reachable import attributes, in_slots, items
+from .text import shorten
 
 # objects without content: code, and paths, whose attributes cache hashes
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
 ARRAY = '__array_interface__'
-SHOWN = 60  # characters of a value in a message
 _CHUNK = 1 << 22  # bytes of a file that are read at a time
 
 
@@ -58,8 +58,7 @@ def exact_digest(state: Any) -> str:
 
     def write(text: str) -> None:
         content = text.encode()
-        digest.update(b'%d ' % len(content))
-        digest.update(content)
+        digest.update(b'%d %b' % (len(content), content))
 
     _update(digest, write, state, (), True)
     return digest.hexdigest()
@@ -75,6 +74,14 @@ def file_digest(file: BinaryIO, size: int = sys.maxsize) -> str:
     return digest.hexdigest()
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, flat; in the same memory if it is contiguous."""
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.stride() != (1, ):  # a single element counts as contiguous with any stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
+
+
 def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[int, ...],
             exact: bool) -> None:
     """Add a value to a digest.
@@ -86,12 +93,8 @@ def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[
         _update(digest, write, part, within, exact)
 
     if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu().contiguous()
-        if tensor.numel() < 2:  # counts as contiguous with any stride, bytes need a stride of 1
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-        write(f'tensor {tensor.dtype} {tuple(tensor.shape)}')
-        # as bytes, because numpy has no bfloat16
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        write(f'tensor {value.dtype} {tuple(value.shape)}')
+        digest.update(as_bytes(value.cpu()).numpy())  # numpy has no bfloat16
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         # the repr of a long array leaves most of it out
         write(f'array {value.dtype} {value.shape}')
@@ -164,8 +167,7 @@ def _named(value: Any) -> dict[str, Any]:
 def _shown(value: Any, compared: Any) -> str:
     """Show a value; of an array, the first element that differs from that of ``compared``."""
     if not isinstance(value, (torch.Tensor, np.ndarray)):
-        text = repr(value)
-        return text if len(text) <= SHOWN else f'{text[:SHOWN]}...'
+        return shorten(repr(value))
     shape = tuple(value.shape)
     text = f'{value.dtype} {shape}'
     if not isinstance(compared, type(value)) or compared.shape != value.shape or (

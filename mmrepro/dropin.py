@@ -22,7 +22,7 @@ def init_random_seed(seed: int | None = None, device: str = 'cuda') -> int:
     Raises:
         TypeError, ValueError: for a seed that is not an integer in range.
     """
-    from .distributed.root_seed import broadcast_seed
+    from .distributed.agreement import broadcast_seed
     return broadcast_seed(None if seed is None else seeds.check_seed(seed))
 
 
@@ -79,5 +79,5 @@ def seeded_generator(seed: int, name: str = 'loader') -> torch.Generator:
     >>> len(list(loader))
     8
     """
-    generator: torch.Generator = seeds.torch_generator(seeds.check_seed(seed), 'sampler', name)
-    return generator
+    return torch.Generator().manual_seed(
+        seeds.derive(seeds.check_seed(seed), 'sampler', name).torch)

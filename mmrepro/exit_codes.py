@@ -23,9 +23,10 @@ MEANINGS = {
 def meaning(code: int) -> str:
     """Return what an exit code says; a negative code is the number of a signal.
 
-    >>> meaning(-9)
-    'killed by SIGKILL'
+    >>> meaning(-9), meaning(-40)
+    ('killed by SIGKILL', 'killed by signal 40')
     """
     if code < 0:
-        return f'killed by {signal.Signals(-code).name}'
+        names = {number.value: number.name for number in signal.Signals}
+        return f'killed by {names.get(-code, f"signal {-code}")}'
     return MEANINGS.get(code, 'unknown')

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Callable
+from typing import Any
 
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
@@ -63,7 +63,7 @@ class RunLifecycle:
         given = settings_on_ranks(settings)
         self.resume = Resume(settings, given.resume_strict)
         settings.update(self.resume.settings)
-        # now: the model, the loaders and their workers would be built from another seed
+        # now, because the model, the loaders and their workers are built from this seed
         self.config = self.resume.seeded(given)
         self.facts: dict[str, Any] = {}
         self.process = ProcessSettings(self.config)
@@ -88,17 +88,17 @@ class RunLifecycle:
 
     def hooks(self, present: Sequence[Hook]) -> list[Hook]:
         """Return the hooks to register beside ``present``, those of the config."""
-        kinds: list[Callable[[], Hook]] = [PreemptHook]
+        hooks: list[Hook] = [PreemptHook()]
         if self.config.deterministic:
-            kinds.insert(0, self._guard)
+            hooks.insert(0, self._guard())
         if self.config.deterministic is True:
-            kinds.insert(1, SelfCheckHook)
+            hooks.insert(1, SelfCheckHook())
         # a hook of the config, with other settings, replaces ours
-        return [hook for hook in (kind() for kind in kinds)
+        return [hook for hook in hooks
                 if not any(isinstance(other, type(hook)) for other in present)]
 
     def _guard(self) -> OperatorGuardHook:
-        """Return the guard: of a portable run, operators of torch have their own table."""
+        """Return the operator guard; a portable run has a table of torch's operators anyway."""
         if self.config.numerics.cpu != 'portable':
             return OperatorGuardHook()
         on_unknown = 'error' if self.config.deterministic is True else 'warn'
@@ -214,7 +214,7 @@ class RunLifecycle:
         self.seed('val', runner.iter)
         yield
         check_shared_weights(runner)
-        self.evaluated.enter(runner.model)  # behind EMAHook, which puts in its averages
+        self.evaluated.enter(runner.model)  # after EMAHook has put its averages in
 
     def before_val_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         yield
@@ -222,7 +222,7 @@ class RunLifecycle:
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
         make_put_off_checks()
-        self.evaluated.leave()  # before EMAHook, which takes its averages out
+        self.evaluated.leave()  # before EMAHook takes its averages out
         with self.checkpoints.validated(runner.iter, metrics):
             yield
         self.evaluated.leave()
@@ -254,7 +254,8 @@ class RunLifecycle:
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
-        _check_late(runner)
+        check_shared_weights(runner)
+        make_put_off_checks()
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
 
     # ---------------------------------------------------------------------------- the end
@@ -262,7 +263,8 @@ class RunLifecycle:
     def after_train(self, runner: Any) -> Iterator[None]:
         with local_loading():  # CheckpointHook publishes: it loads what it has written
             yield
-        _check_late(runner)
+        check_shared_weights(runner)
+        make_put_off_checks()
         if is_main_process() and not self.config.legacy:
             runner.logger.info(outcome(runner))
 
@@ -287,12 +289,6 @@ class RunLifecycle:
             seeds.seed_all(self.config.root, 'test', 'image')
         else:
             self.seed(stream, *key)
-
-
-def _check_late(runner: Any) -> None:
-    """Check what is checked seldom: weights that ranks share, and arguments on a GPU."""
-    check_shared_weights(runner)
-    make_put_off_checks()
 
 
 def _tell_epoch(runner: Any) -> None:

@@ -33,10 +33,6 @@ class ProcessSettings:
         self._steps = 0
         self._reported: set[str] = set()
 
-    @property
-    def _takes_turns(self) -> bool:
-        return self._config.virtual_ranks.ranks is not None
-
     def set_flags(self, cudnn_benchmark: bool | None) -> None:
         """Set flags and variables, before the first use of CUDA.
 
@@ -47,7 +43,8 @@ class ProcessSettings:
         self._enable()
 
     def _enable(self) -> None:
-        if self._takes_turns:  # otherwise a thread that trains already stays the training thread
+        # otherwise a thread that trains already stays the training thread
+        if self._config.virtual_ranks.ranks is not None:
             training_thread.claim(turns=True)
         self.report = determinism.enable(cudnn_benchmark=self._cudnn_benchmark,
                                          **self._config.flags)
@@ -63,7 +60,7 @@ class ProcessSettings:
 
     def hold(self) -> None:
         """Put the settings in force again if another runner was built since."""
-        training_thread.claim(turns=self._takes_turns)
+        training_thread.claim(turns=self._config.virtual_ranks.ranks is not None)
         if determinism.in_force() is not self.report:
             self.apply(self._config)
 

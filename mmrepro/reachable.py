@@ -19,6 +19,7 @@ from .generator_kinds import GENERATORS
 
 MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
 CONTAINERS = (dict, list, tuple, deque)
+PLAIN = (bool, int, float, complex, str, bytes, type(None))  # values that hold nothing
 Named = tuple[str, Any]  # path, object
 
 
@@ -93,7 +94,7 @@ def attributes(obj: Any) -> dict[str, Any]:
     return {**in_slots(obj), **getattr(obj, '__dict__', {})}
 
 
-# packages whose objects say what the process does, not what training does
+# packages whose objects hold state of the process, not of the training
 _PROCESS = frozenset((
     'builtins', 'enum', 'functools', 'logging', 'matplotlib', 'mmengine', 'mmrepro',
     'multiprocessing', 'numpy', 'pathlib', 'queue', 're', 'threading', 'torch', 'types', 'weakref'))
@@ -146,7 +147,7 @@ def _names_in(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _is_class_of_generators(cls: Any) -> bool:
-    # torch.Generator's own check is Python code, and most values are none
+    # isinstance() runs Python code of torch.Generator, and most values are no generators
     return issubclass(cls, GENERATORS)
 
 
@@ -246,9 +247,7 @@ def hidden(thing: Any, path: str) -> Iterator[Named]:
 
 
 def _class_attributes(cls: type, path: str) -> list[Named]:
-    if not belongs_to_user(cls.__module__):
-        return []
-    return _named(cls, path)
+    return _named(cls, path) if belongs_to_user(cls.__module__) else []
 
 
 def _named(owner: Any, path: str) -> list[Named]:

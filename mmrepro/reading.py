@@ -21,12 +21,13 @@ class Rule(NamedTuple):
 
 
 def or_none(*types: type) -> Rule:
+    """Return the shape of values of these types, or None."""
     return Rule(lambda value: value is None or isinstance(value, types),
                 ' or '.join([*(kind.__name__ for kind in types), 'None']))
 
 
 SCALAR = or_none(str, int, float)
-# an integer that is no float ends what computes with it
+# arithmetic with an integer that is too large for a float raises OverflowError
 NUMBER = Rule(lambda value: isinstance(value, float) or isinstance(value, int)
               and abs(value) < 2**1023, 'a number')
 

@@ -23,8 +23,8 @@ from .data.loader import (
     shuffled_subset,
 )
 from .distributed import process_group
+from .distributed.agreement import broadcast_seed
 from .distributed.lost_ranks import naming_lost_ranks
-from .distributed.root_seed import broadcast_seed
 from .distributed.virtual.runner_parts import share_workers
 from .distributed.virtual.scheduler import current
 from .fingerprint.sample_replay import explain
@@ -74,7 +74,7 @@ class ReproRunnerMixin(_Base):
         # before the first collective operation starts CUDA, which reads its variables once; and
         # MMEngine would set the flag
         self.lifecycle.process.set_flags(env_cfg.pop('cudnn_benchmark', None))
-        process_group.ensure_process_group(self._launcher, **process_group.group_options(env_cfg))
+        process_group.ensure_process_group(self._launcher, env_cfg)
         super().setup_env(env_cfg)
         # MMEngine names loggers and message hubs by it: a run of the same second would share them
         self._timestamp = numbered(self._timestamp, get_rank())
@@ -119,7 +119,7 @@ class ReproRunnerMixin(_Base):
             return super().test()
 
     def _waiting_for_ranks(self) -> AbstractContextManager[None]:
-        # virtual ranks: all that they do is in one such block
+        # all of what virtual ranks do is in one such block
         return nullcontext() if current() is not None else naming_lost_ranks(f'rank {get_rank()}')
 
     def load_or_resume(self) -> None:
@@ -139,7 +139,7 @@ class ReproRunnerMixin(_Base):
 
     @property
     def iter(self) -> int:
-        # MMEngine's builds the training loop, and loads its dataset, for a validation alone
+        # MMEngine builds the training loop and loads its dataset, for a validation alone too
         return self._train_loop.iter if isinstance(self._train_loop, BaseLoop) else 0
 
     @property
@@ -175,7 +175,7 @@ class ReproRunnerMixin(_Base):
     @StaticOnClass
     def build_dataloader(self, dataloader: DataLoader | dict, seed: int | None = None,
                          diff_rank_seed: bool = False) -> DataLoader:
-        """As MMEngine's, with samplers, samples and workers keyed by the root seed."""
+        """Build a loader as MMEngine does; the root seed keys samplers, samples and workers."""
         if self.repro.legacy:
             return super().build_dataloader(dataloader, seed, diff_rank_seed)
         if isinstance(dataloader, DataLoader):
@@ -202,7 +202,7 @@ class ReproRunnerMixin(_Base):
             return super().load_checkpoint(filename, *args, **kwargs)
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """As MMEngine's, but all ranks call it, and the file appears whole or not at all."""
+        """Save as MMEngine does; all ranks call this, and the file is whole or absent."""
         with self.lifecycle.evaluated.suspended():
             self.lifecycle.checkpoints.write(
                 self, super().save_checkpoint, out_dir, filename, *args, **kwargs)

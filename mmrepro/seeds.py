@@ -164,8 +164,8 @@ def seed_all(root: Root, stream: str, *key: Key) -> None:
 
 def _seed_accelerators(seed: int) -> None:
     import torch
-    # A forked worker must not touch CUDA, and before initialisation there is no generator yet:
-    # torch.cuda.manual_seed_all queues the seed for the moment of initialisation.
+    # A forked worker must not touch CUDA, and before initialization there is no generator yet:
+    # torch.cuda.manual_seed_all queues the seed for the moment of initialization.
     if torch.cuda.is_initialized():
         if not torch.cuda._is_in_bad_fork():
             for generator in torch.cuda.default_generators:
@@ -196,12 +196,6 @@ def random_state(root: Root, stream: str, *key: Key) -> np.random.RandomState:
     Its draws are the same on every platform and version: NumPy has frozen them (NEP 19).
     """
     return np.random.RandomState(np.array(derive(root, stream, *key).numpy, np.uint32))
-
-
-def torch_generator(root: Root, stream: str, *key: Key) -> Any:
-    """Return a new CPU ``torch.Generator`` at the start of a stream."""
-    import torch
-    return torch.Generator().manual_seed(derive(root, stream, *key).torch)
 
 
 def root() -> RootSeed | None:

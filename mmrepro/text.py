@@ -10,13 +10,18 @@ _NUMBERED: Counter[Any] = Counter()  # names that were asked for, by owner
 
 
 def shorten(value: Any, width: int = 60) -> str:
-    """``str(value)``, cut to ``width`` characters with three dots at the end.
+    """Return ``str(value)``, cut to ``width`` characters with three dots at the end.
 
     >>> shorten('a rather long value', width=12)
     'a rather ...'
     """
     text = str(value)
     return text if len(text) <= width else f'{text[:width - 3]}...'
+
+
+def qualified_name(value: Any) -> str:
+    """Return the dotted path of a class or function."""
+    return f'{value.__module__}.{value.__qualname__}'
 
 
 def duration(seconds: float) -> str:

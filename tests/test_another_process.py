@@ -60,3 +60,15 @@ def test_captured_values_are_back_in_the_block_only(monkeypatch):
         name: id(value) for name, value in of_class.items()}
     assert (Base.count, Base.table, thing.default()) == (5, {'key': 1}, [2])
     assert globals()['NEW'] == [1] and thing.cached() is cached and Derived.of_class() is Derived
+
+
+class Forgets:
+    first = 1
+
+
+def test_a_variable_that_was_deleted_stays_deleted():
+    variables = UserVariables([Forgets])
+    del Forgets.first
+    with variables.as_captured():
+        assert Forgets.first == 1
+    assert 'first' not in vars(Forgets) and variables.changed()

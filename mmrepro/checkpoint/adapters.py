@@ -62,7 +62,7 @@ def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, 
     Parts of them too: the sampler of Libra R-CNN has samplers for positives and for negatives.
     """
     for name, value in list(vars(owner).items()):
-        if name.startswith('_') and name not in ('_sampler', ):
+        if name.startswith('_') and name != '_sampler':
             continue
         items = enumerate(value) if isinstance(value, (list, tuple)) else ((None, value), )
         for index, item in items:

@@ -32,11 +32,6 @@ def _is_copied(pointer: str, named: str) -> bool:
         not os.path.exists(named) and os.path.isfile(_beside(pointer, named)))
 
 
-def is_remote(settings: Mapping[str, Any]) -> bool:
-    """Whether MMEngine has to fetch the checkpoint that a run with these settings resumes from."""
-    return '://' in (settings.get('load_from') or pointed(settings['work_dir']))
-
-
 def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
                 ) -> tuple[str | None, list[str]]:
     """Return the newest complete checkpoint of a work directory, and what was passed over and why.

@@ -13,7 +13,7 @@ from ..errors import CheckpointError, ConfigError, ResumeError
 from ..facts.collect import read_settings, settings_of
 from ..reading import SCALAR, Rule, mismatch, or_none
 from ..seeds import MAX_SEED
-from ..text import shorten
+from ..text import qualified_name, shorten
 from .safe_loading import ADDING, safe_load
 
 # what MMEngine's ``Runner.resume`` reads; a run without it is a different run
@@ -112,7 +112,7 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
         return
     where, value = _culprit('checkpoint', skeleton)
     raise CheckpointError(
-        f'{where} is a {type(value).__module__}.{type(value).__qualname__} '
+        f'{where} is a {qualified_name(type(value))} '
         f'({shorten(repr(value))}): no run could resume from this checkpoint, which has to be '
         'data only. Save it as numbers, strings, tensors, arrays, lists and dicts; or, if you '
         f'trust it: {ADDING}, in a module that the config imports')

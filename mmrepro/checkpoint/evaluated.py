@@ -44,8 +44,8 @@ class EvaluatedModel:
             return
         model = unwrap(wrapped)
         buffers = dict(model.named_buffers())
-        ranks = rank_state.gather(dict(attributes={}, gradients={}, buffers=buffers), to_all=True)
-        common = _common(model, [ranks[rank]['buffers'] for rank in sorted(ranks)])
+        ranks = rank_state.gather(dict(buffers=buffers), to_all=True)
+        common = _common(model, [state['buffers'] for state in ranks.values()])
         # buffers whose shape differs between ranks (queues) stay
         self._replaced = [(buffers[name], value.to(buffers[name]))
                           for name, value in common.items() if buffers[name].shape == value.shape]
@@ -53,9 +53,8 @@ class EvaluatedModel:
 
     def leave(self) -> None:
         """Put back what this rank had. May be called at any time; called before every step."""
-        if self._replaced:
-            self._swap()
-            self._replaced = []
+        self._swap()
+        self._replaced = []
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -79,8 +78,8 @@ def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
     """Put the buffers that ``ranks`` of :func:`rank_state.gather` share into a ``state_dict``."""
     # EMAHook has put its averages there, buffers included
     prefix = 'ema.module.' if any(isinstance(hook, EMAHook) for hook in runner.hooks) else 'model.'
-    buffers = [{name[len(prefix):]: value for name, value in ranks[rank]['buffers'].items()
-            if name.startswith(prefix)} for rank in sorted(ranks)]
+    buffers = [{name[len(prefix):]: value for name, value in state['buffers'].items()
+                if name.startswith(prefix)} for state in ranks.values()]
     for name, value in _common(unwrap(runner.model), buffers).items():
         if name in state_dict:
             state_dict[name] = value

@@ -9,8 +9,8 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Callable
 
 from ..digests import file_digest
@@ -102,7 +102,9 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     if not complete:
         return
     keep = os.path.join(os.path.dirname(path), LAST_GOOD)
-    link = f'{keep}.{os.getpid()}'
+    link = f'{keep}.partial'
+    with suppress(FileNotFoundError):  # of a process that was killed in the next lines
+        os.remove(link)
     try:
         os.link(path, link)
     except OSError:  # a file system without hard links: the file itself has to do
@@ -142,11 +144,6 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
     except Exception as error:  # a damaged pickle may raise anything
         line, *_ = f'{type(error).__name__}: {error}'.splitlines()
         raise CheckpointError(f'checkpoint {path} is damaged ({line})') from error
-
-
-def is_local(folder: str, options: Mapping[str, Any]) -> bool:
-    """Whether MMEngine would write to a local disk."""
-    return not (options.get('backend_args') or options.get('file_client_args') or '://' in folder)
 
 
 @contextmanager

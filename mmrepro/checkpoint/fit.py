@@ -59,8 +59,11 @@ def parts_of(runner: Any) -> dict[str, str]:
             str(len(group['params'])) for group in optimizer.param_groups)
         parts[f'step.{name}'.rstrip('.')] = (
             f'accumulates {wrapper._accumulative_counts}, clips {wrapper.clip_grad_kwargs}')
+        schedules = runner.param_schedulers or []
+        if isinstance(schedules, dict):  # of several optimizers
+            schedules = schedules.get(name, [])
         parts.update((f'schedule.{name}{number}', _name(type(schedule)))
-                     for number, schedule in enumerate(_schedules(runner, name)))
+                     for number, schedule in enumerate(schedules))
     parts.update((f'module.{name}', _settings(module)) for name, module in modules.items())
     parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters(
         remove_duplicate=False) if not parameter.requires_grad)
@@ -101,11 +104,6 @@ def _is_alias(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> boo
     others = here.get(f'alias.{path}', '').split()
     return name not in there and any(
         there.get(f'{group}.{other}') == here[name] for other in others)
-
-
-def _schedules(runner: Any, name: str) -> list[Any]:
-    schedules = runner.param_schedulers or []
-    return schedules.get(name, []) if isinstance(schedules, dict) else schedules
 
 
 def _size(value: torch.Tensor) -> str:

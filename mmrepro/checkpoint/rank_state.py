@@ -1,6 +1,6 @@
 """State that differs between ranks: all of it goes into the checkpoint, which rank 0 writes.
 
-Buffers that no collective operation keeps equal (BatchNorm without synchronisation, SeesawLoss,
+Buffers that no collective operation keeps equal (BatchNorm without synchronization, SeesawLoss,
 GHM), attributes, and gradients in the middle of an accumulation cycle.
 """
 from __future__ import annotations
@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mmengine.dist import get_world_size, is_main_process
 from torch import nn
 
 from ..digests import exact_digest
 from ..distributed.agreement import agree
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import adapters
-
-# the parts of a rank's state; gradients are too large to be digested at every checkpoint
-PARTS = ('attributes', 'gradients', 'buffers')
 
 
 def local_state(runner: Any) -> dict[str, dict[str, Any]]:
@@ -39,33 +37,30 @@ def gather(state: dict[str, dict[str, Any]],
         dict: ``{rank: {part: {name: value}}}``; empty where all ranks are equal.
 
     Raises:
-        AgreementError: a rank did not come, because it did not save a checkpoint; names it.
+        AgreementError: a rank has come to another point of its program.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if get_world_size() == 1:
         return {}
+    # gradients are too large to be digested at every checkpoint
     digests = {f'{part}/{name}': 'gradient' if part == 'gradients' else exact_digest(value)
-               for part in PARTS for name, value in state[part].items()}
-    different = agree('checkpoint', [digests], _different)
+               for part, values in state.items() for name, value in values.items()}
+    different = agree('checkpoint', digests, _different)
     if not different:
         return {}
-    mine = {part: portable({name: value for name, value in state[part].items()
-                            if f'{part}/{name}' in different}) for part in PARTS}
-    ranks: list[Any] = [None] * dist.get_world_size()
+    mine = {part: portable({name: value for name, value in values.items()
+                            if f'{part}/{name}' in different}) for part, values in state.items()}
+    ranks: list[Any] = [None] * get_world_size()
     if to_all:
         dist.all_gather_object(ranks, mine)
-    elif dist.get_rank() == 0:
-        dist.gather_object(mine, ranks)
     else:
-        dist.gather_object(mine)
-        return {}
-    return dict(enumerate(ranks))
+        dist.gather_object(mine, ranks if is_main_process() else None)
+    return dict(enumerate(ranks)) if to_all or is_main_process() else {}
 
 
-def _different(ranks: list[list[dict[str, str]]]) -> list[str]:
-    digests = [rank[0] for rank in ranks]
-    names = sorted({name for rank in digests for name in rank})
-    return [name for name in names
-            if len({rank.get(name) for rank in digests}) > 1 or name.startswith('gradients/')]
+def _different(ranks: list[dict[str, str]]) -> list[str]:
+    names = sorted({name for digests in ranks for name in digests})
+    return [name for name in names if name.startswith('gradients/')
+            or len({digests.get(name) for digests in ranks}) > 1]
 
 
 def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:

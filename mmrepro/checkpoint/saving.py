@@ -19,7 +19,7 @@ from ..errors import RandomnessError
 from ..version import __version__
 from . import evaluated, fit, rank_state
 from .completeness import check_readable, lacks
-from .files import is_local, replace_with
+from .files import replace_with
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
@@ -114,7 +114,7 @@ class CheckpointWriter:
         try:
             if not is_main_process():
                 return
-            if not is_local(out_dir, kwargs):
+            if '://' in out_dir or kwargs.get('backend_args') or kwargs.get('file_client_args'):
                 stock(out_dir, filename, *args, **kwargs)
                 return
             partial = os.path.join(out_dir, f'.{filename}.partial')

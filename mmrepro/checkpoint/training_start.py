@@ -95,7 +95,7 @@ class TrainingStart:
             still = set(determinism.unwritten(unwrap(runner.model)))
             names = [name for name in self._unwritten if name in still]
             text = (f'{listed(names)} of {type(unwrap(runner.model)).__name__}: nothing has '
-                    'initialised these weights (torch.empty, torch.Tensor(size)), they are what '
+                    'initialized these weights (torch.empty, torch.Tensor(size)), they are what '
                     'was in memory before. Write them in __init__ or in init_weights')
             if names and self._config.deterministic is True:
                 raise RandomnessError(text)
@@ -117,7 +117,7 @@ class TrainingStart:
                 raise ResumeError(problem)
             runner.logger.warning(problem)
         if self._loaded:
-            # a validation came first. MMEngine initialises the weights now, and would keep those
+            # a validation came first. MMEngine initializes the weights now, and would keep those
             # instead of the loaded ones; averages of weights start again as well
             runner._has_loaded = self._loaded = False
         yield

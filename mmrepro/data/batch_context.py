@@ -81,12 +81,11 @@ class BatchContext:
 
     Args:
         kept: generators that the dataset keeps.
-        whole: the dataset loads whole batches.
     """
 
     def __init__(self, dataset: Any, root: seeds.Root, stream: str, batch: Sequence[Any],
-                 kept: Generators | None = None, whole: bool = False) -> None:
-        self.dataset, self._kept, self._whole = dataset, kept or {}, whole
+                 kept: Generators | None = None) -> None:
+        self.dataset, self._kept = dataset, kept or {}
         self._root, self.stream, self._batch = root, stream, batch
         self._entries: list[tuple[Any, tuple[Any, ...]]] = [
             (plain(index), (index.epoch, index.position)) for index in batch]
@@ -128,7 +127,7 @@ class BatchContext:
         Raises:
             RandomnessError: when the dataset loads the batch as a whole.
         """
-        if self._whole:
+        if dataset_tree.loads_batches(self.dataset):
             raise RandomnessError(
                 f'{type(transform).__name__} mixes samples, and {type(self.dataset).__name__} '
                 'loads whole batches by its own __getitems__, in which no sample can be told '

@@ -11,20 +11,19 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import torch
 
+from .. import reachable
+from ..digests import as_bytes
 from ..generator_kinds import GENERATORS
-from ..reachable import CONTAINERS, MAX_ITEMS, Walk, attributes, belongs_to_user, items, slot_names
 
 MAX_OBJECTS = 2000  # visited; the nearest ones first
 MAX_ELEMENTS = 1024  # of an array or tensor: larger ones are annotations
 
-_PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _OPAQUE = (type, torch.nn.Module, *GENERATORS)  # their content is not that of a dataset
 
 
 def _bytes(array: Any) -> bytes:
-    if isinstance(array, torch.Tensor):
-        array = array.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    return bytes(array.tobytes())
+    content = as_bytes(array).numpy() if isinstance(array, torch.Tensor) else array
+    return bytes(content.tobytes())
 
 
 def _is_small_array(thing: Any) -> bool:
@@ -37,14 +36,14 @@ def _is_small_array(thing: Any) -> bool:
 
 def _reader(thing: Any) -> Callable[[Any], Any] | None:
     """Return the function that reads what can change in an object; None: nothing can."""
-    if isinstance(thing, CONTAINERS):
-        return (lambda content: content) if len(thing) <= MAX_ITEMS else len
+    if isinstance(thing, reachable.CONTAINERS):
+        return (lambda content: content) if len(thing) <= reachable.MAX_ITEMS else len
     if isinstance(thing, (np.ndarray, torch.Tensor)):
         return _bytes if _is_small_array(thing) else None
     if isinstance(thing, _OPAQUE):
         return None
-    if slot_names(thing) and belongs_to_user(type(thing).__module__):
-        return attributes
+    if reachable.slot_names(thing) and reachable.belongs_to_user(type(thing).__module__):
+        return reachable.attributes
     return vars if hasattr(thing, '__dict__') else None
 
 
@@ -57,9 +56,9 @@ class _Part(NamedTuple):
 
     def items(self) -> list[tuple[str, Any]]:
         """Return path and value of what the object held."""
-        if not isinstance(self.content, CONTAINERS):
+        if not isinstance(self.content, reachable.CONTAINERS):
             return []
-        return items(self.content, self.path, self.read in (vars, attributes))
+        return reachable.items(self.content, self.path, self.read in (vars, reachable.attributes))
 
 
 def _agree(content: Any, now: Any) -> bool:
@@ -74,13 +73,13 @@ class DatasetSnapshot:
 
     def __init__(self, dataset: Any) -> None:
         self._parts: list[_Part] = []
-        walk = Walk([('dataset', dataset)], MAX_OBJECTS)
+        walk = reachable.Walk([('dataset', dataset)], MAX_OBJECTS)
         for path, thing in walk:
             read = _reader(thing)
             if read is not None:
                 part = _Part(path, thing, read, copy.copy(read(thing)))
                 self._parts.append(part)
-                walk.add(named for named in part.items() if not isinstance(named[1], _PLAIN))
+                walk.add(item for item in part.items() if not isinstance(item[1], reachable.PLAIN))
 
     def change(self) -> str | None:
         """Return the path of something that has changed since, or None."""
@@ -94,7 +93,7 @@ class DatasetSnapshot:
 def _first_change(part: _Part, now: _Part) -> str:
     before, after = dict(part.items()), dict(now.items())
     for path in (*after, *before):
-        # in lists, as identity counts first within a container
+        # in lists, which compare their items by identity first: arrays have no single truth
         if path not in before or path not in after or not _agree([after[path]], [before[path]]):
             return path
     return part.path

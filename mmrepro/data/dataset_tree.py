@@ -90,6 +90,21 @@ def branch(dataset: Any, index: Any) -> list[Any]:
     return [asked for asked, _ in _descend(dataset, index)]
 
 
+def loads_batches(dataset: Any) -> bool:
+    """Whether a dataset has code of its own that loads a whole batch.
+
+    torch's ``Subset`` and ``StackDataset`` only pass a batch on.
+    """
+    cls = type(dataset)
+    if cls.__module__ == 'torch.utils.data.dataset':
+        if cls.__name__ == 'Subset':
+            return loads_batches(dataset.dataset)
+        if cls.__name__ == 'StackDataset':
+            inner = dataset.datasets
+            return any(map(loads_batches, inner.values() if isinstance(inner, dict) else inner))
+    return callable(getattr(dataset, '__getitems__', None))
+
+
 # attributes in which transforms keep the transforms that they call
 INNER_TRANSFORMS = ('transforms', 'branch_pipelines')
 

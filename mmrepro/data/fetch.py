@@ -17,12 +17,12 @@ from torch.utils.data import get_worker_info
 
 from .. import seeds
 from ..digests import exact_digest
+from ..text import qualified_name
 from . import dataset_tree, generators, training_thread
 from .batch_context import BatchContext, loading
 from .generators import Generators
 from .sample_check import SampleCheck
 from .samplers import PositionedInt, PositionedTuple, plain
-from .sampling_orders import qualified_name
 from .worker_processes import end_with_trainer, shield
 
 
@@ -31,21 +31,6 @@ class _Fetched(NamedTuple):
     items: Any
     fetch: KeyedFetch
     start: tuple[int, int]  # epoch and position of the first sample
-
-
-def loads_batches(dataset: Any) -> bool:
-    """Whether a dataset has code of its own that loads a whole batch.
-
-    torch's ``Subset`` and ``StackDataset`` only pass a batch on.
-    """
-    cls = type(dataset)
-    if cls.__module__ == 'torch.utils.data.dataset':
-        if cls.__name__ == 'Subset':
-            return loads_batches(dataset.dataset)
-        if cls.__name__ == 'StackDataset':
-            inner = dataset.datasets
-            return any(map(loads_batches, inner.values() if isinstance(inner, dict) else inner))
-    return callable(getattr(dataset, '__getitems__', None))
 
 
 class KeyedFetch:
@@ -114,10 +99,9 @@ class KeyedFetch:
         return _Fetched(items, self, start) if self._marked else items
 
     def _keyed(self, batch: Sequence[Any]) -> Any:
-        whole = loads_batches(self.dataset)
-        with loading(BatchContext(self.dataset, self.root, self.stream, batch, self._kept,
-                                  whole)) as context:
-            if whole:
+        with loading(BatchContext(self.dataset, self.root, self.stream, batch,
+                                  self._kept)) as context:
+            if dataset_tree.loads_batches(self.dataset):
                 generators.begin_stream(self._kept, self.root, self.stream, batch[0].epoch,
                                         batch[0].position, 'batch')
                 return self._load(batch)
@@ -145,7 +129,7 @@ class KeyedFetch:
 
     def _load(self, batch: Sequence[Any]) -> Any:
         indices = [plain(index) for index in batch]
-        if loads_batches(self.dataset):
+        if dataset_tree.loads_batches(self.dataset):
             return self.dataset.__getitems__(indices)
         return [self.dataset[index] for index in indices]
 

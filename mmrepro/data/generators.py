@@ -16,15 +16,14 @@ import torch
 
 from .. import seeds
 from ..errors import RandomnessError
-from ..generator_kinds import GENERATORS, kind_of
-from ..reachable import Named, Walk, belongs_to_user, hidden, inside
+from ..generator_kinds import GENERATORS, kind_of, read_state, restore_state
+from ..reachable import PLAIN, Named, Walk, belongs_to_user, hidden, inside
 
 Generators = dict[str, Any]  # path -> generator
 
 MAX_OBJECTS = 10000  # visited; the nearest ones first
 # values that hold nothing; modules and classes hold what belongs to others
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.Tensor, type,
-           types.ModuleType, torch.device, torch.dtype)
+_LEAVES = (*PLAIN, np.ndarray, torch.Tensor, type, types.ModuleType, torch.device, torch.dtype)
 
 
 def _is_global(generator: Any) -> bool:
@@ -110,16 +109,15 @@ def begin_stream(generators: Generators, root: seeds.Root, stream: str, *key: se
     """Put the global generators at the start of a stream, and each of ``generators`` too."""
     seeds.seed_all(root, stream, *key)
     for path, generator in generators.items():
-        kind_of(generator).seed(generator,
-                                seeds.derive(root, stream, *key, 'generator', path))
+        kind_of(generator).seed(generator, seeds.derive(root, stream, *key, 'generator', path))
 
 
 @contextmanager
 def isolated(generators: Generators) -> Iterator[None]:
     """Leave the generators as they were, whatever the block draws or raises."""
-    before = [(generator, kind_of(generator).read(generator)) for generator in generators.values()]
+    before = [(generator, read_state(generator)) for generator in generators.values()]
     try:
         yield
     finally:
         for generator, state in before:
-            kind_of(generator).restore(generator, state)
+            restore_state(generator, state)

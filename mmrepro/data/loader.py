@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from .. import built_twice, seeds
 from ..config import RandomnessConfig
 from ..errors import RandomnessError
+from ..text import qualified_name
 from . import dataset_tree
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .passes import key_passes
@@ -158,16 +159,15 @@ def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:
     """
     if not config.independent_predictions or stream not in ('val', 'test'):
         return loader
-    sampler = loader.get('batch_sampler') if isinstance(loader, dict) else None
-    if sampler:
-        given = f'batch_sampler={sampler!r}; remove it'
-    elif isinstance(loader, dict):
-        return {**loader, 'batch_size': 1}
-    elif getattr(loader, 'batch_size', None) == 1:
-        return loader
+    if isinstance(loader, dict):
+        if not loader.get('batch_sampler'):
+            return {**loader, 'batch_size': 1}
+        given = f'batch_sampler={loader["batch_sampler"]!r}; remove it'
     else:
-        given = (f'a {type(loader).__name__} with batch_size='
-                 f'{getattr(loader, "batch_size", None)!r}; allowed is 1')
+        size = getattr(loader, 'batch_size', None)
+        if size == 1:
+            return loader
+        given = f'a {type(loader).__name__} with batch_size={size!r}; allowed is 1'
     raise RandomnessError('randomness.independent_predictions=True tests one image at a time, and '
                           f'the loader of stream {stream!r} has {given}')
 
@@ -184,9 +184,8 @@ def check_loader_object(loader: Any, stream: str, training: Any) -> None:
     """
     if not isinstance(loader, DataLoader):
         raise RandomnessError(
-            f'{type(loader).__module__}.{type(loader).__qualname__} is no torch DataLoader: what '
-            'its samples draw depends on what was drawn before. Give a DataLoader or a dict; or '
-            f'{_LEGACY}')
+            f'{qualified_name(type(loader))} is no torch DataLoader: what its samples draw depends '
+            f'on what was drawn before. Give a DataLoader or a dict; or {_LEGACY}')
     if stream != 'sample' and loader is training:
         raise RandomnessError(
             f'one DataLoader object serves training and another loop (stream {stream!r}), and '

@@ -61,8 +61,8 @@ class SampleCheck:
         self._variables: UserVariables | None = None  # likewise
         self._before: DatasetSnapshot | None = None
         self._at_the_end: tuple[DatasetSnapshot, UserVariables] | None = None  # of an epoch
-        self._collate_epoch: int | None = None  # likewise, of the collate function
-        self._untouched_collate: Any = None
+        # of the collate function: the first epoch, a copy and the variables before its first call
+        self._collate: tuple[int, Any, UserVariables] | None = None
 
     def repeated(self) -> int:
         """Return how many samples all workers have repeated until now."""
@@ -177,17 +177,15 @@ class SampleCheck:
         Raises:
             SampleDiffersError: the results differ.
         """
-        if self._collate_epoch is None:
-            self._collate_epoch, self._untouched_collate = start[0], copied(function)
-            self._of_collate = UserVariables([function])
-        elif start[0] != self._collate_epoch:
-            self._untouched_collate = None
+        if self._collate is None:
+            self._collate = start[0], copied(function), UserVariables([function])
         if not self._batch_is_due:
             return keyed(function, items)
+        epoch, untouched, variables = self._collate
         again: list[tuple[str, Any, Callable]] = [('', function, nullcontext)]
-        if self._untouched_collate is not None:
-            again.append((', as another process collates it', copied(self._untouched_collate),
-                          self._of_collate.as_captured))
+        if untouched is not None and start[0] == epoch:
+            again.append((', as another process collates it', copied(untouched),
+                          variables.as_captured))
         # the function may write into the samples
         copies = [copy.deepcopy(items) for _ in again]
         batch = keyed(function, items)
@@ -271,9 +269,13 @@ def _variables(dataset: Any) -> UserVariables:
     return UserVariables([*dataset_tree.datasets(dataset), *dataset_tree.pipelines(dataset)])
 
 
+def _check_of(loader: Any) -> SampleCheck | None:
+    return getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
+
+
 def end_epoch(loader: Any) -> None:
     """Call when the loop has used up a loader, before hooks may change its dataset."""
-    check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
+    check = _check_of(loader)
     if check is not None and not loader.num_workers:
         check.end_epoch(loader.dataset)
 
@@ -316,8 +318,8 @@ def _class_name(thing: Any) -> str:
 
 def checked(loader: Any) -> int:
     """Return how many samples of a loader its workers have loaded twice until now."""
-    check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
-    return check.repeated() if check is not None else 0
+    check = _check_of(loader)
+    return 0 if check is None else check.repeated()
 
 
 def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
@@ -330,7 +332,7 @@ def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
     for name in config.self_checks.nonrepeatable_datasets:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            hint = f'; did you mean {near[0]!r}?' if near else ''
+            hint = f'; did you mean {near[0]!r}?' if near else '.'
             raise RandomnessError(
                 f'randomness.self_checks.nonrepeatable_datasets has the name {name!r}, and no '
                 f'dataset of this run is of that class{hint} Its datasets: {", ".join(known)}')

@@ -22,7 +22,8 @@ from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
 from ..scoped import replaced
-from .sampling_orders import is_endless, isolated_order, qualified_name, sampling_order_of
+from ..text import qualified_name
+from .sampling_orders import is_endless, isolated_order, sampling_order_of
 
 MAX_DRAWN = 4096  # batches; loaders draw some ahead, and a run without fingerprints reads none
 

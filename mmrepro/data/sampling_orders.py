@@ -9,6 +9,7 @@ Permutations come from ``numpy.random.RandomState``, whose streams NumPy has fro
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import numbers
@@ -19,6 +20,7 @@ import numpy as np
 from mmengine import dist
 
 from .. import seeds
+from ..text import qualified_name
 from . import generators, training_thread
 from .order_check import checked_order
 
@@ -46,10 +48,8 @@ def _epoch(sampler: Any) -> Any:
 def default(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """mmengine ``DefaultSampler``: one permutation an epoch, strided over the ranks."""
     size = len(sampler.dataset)
-    if sampler.shuffle:
-        indices = _permutation(root, size, 'DefaultSampler', sampler.epoch)
-    else:
-        indices = list(range(size))
+    indices = _permutation(root, size, 'DefaultSampler', sampler.epoch) if sampler.shuffle \
+        else list(range(size))
     return _strided(indices, sampler, start)
 
 
@@ -75,42 +75,39 @@ def infinite(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
         yield index, 0, position
 
 
-def _batch_positions(batches: Iterator[list[int]], sampler: Any, start: int) -> Iterator[Position]:
-    """Yield the samples of batches; ``start`` may lie inside the first batch."""
-    offset = start % sampler.batch_size
-    local = start - offset
-    for batch in batches:
-        for index in batch:
-            if local >= start:
-                yield index, 0, local * sampler.world_size + sampler.rank
-            local += 1
+def _from_sources(sampler: Any, batches: Iterable[Sequence[Iterator[int]]],
+                  start: int) -> Iterator[Position]:
+    """Yield the samples of batches, given the stream of each source for every batch.
+
+    The first batch is that in which ``start`` lies.
+    """
+    indices = (offset + index for streams in batches
+               for offset, stream, number in zip(sampler.cumulative_sizes, streams,
+                                                 sampler.num_per_source)
+               for index in itertools.islice(stream, number))
+    for local, index in enumerate(indices, start - start % sampler.batch_size):
+        if local >= start:
+            yield index, 0, local * sampler.world_size + sampler.rank
 
 
-def _sources(sampler: Any, root: seeds.Root, sizes: Sequence[int], drawn: int,
+def _streams(sampler: Any, root: seeds.Root, members: Sequence[Sequence[int]], drawn: int,
              *key: seeds.Key) -> list[Iterator[int]]:
-    """Return an endless stream per source, from which ``drawn`` batches have been taken."""
-    streams = []
-    for source, (size, number) in enumerate(zip(sizes, sampler.num_per_source)):
+    """Return an endless stream of each source, from which ``drawn`` batches have been taken."""
+
+    def stream(source: int, number: int) -> Iterator[int]:
         first = sampler.rank + drawn * number * sampler.world_size
-        streams.append(
-            (index for index, _ in _endless(root, size, sampler.shuffle, first, sampler.world_size,
-                                            *key, source)) if number else iter(()))
-    return streams
+        for index, _ in _endless(root, len(members[source]), sampler.shuffle, first,
+                                 sampler.world_size, *key, source):
+            yield members[source][index]
+
+    return [stream(*share) for share in enumerate(sampler.num_per_source)]
 
 
 def multi_source(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
     """mmdet ``MultiSourceSampler``: a fixed share of every source in each batch."""
-    drawn = start // sampler.batch_size
-    sizes = [len(dataset) for dataset in sampler.dataset.datasets]
-    streams = _sources(sampler, root, sizes, drawn, 'MultiSourceSampler')
-
-    def batches() -> Iterator[list[int]]:
-        while True:
-            yield [sampler.cumulative_sizes[source] + index
-                   for source, number in enumerate(sampler.num_per_source)
-                   for index in itertools.islice(streams[source], number)]
-
-    return _batch_positions(batches(), sampler, start)
+    members = [range(len(dataset)) for dataset in sampler.dataset.datasets]
+    streams = _streams(sampler, root, members, start // sampler.batch_size, 'MultiSourceSampler')
+    return _from_sources(sampler, itertools.repeat(streams), start)
 
 
 _BLOCK = 1024  # group choices drawn at a time
@@ -129,20 +126,13 @@ def group_multi_source(sampler: Any, root: seeds.Root, start: int) -> Iterator[P
     groups = _groups(sampler, root)
     drawn = np.bincount(list(itertools.islice(groups, start // sampler.batch_size)),
                         minlength=len(sampler.group_ratio))
-    inds = sampler.group2inds_per_source
-    streams: dict[int, list[Iterator[int]]] = {}
 
-    def batches() -> Iterator[list[int]]:
-        for group in groups:
-            if group not in streams:
-                streams[group] = _sources(
-                    sampler, root, [len(by_group[group]) for by_group in inds], int(drawn[group]),
-                    'GroupMultiSourceSampler', group)
-            yield [sampler.cumulative_sizes[source] + inds[source][group][index]
-                   for source, number in enumerate(sampler.num_per_source)
-                   for index in itertools.islice(streams[group][source], number)]
+    @functools.cache
+    def streams(group: int) -> list[Iterator[int]]:
+        members = [by_group[group] for by_group in sampler.group2inds_per_source]
+        return _streams(sampler, root, members, int(drawn[group]), 'GroupMultiSourceSampler', group)
 
-    return _batch_positions(batches(), sampler, start)
+    return _from_sources(sampler, map(streams, groups), start)
 
 
 def custom_sample_size(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:
@@ -288,11 +278,6 @@ STOCK_FAULTS = {
         'C3', "groups are drawn from the main process's global generator"),
     'CustomSampleSizeSampler': ('B13', 'its cycle starts again after a resume'),
 }
-
-
-def qualified_name(cls: Any) -> str:
-    """Return the dotted path of a class or function."""
-    return f'{cls.__module__}.{cls.__qualname__}'
 
 
 def is_endless(sampler: Any) -> bool:

@@ -45,26 +45,22 @@ def ends_workers(popen: Any) -> type:
     return type('Popen', (popen, ), {'terminate': terminate})
 
 
-def _own_popen(process: Any) -> Any:
-    start = process._Popen
+class _Worker:
+    """A process that ends by :data:`END`, whatever its start method."""
 
-    def _Popen(process_obj: Any) -> Any:
+    def _Popen(self, process: Any) -> Any:
         # for `end_with_trainer`: the kernel watches the thread that starts a process
-        process_obj._mmrepro_by_main_thread = \
-            threading.current_thread() is threading.main_thread()
-        popen = start(process_obj)
+        process._mmrepro_by_main_thread = threading.current_thread() is threading.main_thread()
+        popen = super()._Popen(process)  # type: ignore[misc]
         cls: Any = type(popen)
         popen.__class__ = ends_workers(cls)
         return popen
 
-    return staticmethod(_Popen)
-
 
 METHODS: dict[str, type] = {}  # start method -> context
 for _name in ('Fork', 'Spawn', 'ForkServer'):
-    _process = getattr(context, f'{_name}Process')
-    _class = type(f'{_name}Process', (_process, ), {
-        '__module__': __name__, '_Popen': _own_popen(_process)})
+    _class = type(f'{_name}Process', (_Worker, getattr(context, f'{_name}Process')),
+                  {'__module__': __name__})
     globals()[f'{_name}Process'] = _class  # a worker unpickles it by this name
     METHODS[_name.lower()] = type(f'{_name}Context', (getattr(context, f'{_name}Context'), ),
                                   {'__module__': __name__, 'Process': _class})

@@ -24,23 +24,26 @@ def check_compiled(model: Any, settings: Any, cpu: str | None = None) -> None:
         DeterminismError: names the setting or the module.
     """
     import torch
-    by_config = isinstance(settings, dict) or settings is True
-    if by_config and isinstance(settings, dict) and settings.get('dynamic'):
+    if isinstance(settings, dict) and settings.get('dynamic'):
         raise DeterminismError(f'compile.dynamic={settings["dynamic"]!r}: {_DYNAMIC}')
     compiled = _compiled_modules(model)
-    if cpu == 'portable' and (by_config or compiled):
+    if isinstance(settings, dict) or settings is True:  # MMEngine compiles a method, later
+        compiled.insert(0, ('compile', None))
+    if not compiled:
+        return
+    if cpu == 'portable':
         raise DeterminismError(
-            f"{'compile' if by_config else compiled[0][0]}: torch.compile makes kernels for the "
-            "CPU that it runs on. Use numerics=dict(cpu='portable') without it")
+            f'{compiled[0][0]}: torch.compile makes kernels for the CPU that it runs on. Use '
+            "numerics=dict(cpu='portable') without it")
     for name, module in compiled:
         context = getattr(module, 'dynamo_ctx', None)
         if getattr(context, '_dynamic', getattr(context, 'dynamic', None)):
             raise DeterminismError(f'{name} is compiled: {_DYNAMIC}')
-    if (by_config or compiled) and not _can_fail():
+    if not _can_fail():
         raise DeterminismError(
-            f'{"compile" if by_config else compiled[0][0]}: torch {torch.__version__} runs a model '
-            'uncompiled, without a word, when it was compiled for too many sizes. Use torch 2.6 '
-            'or later, or do not compile with randomness.deterministic=True')
+            f'{compiled[0][0]}: torch {torch.__version__} runs a model uncompiled, without a word, '
+            'when it was compiled for too many sizes. Use torch 2.6 or later, or do not compile '
+            'with randomness.deterministic=True')
 
 
 def _compiled_modules(model: Any) -> list[Any]:

@@ -30,6 +30,7 @@ from .tables import (
 )
 
 _logger = logging.getLogger('mmrepro')
+_WHY = {**{row.name: row.why for row in ENV}, **{flag.name: flag.why for flag in FLAGS}}
 _LATE_MODULES = tuple(dict.fromkeys(flag.module for flag in FLAGS if flag.module))
 
 _WARN_IS_NOT_DETERMINISM = (
@@ -82,13 +83,10 @@ class _InForce(threading.local):
     latest: tuple[_Saved, Report] | None = None  # of the process
 
     def __init__(self) -> None:
-        self._value = _InForce.latest
-
-    def get(self) -> tuple[_Saved, Report] | None:
-        return self._value
+        self.value = _InForce.latest
 
     def set(self, value: tuple[_Saved, Report] | None) -> None:
-        self._value = _InForce.latest = value
+        self.value = _InForce.latest = value
 
 
 _active = _InForce()
@@ -141,18 +139,17 @@ def enable(mode: Mode = True,
         if cpu == 'portable':
             from ..ops.portable import known_answers
             known_answers.check()
-        pairs: list[Any] = [(row, baseline.variables[row.name], env.get(row.name))
-                 for row in ENV if row.name in baseline.variables]
-        pairs += [(flag, baseline.flags[flag.name], _read(flag.get)) for flag in FLAGS]
-        report = Report(settings, tuple(Change(row.name, before, after, row.why)
-                                        for row, before, after in pairs if before != after), warned)
+        before, after = ({**saved.variables, **saved.flags} for saved in (baseline, _save(env)))
+        report = Report(settings, tuple(
+            Change(name, before[name], after[name], _WHY[name]) for name in before
+            if before[name] != after[name]), warned)
     except BaseException:
         _restore(baseline)
         raise
     _active.set((baseline, report))
     for module in _LATE_MODULES:
         after_import(module, _set_late)
-    # a start by `mmrepro train` has it; of several ranks, one says so
+    # `mmrepro train` sets it; of several ranks, the first one warns
     unseeded = mode and 'PYTHONHASHSEED' not in env
     for text in (*warned, *([_HASH_SEED] if unseeded and env.get('RANK', '0') == '0' else ())):
         if text not in _said:
@@ -165,7 +162,7 @@ def disable() -> None:
     """Put back everything that ``enable`` changed. Does nothing if nothing is in force."""
     for module in _LATE_MODULES:
         forget(module, _set_late)
-    active = _active.get()
+    active = _active.value
     if active is not None:
         _restore(active[0])
         _active.set(None)
@@ -202,8 +199,7 @@ def is_enabled() -> Mode:
 
 def in_force() -> Report | None:
     """Return the report of the ``enable`` that counts; None if nothing is in force."""
-    active = _active.get()
-    return None if active is None else active[1]
+    return None if _active.value is None else _active.value[1]
 
 
 @contextmanager
@@ -216,7 +212,7 @@ def deterministic(mode: Mode = True,
     On the way out, also by an exception, every flag of the tables, and every variable that the
     policy may set, is as it was on the way in. Blocks nest; the innermost one counts.
     """
-    outer, entry = _active.get(), _save(env)
+    outer, entry = _active.value, _save(env)
     try:
         yield enable(mode, env=env, **settings)
     finally:
@@ -229,15 +225,14 @@ def snapshot(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
     Plain strings, numbers, booleans and None, for a manifest and to compare ranks.
     """
-    values: dict[str, Any] = {f'env.{name}': env.get(name) for name in BIT_VARIABLES}
-    values.update((flag.name, _read(flag.get)) for flag in FLAGS)
-    values.update((name, _read(get)) for name, get in RECORDED_FLAGS.items())
-    return values
+    return {**{f'env.{name}': env.get(name) for name in BIT_VARIABLES},
+            **{flag.name: _read(flag.get) for flag in FLAGS},
+            **{name: _read(get) for name, get in RECORDED_FLAGS.items()}}
 
 
 def drifted() -> tuple[Change, ...]:
     """Return flags that were changed since ``enable``, so that the promise no longer holds."""
-    active, changes = _active.get(), []
+    active, changes = _active.value, []
     if active is None:
         return ()
     saved, settings = active[0], active[1].settings
@@ -268,9 +263,8 @@ def missing_at_start(env: Mapping[str, str] = os.environ,
     if mode:
         values['PYTHONHASHSEED'] = '0'
     settings = PolicySettings(mode)
-    for row in ENV:
-        if row.at_start and row.default is not None and row.accepted(settings):
-            values[row.name] = row.default
+    values.update((row.name, row.default) for row in ENV
+                  if row.at_start and row.default is not None and row.accepted(settings))
     values.update(level_variables(cpu, env))
     return {name: value for name, value in values.items() if name not in env}
 
@@ -325,7 +319,7 @@ def _write(flag: Flag, value: Any) -> None:
 
 
 def _save(env: MutableMapping[str, str]) -> _Saved:
-    # only variables that the policy may set: others that change meanwhile, somebody else changed
+    # only variables that the policy may set: changes of others are not those of the policy
     return _Saved(env, {row.name: env.get(row.name) for row in ENV if row.default is not None},
                   {flag.name: _read(flag.get) for flag in FLAGS})
 

@@ -5,6 +5,7 @@ A new case is a new row. ``policy.py`` reads the tables.
 from __future__ import annotations
 
 import functools
+import importlib
 import operator
 import re
 import sys
@@ -87,6 +88,10 @@ class Flag(NamedTuple):
 
 def _deterministic(*values: Any) -> Callable[[PolicySettings], tuple[Any, ...]]:
     return lambda s: values if s.mode else ()
+
+
+def _portable(value: bool) -> Callable[[PolicySettings], tuple[bool, ...]]:
+    return lambda s: (value, ) if s.cpu == 'portable' else ()
 
 
 def _tf32(off: tuple[str, ...], on: tuple[str, ...]) -> Callable[[PolicySettings], tuple[Any, ...]]:
@@ -266,24 +271,18 @@ def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
     return lambda s: () if s.precision is None else unchanged(s.precision[key])
 
 
-def _has_native_operators() -> bool:
-    module = sys.modules.get('mmrepro.ops.aten')
-    return module is not None and bool(module.installed())
+def _operators(kind: str, package: str, wanted: Callable[[PolicySettings], Sequence[Any]],
+               why: str) -> Flag:
+    """Return the row of a package of operators, which is imported when it is wanted."""
 
+    def installed() -> bool:
+        return package in sys.modules and bool(sys.modules[package].installed())
 
-def _set_native_operators(wanted: bool) -> None:
-    from ..ops import aten
-    (aten.install if wanted else aten.uninstall)()
+    def put(value: bool) -> None:
+        operators = importlib.import_module(package)
+        (operators.install if value else operators.uninstall)()
 
-
-def _has_portable_operators() -> bool:
-    module = sys.modules.get('mmrepro.ops.portable')
-    return module is not None and module.installed()
-
-
-def _set_portable_operators(wanted: bool) -> None:
-    from ..ops import portable
-    (portable.install if wanted else portable.uninstall)()
+    return Flag(f'mmrepro.{kind}_operators', installed, put, wanted, why)
 
 
 # Applied, and restored, from the top down. The old precision API stands before the new one, because
@@ -336,20 +335,16 @@ FLAGS = (
          'finished by then (PyTorch #190946)', later=lambda env: True, module=compiled.SCANS),
     _attribute('torch.utils.deterministic.fill_uninitialized_memory', _deterministic(False),
                'most of the price of determinism, and only of use to find reads of unset memory'),
-    Flag('mmrepro.native_operators', _has_native_operators, _set_native_operators,
-         _deterministic(True),
-         "torch's own kernels that would raise, or break ties as they like"),
+    _operators('native', 'mmrepro.ops.aten', _deterministic(True),
+               "torch's own kernels that would raise, or break ties as they like"),
     _functions('torch.backends.cuda.flash_sdp_enabled', 'torch.backends.cuda.flash_sdp_enabled',
-               'torch.backends.cuda.enable_flash_sdp',
-               lambda s: (False, ) if s.cpu == 'portable' else (),
+               'torch.backends.cuda.enable_flash_sdp', _portable(False),
                'fused attention on the CPU calls MKL; products and softmax take its place'),
     _functions('torch.backends.mha.fastpath_enabled', 'torch.backends.mha.get_fastpath_enabled',
-               'torch.backends.mha.set_fastpath_enabled',
-               lambda s: (False, ) if s.cpu == 'portable' else (),
+               'torch.backends.mha.set_fastpath_enabled', _portable(False),
                'the fused layer of evaluations calls MKL'),
-    Flag('mmrepro.portable_operators', _has_portable_operators, _set_portable_operators,
-         lambda s: (True, ) if s.cpu == 'portable' else (),
-         'MKL has other kernels for the CPUs of each maker'),
+    _operators('portable', 'mmrepro.ops.portable', _portable(True),
+               'MKL has other kernels for the CPUs of each maker'),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     _functions('torch.deterministic_debug_mode', 'torch.get_deterministic_debug_mode',
                'torch.set_deterministic_debug_mode',

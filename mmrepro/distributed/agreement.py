@@ -1,8 +1,8 @@
 """All ranks agree before the first step, or all ranks stop and say why.
 
 Ranks agree by a collective operation over the CPU: every rank gets the values of all ranks, and
-comes to the same decision. If a rank does not come, the operation fails when the timeout of the
-process group has passed, see :mod:`.lost_ranks`.
+comes to the same decision. If a rank does not come, the operation fails when its timeout has
+passed, see :mod:`.lost_ranks`.
 """
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import importlib.metadata
 import itertools
 import json
 import platform
+import secrets
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
+from mmengine.dist import get_world_size
 from torch.distributed import distributed_c10d as c10d
 
 from .. import determinism, ops
 from ..errors import AgreementError
-from ..seeds import SCHEME
+from ..seeds import MAX_SEED, SCHEME
 from ..version import __version__
 from .virtual.scheduler import current
 
@@ -76,7 +77,10 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
                 ', '.join(part) if isinstance(part, tuple) else part
     fields['config'] = config_text
     fields.update(late_fields())
-    fields.update((f'version.{name}', value) for name, value in _versions().items())
+    fields.update({'version.mmrepro': __version__, 'version.python': platform.python_version(),
+                   'version.cuda': torch.version.cuda})
+    fields.update((f'version.{module}', package_version(module, names))
+                  for module, names in PACKAGES.items())
     fields.update(determinism.snapshot())
     if fields.get('randomness.numerics.cpu') is not None:
         # lists what this CPU has above the level, which ranks on other machines may not have
@@ -99,7 +103,7 @@ def operator_fields() -> dict[str, str]:
 
 def late_fields() -> dict[str, Any]:
     """Return fields that are known once the model has imported mmcv's operators."""
-    fields: dict[str, Any] = {**operator_fields()}
+    fields: dict[str, Any] = dict(operator_fields())
     if 'triton' in fields.values():
         fields['version.triton'] = ops.triton.version()
     if 'compiled' in fields.values() and 'mmcv._ext' in sys.modules:
@@ -107,11 +111,6 @@ def late_fields() -> dict[str, Any]:
         fields['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
                                         f'{extension.get_compiling_cuda_version()}')
     return fields
-
-
-def _versions() -> dict[str, str | None]:
-    return {'mmrepro': __version__, 'python': platform.python_version(), 'cuda': torch.version.cuda,
-            **{module: package_version(module, names) for module, names in PACKAGES.items()}}
 
 
 def package_version(module: str, names: Sequence[str]) -> str | None:
@@ -146,19 +145,14 @@ def _differences(ranks: Sequence[Mapping[str, Any]], rank: int) -> Iterator[str]
             continue
         where = name
         if isinstance(here, str) and isinstance(there, str) and '\n' in here + there:
-            number, here, there = _first_line(here, there)
+            lines = itertools.zip_longest(here.split('\n'), there.split('\n'), fillvalue='(end)')
+            number, (here, there) = next(
+                (number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1])
             where = f'{name}, line {number}'
         yield f'  rank {rank}: {where}: rank 0 has {here!r}, rank {rank} has {there!r}'
 
 
-def _first_line(here: str, there: str) -> tuple[int, str, str]:
-    pairs = itertools.zip_longest(here.split('\n'), there.split('\n'), fillvalue='(end)')
-    return next((number, a, b) for number, (a, b) in enumerate(pairs, 1) if a != b)
-
-
 # -------------------------------------------------------------------------------- collectives
-
-TIMEOUT: timedelta | None = None  # of agreements; None: torch's for gloo, 30 minutes
 
 _control_groups: Any = weakref.WeakKeyDictionary()  # process group -> its control group
 
@@ -168,20 +162,22 @@ def _control_group() -> Any:
 
     So a rank that comes to another collective operation of the program cannot be mistaken for one
     that agrees. The first call in a process group is a collective operation. None stands for the
-    default group: of virtual ranks, which know operations by name, or without a store (MPI).
+    default group: of virtual ranks, which know operations by name, or without a store (MPI). The
+    timeout is torch's for gloo, 30 minutes.
     """
     if current() is not None or c10d._get_default_store() is None:
         return None
     default = dist.group.WORLD
     if default not in _control_groups:
-        _control_groups[default] = dist.new_group(backend='gloo', timeout=TIMEOUT)
+        _control_groups[default] = dist.new_group(backend='gloo')
     return _control_groups[default]
 
 
 def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     """Decide from the values of all ranks; every rank gets the same decision.
 
-    A collective operation. Without a process group, a world of one.
+    A collective operation, cheap enough for every iteration. Without a process group, a world of
+    one.
 
     Args:
         topic: A short name, the same on all ranks.
@@ -191,11 +187,11 @@ def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
 
     Raises:
         AgreementError: ``decide`` raised it, or ranks have come to different topics.
-        RuntimeError: a rank has ended, or has not come within :data:`TIMEOUT`.
+        RuntimeError: a rank has ended, or has not come in time.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if get_world_size() == 1:
         return decide([value])
-    received: list[Any] = [None] * dist.get_world_size()
+    received: list[Any] = [None] * get_world_size()
     dist.all_gather_object(received, (topic, value), group=_control_group())
     topics, values = zip(*received)
     if len(set(topics)) > 1:
@@ -205,10 +201,20 @@ def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     return decide(list(values))
 
 
-def any_rank(topic: str, value: bool) -> bool:
-    """Whether any rank's value is True. A collective operation, cheap enough for every iteration.
+def broadcast_seed(seed: int | None) -> int:
+    """Return the seed that every rank uses: ``seed``, or one that rank 0 draws from the system.
+
+    A collective operation; without a process group, a world of one. It touches no generator.
+
+    Args:
+        seed: The same on all ranks.
+
+    Returns:
+        int: in [0, 2**32), if ``seed`` is.
 
     Raises:
-        AgreementError: ranks have come to different topics.
+        AgreementError: on every rank, if they were given different seeds.
     """
-    return bool(agree(topic, value, any))
+    check_agreement(dict(seed=seed))
+    drawn: int = agree('seed', secrets.randbelow(MAX_SEED + 1), lambda ranks: ranks[0])
+    return drawn if seed is None else seed

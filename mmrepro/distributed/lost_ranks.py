@@ -1,4 +1,4 @@
-"""Tells ranks why another rank has ended, and their collective operation has failed.
+"""Say why a collective operation has failed: which other rank has ended, and how.
 
 gloo notices the end of a process by its sockets and raises, without a name. So a process that ends
 with an error leaves the reason in the store of the process group, which the launcher or rank 0
@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, Callable
 
 import torch.distributed as dist
+from mmengine.dist import get_world_size
 from torch.distributed import distributed_c10d as c10d
 
 from ..errors import RankEnded
@@ -36,17 +37,16 @@ def naming_lost_ranks(name: str, failed: Callable[[], str] = str) -> Iterator[No
     Raises:
         RankEnded: this process has lost another process; names it and its error.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1 or \
-            c10d._get_default_store() is None:
+    if get_world_size() == 1 or c10d._get_default_store() is None:
         yield
         return
     block = _Block(f'mmrepro/block{next(_blocks)}')
     try:
         block.enter(name)
         yield
+    except RankEnded:
+        raise
     except Exception as error:
-        if isinstance(error, RankEnded):
-            raise
         if not _is_lost_connection(error):
             block.leave(f'{failed() or name} has ended with {type(error).__name__}: {error}')
             raise

@@ -28,7 +28,7 @@ all_gather_single = getattr(dist, 'all_gather_single', None) or dist.all_gather_
 
 
 def ordered_mean(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The mean of ``flat`` over the ranks, added up in the order of the ranks.
+    """Return the mean of ``flat`` over the ranks, added up in the order of the ranks.
 
     Args:
         flat: One-dimensional, contiguous, of the same length on every rank. Overwritten.

@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Callable, NamedTuple
 
-import torch
 import torch.distributed as dist
 from mmengine.device import get_device
+from mmengine.dist import get_world_size
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..ops.aten import sync_bn
 from ..scoped import replaced
 from .ordered_reduction import fix_gradient_order
 from .virtual import runner_parts
@@ -79,15 +80,7 @@ def has_accelerator() -> bool:
 def process_count() -> int:
     """Return how many processes train: one for each rank, unless ranks are virtual."""
     scheduler = current()
-    if scheduler is not None:
-        return scheduler.processes
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def group_options(env_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of :func:`ensure_process_group` in a config's ``env_cfg``."""
-    dist_cfg = env_cfg.get('dist_cfg') or {}
-    return {name: dist_cfg[name] for name in ('backend', 'timeout', 'port') if name in dist_cfg}
+    return get_world_size() if scheduler is None else scheduler.processes
 
 
 def launch_variables(launcher: str, env: Mapping[str, str],
@@ -135,9 +128,7 @@ def restart_problem(env: Mapping[str, str]) -> str | None:
             'torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (PyTorch #135712, #167288)')
 
 
-def ensure_process_group(launcher: str, backend: str | None = None,
-                         timeout: float | timedelta | None = None,
-                         port: int | None = None) -> bool:
+def ensure_process_group(launcher: str, env_cfg: Mapping[str, Any] = {}) -> bool:
     """Make the process group where MMEngine cannot; to be called before ``Runner.setup_env``.
 
     Without an accelerator it sets torch's variables in ``os.environ`` and makes the group over
@@ -145,9 +136,9 @@ def ensure_process_group(launcher: str, backend: str | None = None,
 
     Args:
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
-        backend: A backend for the CPU; None and ``'nccl'``, of MMDetection's configs, mean gloo.
-        timeout: Seconds, for every collective operation and for ranks that come late.
-        port: See :func:`launch_variables`.
+        env_cfg: The config's; of its ``dist_cfg``, ``backend`` (None and ``'nccl'``, of
+            MMDetection's configs, mean gloo), ``timeout`` (seconds, for ranks that come late and
+            for collective operations but agreements) and ``port`` count.
 
     Returns:
         bool: whether it made the group.
@@ -162,8 +153,10 @@ def ensure_process_group(launcher: str, backend: str | None = None,
             name = LAUNCHERS['mpi'].local_rank
             os.environ.setdefault('LOCAL_RANK', os.environ.get(name, '0'))
         return False
-    os.environ.update(launch_variables(launcher, os.environ, port))
+    dist_cfg = env_cfg.get('dist_cfg') or {}
+    os.environ.update(launch_variables(launcher, os.environ, dist_cfg.get('port')))
     options: dict[str, Any] = {}
+    timeout, backend = dist_cfg.get('timeout'), dist_cfg.get('backend')
     if timeout is not None:
         options['timeout'] = timeout if isinstance(timeout, timedelta) else timedelta(
             seconds=timeout)
@@ -191,11 +184,10 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
         runner: Its ``cfg`` is read.
         build: The original method, bound.
         model_wrapper_cfg: Of the config; not changed.
-        model: The model.
         ordered: Fix the order of gradient sums, see :mod:`mmrepro.distributed.ordered_reduction`.
     """
     if current() is not None:
-        return runner_parts.wrap_model(runner, model_wrapper_cfg, model, _synchronise_batch_norm)
+        return runner_parts.wrap_model(runner, model_wrapper_cfg, model)
     if dist.is_initialized() and not has_accelerator():
         init = DistributedDataParallel.__init__
 
@@ -207,16 +199,9 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
                       _passing_sync_batchnorm_handle=lambda self, module: None):
             # a copy: MMEngine adds the type
             wrapped = build(model_wrapper_cfg and dict(model_wrapper_cfg), model)
-        _synchronise_batch_norm(wrapped)  # `sync_bn` of a config has converted layers by now
+        sync_bn.enable_for(wrapped)  # `sync_bn` of a config has converted layers by now
     else:
         wrapped = build(model_wrapper_cfg, model)
     if ordered:
         fix_gradient_order(wrapped)
     return wrapped
-
-
-def _synchronise_batch_norm(model: nn.Module) -> None:
-    """Let torch's layer, which trains on accelerators only, train on the CPU too."""
-    if any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules()):
-        from ..ops.aten import sync_bn
-        sync_bn.enable()

@@ -17,6 +17,7 @@ from ..determinism.cpu_level import cpu_instructions
 from ..distributed.agreement import package_version, start_fields
 from ..distributed.process_group import process_count
 from ..errors import ConfigError
+from ..text import qualified_name
 
 # keys of a config that MMEngine writes by itself, or that say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
@@ -62,7 +63,7 @@ def _plain(value: Any) -> Any:
         # a config file turns tuples into lists and back
         return repr([_plain(item) for item in value])
     if callable(value) and hasattr(value, '__qualname__'):  # its repr holds an address
-        return f'{value.__module__}.{value.__qualname__}'
+        return qualified_name(value)
     return ADDRESS.sub('', repr(value))  # a data loader, say, that was built by hand
 
 

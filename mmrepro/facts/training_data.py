@@ -55,23 +55,24 @@ def training_facts(dataset: Any) -> dict[str, Any]:
     facts: dict[str, Any] = dict(train_samples=len(dataset))
     annotations: list[Any] = []
     images: list[str] = []
+    entries: list[Any] = []
     with seeds.isolate_rng():  # user datasets may draw random numbers in these calls
         for innermost in _innermost(dataset):
             annotations += [file_record(path).get('sha256') for path in _annotations(innermost)]
             paths = _images(innermost)
             shared = os.path.commonprefix(paths).rfind('/') + 1  # up to the folder of them all
             images += [path[shared:] for path in paths]
-    if annotations and None not in annotations:
-        facts['train_annotations'] = _lines(annotations)[:16]
-    if images:
-        facts['train_images'] = _lines(images)[:16]
-    if not images and not annotations:
-        with seeds.isolate_rng():
+        if not images and not annotations:
             entries = [  # without paths
                 {name: value for name, value in info.items() if not isinstance(value, str)}
                 if isinstance(info, dict) else info
                 for innermost in _innermost(dataset) for info in _entries(innermost)]
-        facts.update(dict(train_entries=state_digest(entries)[:16]) if entries else {})
+    if annotations and None not in annotations:
+        facts['train_annotations'] = _lines(annotations)[:16]
+    if images:
+        facts['train_images'] = _lines(images)[:16]
+    if entries:
+        facts['train_entries'] = state_digest(entries)[:16]
     return facts
 
 

@@ -16,7 +16,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 from ..checkpoint.resuming import refusal_after
-from ..distributed.agreement import agree, any_rank
+from ..distributed.agreement import agree
 from ..errors import ConfigError, Preempted
 from ..exit_codes import PREEMPTED
 
@@ -31,7 +31,9 @@ SIGNALS = {
 
 @HOOKS.register_module()
 class PreemptHook(Hook):
-    """Every reproducible runner has one; put another into ``custom_hooks`` to change it.
+    """Saves a checkpoint and ends the run when a signal announces the end.
+
+    Every reproducible runner has one; put another into ``custom_hooks`` to change it.
 
     Args:
         signals: names of signals; none turns pre-emption off.
@@ -96,12 +98,16 @@ class PreemptHook(Hook):
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
         if batch_idx < self._common_batches and self._asked():
-            abandon_validation(runner)
+            # the checkpoint has the trained weights; the resumed run validates from the start
+            runner.lifecycle.evaluated.leave()
+            for hook in runner.hooks:
+                if isinstance(hook, EMAHook):  # its averages are in the model
+                    hook._swap_ema_parameters()
             self._leave(runner, runner.iter)
 
     def _asked(self) -> bool:
         """Whether a signal has reached any rank: it reaches them at different times."""
-        return self._active and any_rank('a signal to stop', self._received is not None)
+        return self._active and agree('a signal to stop', self._received is not None, any)
 
     def _leave(self, runner: Any, iteration: int) -> None:
         number = self._received
@@ -120,17 +126,8 @@ class PreemptHook(Hook):
                               f'with exit code {self.exit_code}')
         runner.visualizer.close()
         # a launcher ends all ranks when one has ended, and rank 0 may still write
-        any_rank('the end', False)
+        agree('the end', None, len)
         raise Preempted(self.exit_code, path, iteration)
-
-
-def abandon_validation(runner: Any) -> None:
-    """Put the trained weights back; the validation starts again in the resumed run."""
-    runner.lifecycle.evaluated.leave()
-    for hook in runner.hooks:
-        if isinstance(hook, EMAHook):
-            # the averages are in the model while it is validated
-            hook._swap_ema_parameters()
 
 
 def _point_to(path: str) -> None:

@@ -20,7 +20,7 @@ NOT_REPEATED = 'steps are not repeated: {}'
 
 @HOOKS.register_module()
 class SelfCheckHook(Hook):
-    """Every run with ``deterministic=True`` has one.
+    """Repeats steps of a run; every run with ``deterministic=True`` has this hook.
 
     The steps of iterations 1, 2, 4, 8, ..., counted from the start of the training, and of every
     ``randomness.self_checks.steps``-th run twice, see :mod:`mmrepro.step_check.check`.
@@ -41,8 +41,8 @@ class SelfCheckHook(Hook):
             return
         model_class = type(unwrap(runner.model))
         if runner.cfg.get('compile'):
-            self._not_repeated = 'the model is compiled, and watching its step would compile it ' \
-                                 'differently'
+            self._not_repeated = (
+                'the model is compiled, and watching its step would compile it differently')
             runner.logger.warning(NOT_REPEATED.format(self._not_repeated))
         elif getattr(model_class, 'train_step', None) is not BaseModel.train_step:
             runner.logger.info(
@@ -57,8 +57,7 @@ class SelfCheckHook(Hook):
         if is_due(runner.iter + 1, self._interval):
             # recorders leave out the passes that are thrown away
             paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
-            around_next_step(runner.model, StepCheck(
-                runner, paused, self._done, self._start))
+            around_next_step(runner.model, StepCheck(runner, paused, self._done, self._start))
 
     def _done(self, runner: Any, problem: str | None) -> None:
         self.steps += problem is None
@@ -72,8 +71,9 @@ class SelfCheckHook(Hook):
     def counts(self, runner: Any) -> dict[str, int]:
         """Return how many samples and steps this process and its workers have repeated."""
         loops = (runner._train_loop, runner._val_loop, runner._test_loop)
-        loaders = {id(loader): loader for loop in loops
-                   for loader in [getattr(loop, 'dataloader', None)]}
+        # by id: loops may share a loader
+        loaders = {id(loader): loader for loader in (
+            getattr(loop, 'dataloader', None) for loop in loops)}
         return dict(samples=sum(map(checked, loaders.values())), steps=self.steps)
 
     def summary(self, runner: Any) -> str:
@@ -97,7 +97,7 @@ def _not_repeated(runner: Any) -> list[str]:
     wrappers = optim_wrappers(runner.optim_wrapper).values()
     schedulers = runner.param_schedulers or []
     if isinstance(schedulers, dict):  # of several optimizers
-        schedulers = [one for several in schedulers.values() for one in several]
+        schedulers = sum(schedulers.values(), [])
     parts = [*runner.hooks, *wrappers, *(wrapper.optimizer for wrapper in wrappers), *schedulers,
              runner.train_loop]
     return list(dict.fromkeys(type(part).__name__ for part in parts

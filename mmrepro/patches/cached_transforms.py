@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from ..data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch
 from ..scoped import replaced
-from .wrapping import around
+from .replacements import around
 
 # class -> extra samples that the first sample of a batch can choose from: stock mixes as soon as
 # its cache holds five results (mosaic; both in MMYOLO) or two (mixup), the current one included

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..scoped import replaced
 from ..seeds import isolate_rng
-from .wrapping import around
+from .replacements import around
 
 
 @around

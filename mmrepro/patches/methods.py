@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..ops import aten
-from .wrapping import around
+from .replacements import around
 
 
 @around

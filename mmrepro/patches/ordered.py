@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .wrapping import around
+from .replacements import around
 
 
 class OrderedSet(MutableSet[Any]):

@@ -8,7 +8,8 @@ in each pickle. ``docs/explanation/causes.md`` says where the stock code is and 
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, Callable, NamedTuple
 
 
 class StockCause(NamedTuple):
@@ -36,6 +37,28 @@ class Patch(NamedTuple):
     def module(self) -> str:
         """Dotted path of the module that holds the target."""
         return self.target.partition(':')[0]
+
+
+def around(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Turn ``function(stock, *args, **kwargs)`` into what a table row names: stock -> replacement.
+
+    >>> @around
+    ... def doubled(stock, value):
+    ...     return 2 * stock(value)
+    >>> doubled(abs)(-3)
+    6
+    """
+
+    @functools.wraps(function)
+    def make(stock: Callable[..., Any]) -> Callable[..., Any]:
+
+        @functools.wraps(stock)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(stock, *args, **kwargs)
+
+        return replacement
+
+    return make
 
 
 _TRANSFORMS = 'mmdet.datasets.transforms'

@@ -16,13 +16,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from ..digests import state_digest
+from ..digests import as_bytes
 from ..distributed.virtual.gradients import VirtualDataParallel
 from ..generator_kinds import GENERATORS, read_state, restore_state
-from ..reachable import Walk, attributes, is_stateful, items, slot_names
+from ..reachable import PLAIN, Walk, attributes, is_stateful, items, slot_names
 
 MAX_ITEMS = 2000  # of a container that is looked into; longer ones hold data
-PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
+_LEAVES = (*PLAIN, np.generic, torch.dtype, torch.device)
 # of a module: in checkpoints; hooks and submodules, which are walked by themselves
 SAVED = ('_parameters', '_buffers')
 MACHINERY = ('_modules', '_non_persistent_buffers_set', '_is_full_backward_hook', 'init_cfg')
@@ -70,7 +70,7 @@ class _Held(NamedTuple):
         return f'{self.path}.{name}' if name else self.path
 
     def put_back(self, names: Collection[str]) -> None:
-        """Restore the parts that :meth:`differing` has named; all of what has no attributes."""
+        """Restore the parts that :meth:`differing` has named; all of an object without parts."""
         if self.kind.write is not None and names:
             self.kind.write(self.obj, self.content)
         for name in names if self.kind.write is None else ():
@@ -174,7 +174,7 @@ class Attributes:
         keys = content if isinstance(content, dict) else range(len(content))
         self._walk.add((inner, value, saved or key in names)
                        for key, (inner, value) in zip(keys, items(content, path, of_object))
-                       if not isinstance(value, (nn.Module, Dataset, *PLAIN)))
+                       if not isinstance(value, (nn.Module, Dataset, *_LEAVES)))
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
@@ -200,7 +200,7 @@ def _same(before: Any, now: Any) -> bool:
     if isinstance(before, np.ndarray):
         return (before.dtype, before.shape) == (now.dtype, now.shape) and (
             before.tobytes() == now.tobytes())
-    if isinstance(before, PLAIN):
+    if isinstance(before, _LEAVES):
         return repr(before) == repr(now)
     if isinstance(before, (list, tuple)):
         return len(before) == len(now) and all(map(_same, before, now))
@@ -212,7 +212,4 @@ def _same(before: Any, now: Any) -> bool:
 def _same_bits(before: torch.Tensor, now: torch.Tensor) -> bool:
     if before.dtype != now.dtype or before.shape != now.shape or not _has_content(now):
         return False
-    first, second = (tensor.detach().cpu().contiguous().view(-1) for tensor in (before, now))
-    if first.numel() < 2:
-        return state_digest(first) == state_digest(second)
-    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+    return torch.equal(as_bytes(before.cpu()), as_bytes(now.cpu()))

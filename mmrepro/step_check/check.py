@@ -1,6 +1,6 @@
 """Run the step of an iteration twice, and stop the run if the bits differ.
 
-The first pass works on a copy of the batch, under the number of another process, and ends where the
+The first pass works on a copy of the batch, under the id of another process, and ends where the
 optimizer would step. Then what checkpoints keep is put back, and the real step runs; its losses and
 gradients are compared with those of the first pass before the optimizer uses them. The training has
 the bits that it has without the check.

@@ -48,7 +48,7 @@ class Observer:
     Args:
         reached: called once with the digests, when the pass reaches the optimizer: before
             gradients are unscaled or clipped. By then nothing is watched any more.
-        names: of parameters, by id; a pass may give them others.
+        names: of parameters, by id, which stay when a pass gives a parameter another name.
     """
 
     def __init__(self, runner: Any, reached: Callable[[PassDigests], Any],

@@ -30,7 +30,7 @@ def _settings(runner: Any) -> dict[str, str]:
 
 
 class ValidationCheck:
-    """Compares a model with itself before all hooks of a validation and behind them.
+    """Compares a model before the hooks of a validation with the model after all of them.
 
     Args:
         on: ``deterministic`` of the run; False compares nothing, ``'warn'`` raises nothing.

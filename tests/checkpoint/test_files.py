@@ -30,6 +30,14 @@ def good(tmp_path):
     return path
 
 
+def test_a_link_that_a_killed_process_left_does_not_keep_the_last_good_file_old(good, tmp_path):
+    (tmp_path / f'{files.LAST_GOOD}.partial').touch()
+    newer = str(tmp_path / 'iter_2.pth')
+    torch.save(dict(meta=dict(epoch=0, iter=2)), newer + '.partial')
+    files.replace_with(newer + '.partial', newer)
+    assert os.path.samefile(tmp_path / files.LAST_GOOD, newer)
+
+
 def flip(path, position):
     with open(path, 'r+b') as file:
         file.seek(position)

@@ -146,3 +146,14 @@ def test_equal_content_is_no_change():
     snapshot = DatasetSnapshot(one)
     one.names, one.inner['deep'] = list(one.names), [[1, 2]]
     assert snapshot.change() is None
+
+
+@pytest.mark.parametrize('tensor', [torch.zeros(()).expand(1), torch.zeros(4)[::4]],
+                         ids=['expanded', 'every fourth'])
+def test_a_tensor_of_one_element_may_have_any_stride(tensor):
+    one = Holds()
+    one.tensor = tensor
+    snapshot = DatasetSnapshot(one)
+    assert snapshot.change() is None
+    one.tensor.add_(1)
+    assert snapshot.change() == 'dataset.tensor'

@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from mmrepro import determinism
-from mmrepro.distributed.agreement import agree, any_rank, check_agreement, start_fields
-from mmrepro.distributed.root_seed import broadcast_seed
+from mmrepro.distributed.agreement import (
+    agree,
+    broadcast_seed,
+    check_agreement,
+    start_fields,
+)
 from mmrepro.errors import AgreementError
 
 
@@ -33,12 +37,12 @@ def several(rank, world):
 def elsewhere(rank, world, at):
     """The ranks in ``at`` have come to another point."""
     if rank in at:
-        return any_rank('a signal to stop', False)
+        return agree('a signal to stop', False, any)
     return agree('checkpoint', 'x' * 100, max)
 
 
 def asking(rank, world, says):
-    return any_rank('a signal to stop', rank == says)
+    return agree('a signal to stop', rank == says, any)
 
 
 def start(rank, world, texts):
@@ -172,7 +176,7 @@ def test_different_seeds_stop_every_rank(pool, seeds):
 
 def test_a_world_of_one_draws_from_the_operating_system(monkeypatch):
     asked = []
-    monkeypatch.setattr('mmrepro.distributed.root_seed.secrets.randbelow',
+    monkeypatch.setattr('mmrepro.distributed.agreement.secrets.randbelow',
                         lambda n: asked.append(n) or 11)
     state = torch.get_rng_state()
     assert broadcast_seed(None) == 11 and asked == [2**32]

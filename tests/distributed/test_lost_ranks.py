@@ -155,7 +155,7 @@ def agreeing(rank):
     before, threads = listening(), threading.active_count()
     with mock.patch.object(agreement, '_control_group', lambda: group), naming_lost_ranks('rank'):
         agree('start', 0, max)
-        agreement.any_rank('a signal to stop', False)
+        agreement.agree('a signal to stop', False, any)
     found = listening() - before, threading.active_count() - threads
     dist.barrier()
     return found

@@ -115,6 +115,16 @@ def test_handlers_are_what_they_were(end, tmp_path):
     assert not [t for t in threading.enumerate() if t.name == 'mmrepro stop']
 
 
+def test_a_signal_before_the_first_iteration_is_kept(whole, tmp_path):
+    class Early(Signals):
+        def before_train(self, runner):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    first, preempted = run(settings(tmp_path), hook=Early())
+    second, _ = run(settings(tmp_path), resume=True)
+    assert preempted.iteration == 1 and {**first.records, **second.records} == whole
+
+
 def test_an_interrupt_from_the_keyboard_is_one(tmp_path):
     # a process of pytest-xdist takes no notice of it
     signal.signal(signal.SIGINT, signal.default_int_handler)

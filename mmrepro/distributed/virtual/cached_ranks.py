@@ -23,7 +23,7 @@ def _reads(code: CodeType) -> set[str]:
 
 
 def refuse_cached_ranks() -> None:
-    """Raises RandomnessError on virtual ranks for a cached function that reads the rank."""
+    """Raise RandomnessError on virtual ranks for a cached function that reads the rank."""
     scheduler = current()
     # the first rank looks for all ranks of its process
     if scheduler is None or scheduler.me is not scheduler.ranks[0]:

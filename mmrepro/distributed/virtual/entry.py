@@ -17,7 +17,7 @@ from ... import determinism
 from ...config import RandomnessConfig
 from ...errors import RandomnessError
 from ..lost_ranks import naming_lost_ranks
-from ..process_group import LAUNCHERS, ensure_process_group, group_options, has_accelerator
+from ..process_group import LAUNCHERS, ensure_process_group, has_accelerator
 from .exchange import Transport
 from .guards import guarded
 from .scheduler import Turns
@@ -34,7 +34,7 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
                      env_cfg: Mapping[str, Any] = {}) -> Result:
     """Call ``main()`` once per virtual rank, with the same bits for any number of processes.
 
-    In ``main``, ``torch.distributed`` is initialised and has ``ranks`` ranks; build the runner and
+    In ``main``, ``torch.distributed`` is initialized and has ``ranks`` ranks; build the runner and
     train there. Each process calls this function and runs its share of the ranks.
 
     Args:
@@ -61,8 +61,9 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
     # a device that was chosen holds for the thread that chose it; asking would start CUDA, before
     # the runner has set the variables that it reads
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    if not has_accelerator() and len(scheduler.ranks) > 1:
-        _use_one_arena()
+    if not has_accelerator() and len(scheduler.ranks) > 1 and platform.libc_ver()[0] == 'glibc':
+        # ranks use memory that others have freed: glibc gives every thread a separate arena
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
     def begin() -> Result:
         if device is not None:
@@ -96,21 +97,15 @@ def _worlds(ranks: int) -> Worlds:
                   c10d._get_default_store() or dist.HashStore())
 
 
-def _use_one_arena() -> None:
-    """Let ranks use memory that others have freed: glibc gives every thread a separate arena."""
-    if platform.libc_ver()[0] == 'glibc':
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
-
-
 def _check_ranks(ranks: int, processes: int) -> None:
-    """Raises RandomnessError for more processes than ranks."""
+    """Raise RandomnessError for more processes than ranks."""
     if processes > ranks:
         raise RandomnessError(f'randomness.virtual_ranks={ranks}, and the launcher has started '
                               f'{processes} processes; allowed are 1 to {ranks} processes')
 
 
 def _check_launch(ranks: int, launcher: str) -> None:
-    """Raises RandomnessError if the environment is not that of ``launcher``."""
+    """Raise RandomnessError if the environment is not that of ``launcher``."""
     for name, row in LAUNCHERS.items() if not dist.is_initialized() else ():
         started, count = row.rank in os.environ, os.environ.get(row.world_size, '1')
         processes = int(count) if count.isdigit() else 1
@@ -133,5 +128,5 @@ def _ensure_group(launcher: str, env_cfg: Mapping[str, Any]) -> None:
         return
     # making the group starts CUDA, and cuBLAS may read it from then on
     os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', determinism.tables.CUBLAS_WORKSPACE)
-    if not ensure_process_group(launcher, **group_options(env_cfg)):
+    if not ensure_process_group(launcher, env_cfg):
         init_dist(launcher, **dict(env_cfg.get('dist_cfg') or {}))

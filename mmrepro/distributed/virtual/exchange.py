@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.nn import functional
 
+from ...digests import as_bytes
 from ..ordered_reduction import all_gather_single
 from ..reduction_tree import Combine, Node, ReductionTree, combine_of, finish_of, nodes_of
 from .scheduler import wait_for_processes
@@ -172,11 +173,6 @@ def _root(places: Sequence[tuple[int, int]], values: Iterable[Any], combine: Com
     for place, value in zip(places, values):
         tree.add(Node(*place, value))
     return tree.root()
-
-
-def as_bytes(value: Tensor) -> Tensor:
-    """Return the bytes of a tensor, flat; in the same memory if it is contiguous."""
-    return value.contiguous().view(-1).view(torch.uint8)
 
 
 class Buckets:

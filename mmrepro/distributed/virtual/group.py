@@ -99,7 +99,7 @@ class VirtualGroup(_ProcessGroup):
     # All ranks of a process get the same objects from these operations: they must not change them.
 
     def meet(self, name: str, contribute: Callable[[], Any], begin: Callable[[], Any]) -> Any:
-        """See :meth:`Scheduler.meet`."""
+        """Take part in an operation of this group, see :meth:`Scheduler.meet`."""
         return self._scheduler.meet(
             self._key, len(self._processes.members[self._processes.mine]),
             f'{name} of group {self._key}', self._index, contribute, begin)

@@ -1,20 +1,20 @@
-"""State of a process that each virtual rank has to itself, exchanged when the baton is handed over.
+"""State of a process of which each virtual rank has its own, exchanged with the baton.
 
 State that torch or mmrepro keep for each thread needs no exchange: a rank has a thread.
 """
 from __future__ import annotations
 
 import copy
-import io
+import functools
 import os
-import random
 import sys
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from mmengine.utils import ManagerMixin
+
+from ... import seeds
 
 # module and variable
 MODULE_STATE: tuple[tuple[str, str], ...] = (
@@ -29,12 +29,12 @@ KNOWN = {'builtins', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmdet', 'mmrepro'}
 # variables that a launcher sets, and user code reads
 LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
 
-# the user's classes whose attributes each rank has to itself -> their attributes at the start
+# the user's classes of which each rank has its own attributes -> attributes at the start
 _classes: dict[type, dict[str, Any]] = {}
 
 
 def keep_attributes(objects: Iterable[Any]) -> None:
-    """Give each rank the attributes of the classes of ``objects`` to itself."""
+    """Give each rank its own attributes of the classes of ``objects``."""
     for cls in {cls for instance in objects for cls in type(instance).__mro__}:
         if cls.__module__.partition('.')[0] not in KNOWN:
             _classes.setdefault(cls, dict(vars(cls)))
@@ -48,14 +48,9 @@ def managers() -> list[type[ManagerMixin]]:
     return classes
 
 
-class Silence(io.TextIOBase):
-    """Standard output of all ranks but the first."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def writable(self) -> bool:
-        return True
+@functools.cache
+def _nowhere() -> Any:
+    return open(os.devnull, 'w', encoding='utf-8')
 
 
 def _accelerator() -> torch.Generator | None:
@@ -69,9 +64,7 @@ class ProcessState:
     """The state of one rank while another rank runs."""
 
     def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()
-        self._torch = torch.get_rng_state()
+        self._generators = seeds.capture_rng(accelerators=False)
         self._dtype = torch.get_default_dtype()
         generator = _accelerator()
         self._device = None if generator is None else generator.get_state()
@@ -84,9 +77,7 @@ class ProcessState:
 
     def restore(self) -> None:
         """Bring the state back into force."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._torch)
+        seeds.restore_rng(self._generators)
         torch.set_default_dtype(self._dtype)
         generator = _accelerator()
         if generator is not None and self._device is not None:
@@ -123,8 +114,8 @@ class ProcessState:
         """
         state = copy.copy(self)
         state._modules = dict(self._modules)
-        if number:
-            state._modules['sys', 'stdout'] = Silence()
+        if number:  # the first rank speaks for all
+            state._modules['sys', 'stdout'] = _nowhere()
         state._environment = {name: str(world_size if name.endswith('SIZE') else number)
                               for name in LAUNCHED}
         state._instances = {cls: copy.copy(value) for cls, value in self._instances.items()}

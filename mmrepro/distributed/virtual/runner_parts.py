@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Callable
+from typing import Any
 
 from mmengine.device import get_device
 from mmengine.model import MMDistributedDataParallel, convert_sync_batchnorm, is_model_wrapper
@@ -12,6 +12,7 @@ from torch import nn
 
 from ...config import RandomnessConfig
 from ...errors import RandomnessError
+from ...ops.aten import sync_bn
 from .gradients import VirtualDataParallel
 from .scheduler import current
 
@@ -62,9 +63,8 @@ def share_workers(loader: Any) -> Any:
     return type(loader)({**loader, 'num_workers': count})
 
 
-def wrap_model(runner: Any, wrapper: Mapping[str, Any] | None, model: nn.Module,
-               prepare: Callable[[nn.Module], None]) -> nn.Module:
-    """Wrap a model on virtual ranks; ``prepare`` is called with the model before.
+def wrap_model(runner: Any, wrapper: Mapping[str, Any] | None, model: nn.Module) -> nn.Module:
+    """Wrap a model on virtual ranks.
 
     Raises:
         RandomnessError: a model wrapper other than MMDistributedDataParallel; names it.
@@ -81,5 +81,5 @@ def wrap_model(runner: Any, wrapper: Mapping[str, Any] | None, model: nn.Module,
     model = model.to(get_device())
     if runner.cfg.get('sync_bn') is not None:
         model = convert_sync_batchnorm(model, runner.cfg.sync_bn)
-    prepare(model)
+    sync_bn.enable_for(model)
     return VirtualDataParallel(model, **options)

@@ -77,7 +77,7 @@ class Turns:
         return [rank for scheduler in self.schedulers for rank in scheduler.ranks]
 
     def running(self) -> VirtualRank | None:
-        """The rank of the calling thread; in any other thread, the rank that has the baton."""
+        """Return the rank of the calling thread; in other threads, the rank that has the baton."""
         return getattr(_thread, 'rank', None) or next(
             (rank for rank in self.ranks if rank.baton.is_set() and not rank.ended), None)
 
@@ -143,7 +143,7 @@ class Turns:
                 rank.scheduler.fail(error, rank.number)
 
     def _choose(self) -> VirtualRank | None:
-        """The rank that runs next; None when all ranks have ended."""
+        """Return the rank that runs next; None when all ranks have ended."""
         while True:
             alive = [rank for rank in self.ranks if not rank.ended]
             if not alive:
@@ -227,13 +227,13 @@ class Scheduler:
             raise RankStopped
 
     def places(self) -> str:
-        """Where each rank waits, or how it has ended, in a line each."""
+        """Return where each rank waits, or how it has ended, in a line each."""
         return ''.join(f'\n  virtual rank {rank.number} {rank.ended or f"waits in {rank.where}"}'
                        for rank in self.ranks)
 
     def meet(self, key: Hashable, count: int, name: str, index: int,
              contribute: Callable[[], Any], begin: Callable[[], Any]) -> Any:
-        """A collective operation: wait for the other ranks of this process, then for all.
+        """Take part in a collective operation: wait for the ranks of this process, then for all.
 
         Args:
             key: Of the process group; at most one meeting of it is open at a time.

@@ -25,11 +25,10 @@ import torch.distributed as dist
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import Tensor, nn
 
-from ...digests import exact_digest
+from ...digests import as_bytes, exact_digest
 from ...errors import RandomnessError, VirtualRanksError
 from ..unwrap import unwrap
 from . import weight_hooks
-from .exchange import as_bytes
 from .group import Collect
 from .scheduler import Scheduler, current
 
@@ -134,7 +133,7 @@ class _Start:
             if list(mine) != list(theirs):
                 return f'the ranks have different {kind}s'
             for name, value in mine.items():
-                if not torch.equal(as_bytes(value.detach()), as_bytes(theirs[name].detach())):
+                if not torch.equal(as_bytes(value), as_bytes(theirs[name])):
                     return f'the {kind} {name} is not the same on all ranks'
         return '' if self.state_digest == other.state_digest else \
             'the optimizers differ between the ranks'
@@ -172,7 +171,7 @@ class Shared:
                       if parameter in state]
 
     def check(self, kinds: Sequence[str] = KINDS) -> None:
-        """Raises VirtualRanksError if anything is not what it was; names a parameter."""
+        """Raise VirtualRanksError if anything is not what it was; name a parameter."""
         for kind in kinds:
             changed = (self._checksums(kind) != self.sums[kind]).tolist()
             if any(changed):
@@ -225,7 +224,7 @@ class Member:
             functools.partial(self._follow if index else self._step, optimizer.step))
 
     def check(self) -> None:
-        """Raises VirtualRanksError if what is shared has been changed, or is no longer shared."""
+        """Raise VirtualRanksError if what is shared has been changed, or is no longer shared."""
         self._check_memory()
         self._shared.check()
 
@@ -273,7 +272,7 @@ class Member:
     # ---------------------------------------------------------------------------- steps
 
     def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The owner's ``optimizer.step``."""
+        """Replace ``optimizer.step`` of the owner: step for all ranks."""
         self._shared.check(['parameter'])
         self._shared.settings = self._mine.settings()
         result = step(*args, **kwargs)
@@ -282,7 +281,7 @@ class Member:
         return result
 
     def _follow(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A follower's ``optimizer.step``: waits for the owner's, and changes no weight."""
+        """Replace ``optimizer.step`` of a follower: wait for the owner's, and change no weight."""
         shared = self._shared
         # ranks come out of a collective in any order
         self._steps += 1
@@ -328,7 +327,7 @@ class Member:
 
 def _checksum(tensor: Tensor) -> Tensor:
     """Return the sum of the bytes, eight at a time: a single change shows."""
-    flat = as_bytes(tensor.detach())
+    flat = as_bytes(tensor)
     end = len(flat) // 8 * 8
     words = flat[:end] if flat.storage_offset() % 8 == 0 else flat[:end].clone()
     total = words.view(torch.int64).sum()

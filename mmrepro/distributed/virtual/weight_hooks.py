@@ -11,6 +11,7 @@ from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel
 from torch import Tensor
 
+from ...text import qualified_name
 from .process_state import KNOWN
 
 
@@ -82,21 +83,14 @@ ADAPTERS: dict[str, Adapter] = {  # by path of the class
 }
 
 
-def _path(kind: type) -> str:
-    return f'{kind.__module__}.{kind.__qualname__}'
-
-
 def problem(hooks: Sequence[Any]) -> str:
     """Return why ranks with these hooks cannot share weights; '' if they can."""
     for hook in hooks:
         kind = type(hook)
-        adapter = ADAPTERS.get(_path(kind))
-        if adapter is not None:
-            text = adapter.problem(hook)
-        else:  # a subclass
-            adapted = any(_path(base) in ADAPTERS for base in kind.__mro__)
-            text = f'the hook {kind.__name__} may change weights in a way of its own' \
-                if adapted else ''
+        adapter = ADAPTERS.get(qualified_name(kind))
+        text = '' if adapter is None else adapter.problem(hook)
+        if adapter is None and any(qualified_name(base) in ADAPTERS for base in kind.__mro__):
+            text = f'the hook {kind.__name__} may change weights in a way of its own'
         if text:
             return text
     return ''
@@ -111,12 +105,12 @@ def averages(hooks: Sequence[Any]) -> dict[str, Tensor]:
 
 def adapt(hook: Any, member: Any, owner: bool) -> None:
     """Let a hook that changes weights do so once for all ranks of the process."""
-    adapter = ADAPTERS.get(_path(type(hook)))
+    adapter = ADAPTERS.get(qualified_name(type(hook)))
     if adapter is not None:
         adapter.adapt(hook, member, owner)
 
 
 def of_users(hooks: Sequence[Any]) -> list[str]:
     """Return the classes of hooks that no library of MMDetection's has."""
-    return sorted({_path(type(hook)) for hook in hooks
+    return sorted({qualified_name(type(hook)) for hook in hooks
                    if type(hook).__module__.partition('.')[0] not in KNOWN})

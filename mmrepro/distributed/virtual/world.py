@@ -1,4 +1,4 @@
-"""State of ``torch.distributed`` that each virtual rank of a process has to itself."""
+"""State of ``torch.distributed``, of which each virtual rank of a process has its own."""
 from __future__ import annotations
 
 import itertools
@@ -71,7 +71,7 @@ class Worlds:
             rank.world = self._of_rank(rank.number)
 
     def _of_rank(self, number: int) -> Any:
-        """The world of a rank, with its default group."""
+        """Return the world of a rank, with its default group."""
         group = VirtualGroup(number, self._ranks, self.scheduler, self._all, 'of all ranks')
         # torch's class keeps most of its state in its module: the same attributes, empty
         names = {name for name in dir(c10d._World) if not name.startswith('_')}

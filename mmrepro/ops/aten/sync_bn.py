@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import SyncBatchNorm
 
 from ..mmcv.batch_norm import at_least_float32, sum_per_channel
@@ -125,6 +125,7 @@ def forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
                            self.process_group or dist.group.WORLD)
 
 
-def enable() -> None:
-    """Make every ``torch.nn.SyncBatchNorm`` train on CPU ranks. Idempotent."""
-    SyncBatchNorm.forward = forward  # type: ignore[method-assign]
+def enable_for(model: nn.Module) -> None:
+    """Let ``torch.nn.SyncBatchNorm`` train on CPU ranks, if a model has such layers."""
+    if any(isinstance(module, SyncBatchNorm) for module in model.modules()):
+        SyncBatchNorm.forward = forward  # type: ignore[method-assign]
