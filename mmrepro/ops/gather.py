@@ -173,13 +173,6 @@ def put_rows(out: Tensor, rows: Tensor) -> None:
         out.copy_(source.reshape(out.shape) if out.dim() != 3 else source)
 
 
-def put_some(out: Tensor, which: Tensor, rows: Tensor) -> None:
-    """Call :func:`put_rows` into the items ``which`` of ``out``; none may occur twice."""
-    piece = torch.empty_like(out[:len(which)])
-    put_rows(piece, rows)
-    out.index_copy_(0, which, piece)
-
-
 def add_rows(out: Tensor, rows: Tensor) -> None:
     """Add (N*H*W, C) rows to ``out`` of shape (N, C, H, W)."""
     n, c, h, w = out.shape

@@ -204,6 +204,10 @@ def provider() -> str:
     return _state.requested or ('compiled' if compiled else 'torch')
 
 
+def _requirement(name: str) -> str:
+    return triton.default_requirement() if name == 'auto' else triton.requirement()
+
+
 def _lacking(name: str) -> str:
     """Return what the Triton kernels lack for provider ``name``; '' if nothing.
 
@@ -212,7 +216,7 @@ def _lacking(name: str) -> str:
     if name not in PROVIDERS:
         raise OperatorProviderError(
             f'unknown operator provider {name!r}; allowed: {", ".join(PROVIDERS)}')
-    lacks = triton.default_requirement() if name == 'auto' else triton.requirement()
+    lacks = _requirement(name)
     if name == 'triton' and lacks:
         raise OperatorProviderError(f"operators='triton': {lacks}")
     return lacks
@@ -310,10 +314,8 @@ def choice(operator: str, device: str, requested: str | None = None) -> Choice:
                               f'{OF_FORKS.get(operator, "another version")} has')
     if kernels and TABLE[operator].source == 'info.py':
         return Choice('compiled', 'it describes the compiled operators')
-    if requested is None:
-        return choose(operator, provider(), device, kernels, _state.lacks)
-    lacks = triton.default_requirement() if requested == 'auto' else triton.requirement()
-    return choose(operator, requested, device, kernels, lacks)
+    lacks = _state.lacks if requested is None else _requirement(requested)
+    return choose(operator, requested or provider(), device, kernels, lacks)
 
 
 def provider_of(operator: str, device: str = 'cpu') -> str:

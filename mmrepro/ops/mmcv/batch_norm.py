@@ -1,4 +1,4 @@
-"""Synchronized batch normalisation (MMSyncBN): the computations between the collectives.
+"""Synchronized batch normalization (MMSyncBN): the computations between the collectives.
 
 Formulas of mmcv 2.1.0 (csrc/common/cuda/sync_bn_cuda_kernel.cuh), which implements them for CUDA
 only. Statistics and gradients of parameters are float32 (float64 for float64 inputs). Each is a

@@ -163,7 +163,6 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
     that of the result. The forward has checked the inputs.
     """
     b, keys, heads, depth = value.shape
-    # the forward has checked the inputs
     levels = _levels(value_spatial_shapes, value_level_start_index, keys)
     queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
     require_shape('ms_deform_attn', 'grad_output', grad_output, (b, queries, heads * depth))

@@ -104,7 +104,9 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
         bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
                      pooled, spatial_scale)
         for out, result in zip((output, argmax), _greatest(rows, bins, input.shape[3])):
-            gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
+            part = torch.empty_like(out[:len(which)])
+            gather.put_rows(part, torch.empty_like(result).index_copy_(0, bins.order, result))
+            out.index_copy_(0, which, part)
 
 
 def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_input: Tensor,
