@@ -12,7 +12,6 @@ from ..digests import state_digest
 from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.divergence import divergences
 from ..fingerprint.reader import RankLog, read_ranks
-from ..fingerprint.schema import FOLDER
 from ..hooks.fingerprint import FingerprintHook
 from ..report.report import Report
 from ..report.table import Table
@@ -86,14 +85,13 @@ def train(run: DemoRun, config: str, folder: str, tell: Callable[[str], None],
         tell: is called with a line on every iteration.
         env: more variables of the processes.
     """
-    files = os.path.join(folder, FOLDER)
     # one thread per operator is the fastest for images this small, and by far on a busy machine
     env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed, **env}
     told = 0
 
     def tick() -> None:
         nonlocal told
-        ranks = read_ranks(files)
+        ranks = read_ranks(folder)
         steps = ranks[0].steps if 0 in ranks else {}
         if len(steps) > told:
             told, step = len(steps), steps[max(steps)]
@@ -106,7 +104,7 @@ def train(run: DemoRun, config: str, folder: str, tell: Callable[[str], None],
             Training(config, folder, iterations=SAVED_AFTER, save=CHECKPOINT),
             Training(config, folder, resume=True, checkpoint=os.path.join(folder, CHECKPOINT))]
     run_all([plan(run.name, folder, trainings, env, run.processes)], tick=tick)
-    return read_ranks(files)
+    return read_ranks(folder)
 
 
 def loss_of(step: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from ..fingerprint.divergence import Divergence, compare_logs, first_missing
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RankLog, read_ranks, read_run
-from ..fingerprint.schema import FOLDER, REPEATED
+from ..fingerprint.schema import REPEATED
 from ..reading import checked
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
@@ -102,7 +102,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
                 rows = compare_manifests(manifest, read_manifest(work_dir))
                 environment = [row for row in rows if row.about != START]
                 report(environment)
-        logs = read_ranks(os.path.join(work_dir, FOLDER))
+        logs = read_ranks(work_dir)
         difference = compare_logs(original.ranks, logs, end)
         done = min(len(logs[rank].steps) if rank in logs else 0 for rank in original.ranks)
         if text != f'iteration {done} of {end}':

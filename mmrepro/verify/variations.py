@@ -12,7 +12,6 @@ from mmengine.config import Config
 from ..config import randomness_of
 from ..fingerprint.divergence import ComparedField, Divergence, first_divergence
 from ..fingerprint.reader import read_ranks
-from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
 from ..runs.launcher import PlannedRun, one_thread_each, plan
@@ -232,7 +231,7 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
     variation = variation or VARIATIONS[name]
     if skipped:
         return VariationResult(name, variation.title, skipped=skipped)
-    runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
+    runs = [read_ranks(path) for path in (reference, folder)]
     steps = [ranks[0].steps for ranks in runs]
     lacking = [i for i in range(iterations) if not all(i in of_run for of_run in steps)]
     difference, remark = first_divergence(*runs), ''
