@@ -84,15 +84,19 @@ class LaunchedTraining:
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get('PYTHONPATH')]))
         port = free_port() if launch.ranks > 1 else None
         self._logs = [launch.log.replace('{rank}', str(rank)) for rank in range(launch.ranks)]
-        self._processes = []
-        for rank, log in enumerate(self._logs):
-            env = {**os.environ, **launch.env, 'PYTHONPATH': path,
-                   **rank_variables(rank, launch.ranks, port)}
-            with open(log, 'ab') as output:
-                self._processes.append(subprocess.Popen(
-                    [sys.executable, '-m', *launch.command], stdout=output,
-                    stderr=subprocess.STDOUT, cwd=launch.cwd, start_new_session=True,
-                    env={name: value for name, value in env.items() if value is not None}))
+        self._processes: list[subprocess.Popen] = []
+        try:
+            for rank, log in enumerate(self._logs):
+                env = {**os.environ, **launch.env, 'PYTHONPATH': path,
+                       **rank_variables(rank, launch.ranks, port)}
+                with open(log, 'ab') as output:
+                    self._processes.append(subprocess.Popen(
+                        [sys.executable, '-m', *launch.command], stdout=output,
+                        stderr=subprocess.STDOUT, cwd=launch.cwd, start_new_session=True,
+                        env={name: value for name, value in env.items() if value is not None}))
+        except BaseException:  # nobody else knows the processes that have started
+            self.kill()
+            raise
 
     @property
     def pids(self) -> list[int]:
