@@ -73,13 +73,8 @@ class Source:
         self._feature = feature
         self._rows: Tensor | None = None
 
-    def gather_sum(self, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
-        """Return :func:`gather_sum` of taps; ``index`` counts pixels of the map."""
-        rows, index = self.rows(index)
-        return gather_sum(rows, index, weight, offsets)
-
     def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows that ``index`` needs, and the index into them."""
+        """Return the rows that ``index``, of pixels of the map, needs, and the index into them."""
         if self._rows is None and not _few(self._feature, index):
             self._rows = rows_of(self._feature)
         if self._rows is not None:

@@ -103,7 +103,7 @@ def test_a_file_that_is_not_python_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize('code, rules', [
     (b'# coding: latin-1\nimport os\nNAME = "\xe9"\nos.urandom(1)\n', ['foreign-generator']),
     (b'NAME = "\xe9"\n', ['unreadable']), (b'NAME = 1\0\n', ['unreadable']),
-    (b'class A:\n    @classmethod\n    def run(*args):\n        next(*args)\n        next()\n', [])])
+    (b'class A:\n    @classmethod\n    def run(*args):\n        next(*args), next()\n', [])])
 def test_a_file_is_read_as_python_reads_it(tmp_path, monkeypatch, code, rules):
     found = findings(tmp_path, monkeypatch, code)
     assert [f.rule for f in found] == rules

@@ -83,4 +83,5 @@ def pool(feature: Tensor, output: Tensor, runs: Iterable[tuple[int, int]], taps_
     source = gather.Source(feature)
     for a, b in runs:
         taps = taps_of(a, b)
-        gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
+        rows, index = source.rows(taps.row)
+        gather.put_rows(output[a:b], gather.gather_sum(rows, index, taps.weight, taps.starts))
