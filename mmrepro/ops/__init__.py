@@ -8,9 +8,9 @@ reports operators of unknown determinism. Importing this package does not import
 """
 from __future__ import annotations
 
-from .operator_report import catalogue
 from .operator_table import TABLE
 from .provider import (
+    catalogue,
     exceptions,
     install,
     is_compiled,

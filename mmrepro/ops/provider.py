@@ -18,7 +18,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from ..errors import OperatorProviderError
 from ..imports import after_import, forget
@@ -27,6 +27,9 @@ from .choice import MARK, PROVIDERS, Choice, choose, compiled_kernels
 from .operator_table import OF_FORKS, TABLE, by_device, implementation, named
 
 EXTENSION = 'mmcv._ext'
+# Why two runs of such a compiled kernel may differ on CUDA.
+_VARIES = {'atomics': 'adds floats with atomics, in the order in which threads arrive',
+           'races': 'threads write to shared memory in the order in which they arrive'}
 _logger = logging.getLogger('mmrepro')
 
 
@@ -299,7 +302,7 @@ def using(name: str) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------- reporting
 
-def choice(operator: str, device: str, requested: str | None = None) -> Choice:
+def choice_of(operator: str, device: str, requested: str | None = None) -> Choice:
     """Return the provider of an operator on ``device`` ('cpu' or 'cuda'), and why.
 
     ``requested`` is one of :data:`PROVIDERS`, as if it were in use; None: the current one. Raises
@@ -324,7 +327,7 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
     ``device`` is 'cpu' or 'cuda', where the tensors are. Raises KeyError if mmcv has no operator of
     that name.
     """
-    return choice(operator, device).provider
+    return choice_of(operator, device).provider
 
 
 def exceptions(device: str) -> dict[str, str]:
@@ -334,3 +337,40 @@ def exceptions(device: str) -> dict[str, str]:
     providers = {name: provider_of(name, device) for name, row in TABLE.items()
                  if row.source != 'info.py' and implementation(name) is not None}
     return {name: who for name, who in providers.items() if who not in ('torch', 'none')}
+
+
+class CatalogueEntry(NamedTuple):
+    """One operator of :func:`catalogue`."""
+
+    operator: str
+    provider: str  # 'torch', 'triton', 'compiled' or 'none'
+    reason: str  # why this provider
+    deterministic: bool  # whether it gives the same bits on every run on the requested device
+    why: str
+    users: str
+    source: str
+
+
+def catalogue(device: str = 'cpu', requested: str | None = None) -> list[CatalogueEntry]:
+    """List all operators: the provider of each and why, and whether it is deterministic there.
+
+    mmcv's compiled kernels are single-threaded loops on a CPU; on CUDA some add with atomics.
+
+    Args:
+        device: 'cpu' or 'cuda'.
+        requested: one of :data:`mmrepro.ops.choice.PROVIDERS`, whose choices are shown; None: the
+            current one.
+    """
+    entries = []
+    for row in TABLE.values():
+        who, reason = choice_of(row.name, device, requested)
+        if who in ('torch', 'triton'):
+            same, why = True, row.why
+        elif who == 'none':
+            same, why = False, 'not available here: raises when called'
+        else:
+            varies = '' if device == 'cpu' else _VARIES.get(row.compiled, '')
+            same, why = not varies, varies or 'compiled kernel without atomics'
+        entries.append(CatalogueEntry(row.name, who, reason, same, why, row.users,
+                                      f'mmcv/ops/{row.source}'))
+    return entries

@@ -15,7 +15,7 @@ from harness import python
 from mmrepro import ops
 from mmrepro.errors import OperatorProviderError
 from mmrepro.ops import choice, operator_table
-from mmrepro.ops.provider import choice as choice_of
+from mmrepro.ops.provider import choice_of
 from mmrepro.ops.triton import FUSED
 
 LITE = not ops.is_compiled()

@@ -10,7 +10,7 @@ so the size of a group bounds the memory and does not affect the bits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def _sizes(shapes: Tensor, starts: Tensor) -> list[list[int]]:
     if shapes.is_inference() or starts.is_inference():  # they have no versions
         return torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
     versions = shapes._version, starts._version
-    known = getattr(shapes, '_mmrepro_sizes', (None, versions, []))
+    known: Any = getattr(shapes, '_mmrepro_sizes', (None, versions, []))
     if known[0] is not starts or known[1] != versions:
         known = starts, versions, torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
         setattr(shapes, '_mmrepro_sizes', known)  # noqa: B010
