@@ -98,9 +98,9 @@ def without_checkpoints(cfg: Config) -> None:
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=-1, save_last=False)
 
 
-def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> None:
+def without_evaluation(cfg: Config) -> None:
     """Let the training neither validate nor test."""
-    for phase in phases:
+    for phase in ('val', 'test'):
         for key in ('cfg', 'dataloader', 'evaluator'):
             cfg[f'{phase}_{key}'] = None
 
