@@ -21,13 +21,18 @@ TEST_TIME_META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_fa
                        'flip_direction')
 
 
+def imports_of(cfg: Config) -> list[str]:
+    """Return the modules in ``custom_imports``; MMEngine takes a single name as well."""
+    given = (cfg.get('custom_imports') or {}).get('imports') or []
+    return [given] if isinstance(given, str) else list(given)
+
+
 def import_mmrepro(cfg: Config) -> bool:
     """Let the config import mmrepro; return whether it did not."""
-    imports = cfg.get('custom_imports') or dict(imports=[])
-    if 'mmrepro' in imports.get('imports', []):
+    imports = imports_of(cfg)
+    if 'mmrepro' in imports:
         return False
-    cfg.custom_imports = dict(imports=[*imports['imports'], 'mmrepro'],
-                              allow_failed_imports=False)
+    cfg.custom_imports = dict(imports=[*imports, 'mmrepro'], allow_failed_imports=False)
     return True
 
 
