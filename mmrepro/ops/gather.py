@@ -83,15 +83,9 @@ class Source:
         n, c, h, w = self._feature.shape
         rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
         rows[-1].zero_()
-        if self._feature.is_cuda:
-            image = torch.div(used, h * w, rounding_mode='floor')
-            planes = self._feature.reshape(n, c, h * w)
-            rows[:-1].copy_(planes[image, :, used - image * (h * w)])
-            return rows, index
-        for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
-            if len(pixels):
-                columns = self._feature[i].reshape(c, h * w).index_select(1, pixels)
-                rows[part].copy_(columns.t())
+        image = torch.div(used, h * w, rounding_mode='floor')
+        planes = self._feature.reshape(n, c, h * w)
+        rows[:-1].copy_(planes[image, :, used - image * (h * w)])
         return rows, index
 
 
@@ -109,17 +103,11 @@ class Sink:
         if self._total is None and self._grad.is_contiguous() and _few(self._grad, index):
             used, index = _compact(index, _pixels(self._grad))
             rows = scatter_sum(source, index, weight, len(used), bag_of, padded)
-            rows = rows.to(self._grad.dtype)
-            if rows.is_cuda:
-                image = torch.div(used, h * w, rounding_mode='floor')
-                torch.ops.aten.index_put_(self._grad.view(n, c, h * w),
-                                          [image, None, used - image * (h * w)], rows, True)
-                return
-            for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
-                if len(pixels):
-                    # No pixel occurs twice, so nothing is added twice here.
-                    image = self._grad[i].view(c, h * w)
-                    image.index_add_(1, pixels, rows[part].t().contiguous())
+            image = torch.div(used, h * w, rounding_mode='floor')
+            # no pixel occurs twice, so nothing is added twice here
+            torch.ops.aten.index_put_(
+                self._grad.view(n, c, h * w), [image, None, used - image * (h * w)],
+                rows.to(self._grad.dtype), True)
             return
         rows = scatter_sum(source, index, weight, _pixels(self._grad), bag_of, padded)
         self._total = rows if self._total is None else self._total.add_(rows)
@@ -149,14 +137,6 @@ def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
     position = flags.cumsum(0) - 1
     position[pixels:] = len(used)
     return used, position.index_select(0, flat).to(index.dtype).view(index.shape)
-
-
-def _by_image(used: Tensor, images: int, size: int) -> list[tuple[slice, Tensor]]:
-    """Return the slice of ``used`` of each image, and the positions of its pixels."""
-    edges = torch.arange(images + 1, device=used.device) * size
-    bounds = torch.searchsorted(used, edges).tolist()
-    return [(slice(a, b), used[a:b] - i * size)
-            for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
 
 
 def put_rows(out: Tensor, rows: Tensor) -> None:
