@@ -42,8 +42,7 @@ def virtual_ranks(cfg: Config) -> int | None:
 
 def seed_of(cfg: Config) -> int | None:
     # MMDetection 2.x has `seed` at the top
-    seed: int | None = (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
-    return seed
+    return (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
 
 
 def fix_seed(cfg: Config) -> bool:

@@ -66,10 +66,7 @@ class Launch(NamedTuple):
 def launch_of(training: Training, log: str, env: Mapping[str, str | None] = {},
               ranks: int = 1, cwd: str | None = None) -> Launch:
     """Return the launch of :mod:`mmrepro.runs.child` with this training."""
-    training = training._replace(launcher='pytorch' if ranks > 1 else 'none')
-    default = Training._field_defaults
-    given = {name: value for name, value in training._asdict().items()
-             if name not in default or value != default[name]}
+    given = dict(training._asdict(), launcher='pytorch' if ranks > 1 else 'none')
     codes = (0, ) if training.kill_after is None else (0, -signal.SIGKILL)
     return Launch(['mmrepro.runs.child', json.dumps(given)], log, env, ranks, cwd, codes)
 
