@@ -18,6 +18,7 @@ from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
 from ..errors import ConfigError, FingerprintError
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
+from ..facts.compatibility import FactDifference, differences
 from ..facts.training_data import training_data
 from ..variables import reads
 from . import provenance
@@ -155,3 +156,8 @@ def read_manifest(path: str) -> Manifest:
         raise FingerprintError(f'{path}: No such file; FingerprintHook writes it when a training '
                                'starts')
     return Manifest(path, read_manifest_file(path))
+
+
+def compare_manifests(first: Manifest, second: Manifest) -> list[FactDifference]:
+    """Compare two manifests by :func:`mmrepro.facts.compatibility.differences`."""
+    return differences(first.values, second.values)

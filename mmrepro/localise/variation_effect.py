@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..diagnosis.diagnosis import short_path
-from ..facts.compatibility import CHANGES, MAY, WEIGHTS, differences
-from ..fingerprint.manifest import Manifest
+from ..facts.compatibility import CHANGES, MAY, WEIGHTS
+from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RecordedRun
 from ..text import listed, shorten
 from .compared_runs import RunSpec
@@ -41,9 +41,9 @@ def known_differences(runs: Sequence[RecordedRun], *severities: str) -> list[str
     """Return texts on what differs, with these severities, between the manifests of two runs."""
     if not all(run.manifests for run in runs):
         return []
-    a, b = (_manifest(run).values for run in runs)
+    a, b = map(_manifest, runs)
     return [f'{row.name}: {shorten(row.then, 40)} / {shorten(row.now, 40)} ({row.consequence})'
-            for row in differences(a, b) if row.severity in severities
+            for row in compare_manifests(a, b) if row.severity in severities
             and row.about != WEIGHTS and not row.name.startswith('variables.')] + [
         variable.text() for variable in differing_variables(runs) if MAY in severities]
 

@@ -14,7 +14,7 @@ from ..fingerprint.divergence import (
     first_differing_metric,
     not_compared,
 )
-from ..fingerprint.manifest import Manifest
+from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
 from ..text import listed
@@ -234,9 +234,9 @@ def manifest_differences(a: RunView, b: RunView) -> list[FactDifference]:
     if not (is_known(a) and is_known(b)):
         return []
     if a.manifest and b.manifest:
-        rows = differences(*(Manifest(run.path, {
-            **run.manifest, **{key: run.began[key] for key in OF_THE_START if key in run.began}
-            }).values for run in (a, b)))
+        rows = compare_manifests(*(Manifest(run.path, {
+            **run.manifest, **{key: run.began[key] for key in OF_THE_START if key in run.began}})
+            for run in (a, b)))
         if a.began.get('iteration') == b.began.get('iteration'):
             return rows
         # a run was resumed from a run elsewhere: weights of different iterations do not count

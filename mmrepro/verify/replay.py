@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
 from ..errors import ConfigError, FingerprintError
-from ..facts.compatibility import START, differences
+from ..facts.compatibility import START
 from ..fingerprint.divergence import Divergence, compare_logs, first_missing
-from ..fingerprint.manifest import Manifest, read_manifest
+from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RankLog, read_ranks, read_run
 from ..fingerprint.schema import REPEATED
@@ -99,7 +99,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
         nonlocal text, environment, logs, difference
         if environment is None:
             with contextlib.suppress(FingerprintError):  # not written yet
-                rows = differences(manifest.values, read_manifest(work_dir).values)
+                rows = compare_manifests(manifest, read_manifest(work_dir))
                 environment = [row for row in rows if row.about != START]
                 report(environment)
         logs = read_ranks(work_dir)

@@ -13,10 +13,10 @@ from mmengine.runner import Runner
 from small_runs import config
 
 from mmrepro.errors import FingerprintError
-from mmrepro.facts.compatibility import CHANGES, HARMLESS, MAY, differences
+from mmrepro.facts.compatibility import CHANGES, HARMLESS, MAY
 from mmrepro.facts.training_data import training_data
 from mmrepro.fingerprint import provenance
-from mmrepro.fingerprint.manifest import Manifest, read_manifest
+from mmrepro.fingerprint.manifest import Manifest, compare_manifests, read_manifest
 
 SECRET = secrets.token_hex()  # not a literal: the manifest keeps uncommitted changes of this file
 SECRETS = {name: SECRET for name in (
@@ -92,7 +92,7 @@ def changed(manifest, path, value):
     (('created', ), 'then', 'created', HARMLESS),
 ])
 def test_severity(manifest, path, value, name, severity):
-    found = differences(manifest.values, changed(manifest, path, value).values)
+    found = compare_manifests(manifest, changed(manifest, path, value))
     assert [(one.name, one.severity) for one in found] == [(name, severity)]
     assert found[0].now == value or name == 'command'
 
@@ -102,14 +102,14 @@ def test_files_with_one_name_in_two_folders_are_compared(manifest):
     both = changed(manifest, ('data', 'annotations'), files)
     for path, name in zip(files, ('train.json', 'train.json (2)')):
         other = changed(both, ('data', 'annotations', path), dict(sha256='3'))
-        assert [row.name for row in differences(both.values, other.values)] == [
+        assert [row.name for row in compare_manifests(both, other)] == [
             f'data.annotations.{name}.sha256']
 
 
 def test_settings_of_the_config_are_compared(manifest):
     text = manifest.config_text.replace('lr=0.1', 'lr=0.2').replace('num_workers=0',
                                                                     'num_workers=4')
-    found = differences(manifest.values, changed(manifest, ('config', 'text'), text).values)
+    found = compare_manifests(manifest, changed(manifest, ('config', 'text'), text))
     assert [(one.name, one.severity) for one in found] == [
         ('config.optim_wrapper.optimizer.lr', CHANGES),
         ('config.train_dataloader.num_workers', HARMLESS)]

@@ -14,9 +14,9 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from ranks import on_ranks
 
-from mmrepro.facts.compatibility import HARMLESS, differences
+from mmrepro.facts.compatibility import HARMLESS
 from mmrepro.fingerprint.divergence import first_divergence
-from mmrepro.fingerprint.manifest import read_manifest
+from mmrepro.fingerprint.manifest import compare_manifests, read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.hooks import SelfCheckHook
 
@@ -68,9 +68,9 @@ def test_the_count_is_in_manifest_and_fingerprints_and_no_difference(tmp_path):
                        .read_text().splitlines()[-1]) for checks in (1, 1000)]
     assert [end['self_checks']['steps'] for end in ends] == [8, 4]
     assert first_divergence(runs[0].ranks, runs[1].ranks) is None
-    rows = differences(*(read_manifest(run.work_dir).values for run in runs))
-    assert {one.severity for one in rows} == {HARMLESS}
-    assert not any(one.name.startswith('self_checks') for one in rows)
+    differences = compare_manifests(*(read_manifest(run.work_dir) for run in runs))
+    assert {one.severity for one in differences} == {HARMLESS}
+    assert not any(one.name.startswith('self_checks') for one in differences)
 
 
 class NoCopy:
