@@ -28,11 +28,10 @@ COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
 # Bytes for the taps of one chunk per byte of input and output. Together with the rows this keeps
 # the extra memory below twice the size of input and output.
 CHUNK_SHARE = 0.5
-# Taps per chunk; smaller chunks cost more in calls than they save in memory. A chunk consists of
-# whole bags, so its size does not affect the bits unless the operator's docstring says so.
+# Taps per chunk, or elements to compare; smaller chunks cost more in calls than they save in memory.
+# A chunk consists of whole bags, so its size does not affect the bits unless the operator's
+# docstring says so.
 CHUNK_TAPS = {'cpu': 1 << 18, 'cuda': 1 << 22}
-# Elements to compare or mask at once: they fit a CPU's cache, and outweigh a GPU's launch.
-CHUNK_ELEMENTS = {'cpu': 1 << 18, 'cuda': 1 << 22}
 # Taps of padding that one thread of a GPU sums up, for nothing.
 _PADDING_BAG = 64
 # Peak bytes per tap: row, weight, sorted row, permutation, permuted weight and source.
@@ -291,13 +290,8 @@ def slices(count: int, step: int) -> Iterator[slice]:
 
 
 def chunk_taps(device: torch.device) -> int:
-    """Return the largest number of taps to process at once."""
+    """Return the largest number of taps, or of elements to compare, to process at once."""
     return CHUNK_TAPS['cpu' if device.type == 'cpu' else 'cuda']
-
-
-def chunk_rows(device: torch.device, width: int) -> int:
-    """Return how many rows of ``width`` elements to compare or mask at once; at least one."""
-    return max(1, CHUNK_ELEMENTS['cpu' if device.type == 'cpu' else 'cuda'] // max(1, width))
 
 
 def tap_budget(*tensors: Tensor) -> int:

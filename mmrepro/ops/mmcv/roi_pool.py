@@ -99,7 +99,7 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     rows = gather.rows_of(input).add_(0.)
     # boxes of similar size share a chunk, so that their numbers of visits are similar
     order = torch.sort((rois[:, 3:] - rois[:, 1:3]).prod(1), descending=True, stable=True).indices
-    step = gather.chunk_rows(output.device, output[0].numel())
+    step = max(1, gather.chunk_taps(output.device) // output[0].numel())
     for which in order.split(step):
         bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
                      pooled, spatial_scale)
