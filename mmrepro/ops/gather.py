@@ -28,9 +28,9 @@ COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
 # Bytes for the taps of one chunk per byte of input and output. Together with the rows this keeps
 # the extra memory below twice the size of input and output.
 CHUNK_SHARE = 0.5
-# Taps per chunk, or elements to compare; smaller chunks cost more in calls than they save in memory.
-# A chunk consists of whole bags, so its size does not affect the bits unless the operator's
-# docstring says so.
+# Taps per chunk, or elements to compare; smaller chunks cost more in calls than they save. A chunk
+# consists of whole bags, so its size does not affect the bits unless the operator's docstring says
+# so.
 CHUNK_TAPS = {'cpu': 1 << 18, 'cuda': 1 << 22}
 # Taps of padding that one thread of a GPU sums up, for nothing.
 _PADDING_BAG = 64
