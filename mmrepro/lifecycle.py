@@ -34,7 +34,7 @@ from .facts.collect import collect_facts
 from .facts.training_data import training_facts
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook
 from .hooks.preempt import handling
-from .ops.contract import make_put_off_checks
+from .ops.contract import run_deferred_checks
 from .process_settings import ProcessSettings
 from .step_check.validation import ValidationCheck
 from .version import __version__
@@ -221,7 +221,7 @@ class RunLifecycle:
         self._seed_images('val', runner.iter, batch_idx)
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
-        make_put_off_checks()
+        run_deferred_checks()
         self.evaluated.leave()  # before EMAHook takes its averages out
         with self.checkpoints.validated(runner.iter, metrics):
             yield
@@ -245,7 +245,7 @@ class RunLifecycle:
         self._seed_images('test', batch_idx)
 
     def after_test_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
-        make_put_off_checks()
+        run_deferred_checks()
         self.evaluated.leave()
         yield
         self.evaluated.leave()
@@ -255,7 +255,7 @@ class RunLifecycle:
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
         check_shared_weights(runner)
-        make_put_off_checks()
+        run_deferred_checks()
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
 
     # ---------------------------------------------------------------------------- the end
@@ -264,7 +264,7 @@ class RunLifecycle:
         with local_loading():  # CheckpointHook publishes: it loads what it has written
             yield
         check_shared_weights(runner)
-        make_put_off_checks()
+        run_deferred_checks()
         if is_main_process() and not self.config.legacy:
             runner.logger.info(outcome(runner))
 

@@ -9,7 +9,7 @@ from typing import Any, Callable
 from mmrepro import ops
 from mmrepro.doctor.rows import Row, RowGroup, Settings, cell
 from mmrepro.ops import triton
-from mmrepro.ops.provider import choice
+from mmrepro.ops.provider import choice_of
 
 from . import cases_compiled, cases_mmcv, cases_scatter, cases_selection, cases_torch, processes
 from .checking import check
@@ -50,7 +50,7 @@ def chosen_cases(device: str) -> dict[str, OperatorCase]:
     if device == 'cpu' or not ops.is_compiled():
         return {}
     return {name: case for name, case in cases_mmcv.CASES.items()
-            if any(choice(operator, device, 'auto').provider == 'compiled'
+            if any(choice_of(operator, device, 'auto').provider == 'compiled'
                    for operator in case.covers)}
 
 

@@ -23,7 +23,7 @@ _DETERMINISTIC = {'randomness.deterministic': True}
 RULES: tuple[AuditRule, ...] = (
     AuditRule('not-attached', CHANGES, when(
         lambda s: not (s.attached or checks.not_run(s)), 'custom_imports',
-        lambda s: f'imports={list(s.imports)!r} has no mmrepro'),
+        lambda s: f'imports={s.imports!r} has no mmrepro'),
         why="under MMDetection's own tools/train.py, MMEngine's seeding leaves most causes in "
             "place: seeds of workers, resume, validation, kernels (mmrepro train attaches itself)",
         link=f'{_CAUSES} A1-A8', settings=TWO_LINES),

@@ -118,7 +118,7 @@ def _changes(code: Running) -> Iterator[Hit]:
                    if not in_place}
     local = _local_names(function)
     if any(source.full_name(mark) == 'classmethod' for mark in function.decorator_list):
-        local.discard(function.args.args[0].arg)
+        local.difference_update(argument.arg for argument in function.args.args[:1])
     reads = [(_path(node, function), node.lineno) for node in ast.walk(function)
              if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)]
     for target, path, in_place in _changed(function):
@@ -140,7 +140,7 @@ def _changed(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, str, bool]]:
                 and node.func.attr in _MUTATORS:
             targets = [(node.func.value, True)]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ('next', 'setattr'):
-            targets = [(node.args[0], True)]
+            targets = [(argument, True) for argument in node.args[:1]]
         for target, in_place in targets:
             while isinstance(target, ast.Subscript):  # self.cache of self.cache[0][1]
                 target, in_place = target.value, True

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -44,10 +45,10 @@ class SourceFile:
     @classmethod
     def read(cls, path: str) -> SourceFile:
         try:
-            with open(path, encoding='utf-8') as file:
+            with tokenize.open(path) as file:
                 text = file.read()
             return cls(path, text, ast.parse(text, path))
-        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        except (OSError, SyntaxError, ValueError) as error:  # bytes that are no text, or NUL
             return cls(path, '', ast.Module([], []), f'{type(error).__name__}: {error}')
 
     def imports(self, package: str) -> bool:

@@ -18,6 +18,7 @@ from ..config import RandomnessConfig, randomness_of
 from ..errors import RandomnessError
 from ..nested import class_name, named_dicts
 from ..reachable import belongs_to_user
+from ..runs.config_edits import import_mmrepro, imports_of
 from .findings import TWO_LINES
 from .running_code import hits_of
 from .sources import Hit, SourceFile
@@ -48,10 +49,9 @@ class Subject:
     failed_import: str = ''  # message of the import of custom_imports that did not work
 
     @cached_property
-    def imports(self) -> tuple[str, ...]:
+    def imports(self) -> list[str]:
         """Modules in ``custom_imports``."""
-        given = (self.cfg.get('custom_imports') or {}).get('imports') or ()
-        return (given, ) if isinstance(given, str) else tuple(given)
+        return imports_of(self.cfg)
 
     @cached_property
     def attached(self) -> bool:
@@ -100,9 +100,8 @@ class Subject:
 
     def _attaching(self, lazy: bool, **settings: Any) -> Subject:
         cfg = copy.deepcopy(self.cfg)
-        cfg.update(settings, custom_imports=dict(
-            TWO_LINES['custom_imports'],
-            imports=[*self.imports, *TWO_LINES['custom_imports']['imports']]))
+        cfg.update(settings)
+        import_mmrepro(cfg)
         subject = replace(self, cfg=cfg, lazy=lazy)
         known = ('sources', 'hits')
         subject.__dict__.update({name: self.__dict__[name] for name in known

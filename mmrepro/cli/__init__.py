@@ -45,8 +45,7 @@ CONTINUED = {
 
 def load(verb: str) -> Callable[..., int]:
     """Return the function of a verb: command line -> exit code."""
-    main: Callable[..., int] = importlib.import_module(f'.{verb}', __package__).main
-    return main
+    return importlib.import_module(f'.{verb}', __package__).main
 
 
 def usage() -> str:

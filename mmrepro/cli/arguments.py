@@ -150,16 +150,11 @@ def existing_checkpoint(path: str) -> str:
 
 def finish(report: Report, args: argparse.Namespace, everything: bool = False) -> int:
     """Print a report, or write it as ``--json`` asks; returns its exit code."""
-    if args.json != '-':
-        report.show(everything)
-    write_json(report.json(), args.json)
+    if args.json == '-':
+        print(report.json())
+        return report.exit_code
+    report.show(everything)
+    if args.json is not None:
+        with open(args.json, 'w', encoding='utf-8') as file:
+            file.write(f'{report.json()}\n')
     return report.exit_code
-
-
-def write_json(text: str, target: str | None) -> None:
-    """Write to the file that ``--json`` names; '-' is the standard output, None nowhere."""
-    if target == '-':
-        print(text)
-    elif target is not None:
-        with open(target, 'w', encoding='utf-8') as file:
-            file.write(f'{text}\n')

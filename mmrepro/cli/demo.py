@@ -11,7 +11,6 @@ from ..demo.shipped_configs import reads_coco, shipped
 from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, planned, prepare
 from ..exit_codes import DONE
 from ..fingerprint.reader import read_ranks
-from ..fingerprint.schema import FOLDER
 from ..runs.launcher import jobs_at_once
 from ..runs.progress import progress_line, run_with_progress
 from ..runs.startup import has_mmdet
@@ -95,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cfg.train_dataloader.batch_size * (args.virtual_ranks or 1)))
     with progress_line(sys.stdout) as say:
         run_with_progress(plans, iterations, say, jobs_at_once(max(run.processes for run in runs)))
-    logs = [read_ranks(os.path.join(plan.folder, FOLDER)) for plan in plans]
+    logs = [read_ranks(plan.folder) for plan in plans]
     report = compare(logs, [run.name for run in runs])
     print('', *(run.title() for run in runs), '', sep='\n')
     report.show()

@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from ..reading import read_json
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.startup import has_mmdet
-from .arguments import Parser, at_least, finish, shared, write_json
+from .arguments import Parser, at_least, finish, shared
 
 CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools/gpu_check.py'
 OF_GPU = ('out', 'quick', 'seconds', 'only', 'iters', 'against', 'size')
@@ -59,8 +57,7 @@ def _parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None,
-         operators: Mapping[str, Any] = MappingProxyType({})) -> int:
+def main(argv: Sequence[str] | None = None, operators: Mapping[str, Any] = {}) -> int:
     """Print the report; with ``--gpu``, exit code 1: a row failed or gave different bits.
 
     Args:
@@ -84,15 +81,21 @@ def main(argv: Sequence[str] | None = None,
 
 
 def _list_operators(args: argparse.Namespace, device: str) -> int:
-    from ..ops.operator_report import as_json, as_text, catalogue
+    from ..ops import catalogue
     try:
         entries = catalogue(device, args.operators)
     except ModuleNotFoundError as error:
         raise MissingPackageError(f'{error}; install "mmcv-lite<2.2" or mmcv') from error
-    if args.json != '-':
-        print(as_text(entries, device, args.operators))
-    write_json(json.dumps(as_json(entries, device, args.operators), indent=1), args.json)
-    return DONE
+    same = ['-' if entry.provider == 'none' else 'yes' if entry.deterministic else 'NO'
+            for entry in entries]
+    return finish(Report(
+        '', f'{len(entries)} operators, operators={args.operators!r}: {same.count("NO")} not '
+        f'deterministic on {device}, {same.count("-")} not available (they import, and say what '
+        'to install when called)', tables=[Table(
+            ('operator', 'provider', f'same bits on {device}', 'why this provider', 'used by'),
+            [(entry.operator, entry.provider, bits, entry.reason, entry.users)
+             for entry, bits in zip(entries, same)])],
+        data=dict(provider=args.operators, device=device, operators=entries)), args)
 
 
 def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(given: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Settings of the config, and environment variables."""
+    """Return the settings of the config, and the environment variables."""
     settings: dict[str, Any] = {}
     env: dict[str, str] = {}
     for text in given:

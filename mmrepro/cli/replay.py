@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.json != '-':
                 _environment(differences).show()
 
-        outcome = replay(args.run, work_dir, args.iters, say, tell, args.cfg_options)
+        outcome = replay(args.run, work_dir, args.iters, say, tell, args.cfg_options or {})
     difference = outcome.difference
     verdict = (f'SAME BITS: {outcome.compared} iterations of {args.run} were repeated exactly'
                if difference is None else f'DIFFERENT after {outcome.compared} equal iterations: '

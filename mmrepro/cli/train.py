@@ -7,7 +7,7 @@ from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
 from ..text import page
 from .arguments import existing_checkpoint
-from .training_arguments import fingerprint_level, load, on_each_rank, training_parser
+from .training_arguments import choice, load, on_each_rank, training_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         '--resume', nargs='?', const='auto', metavar='CHECKPOINT',
         help='resume from this checkpoint; without a value, from the latest in the work directory')
     parser.add_argument(
-        '--fingerprint', nargs='?', type=fingerprint_level, const=LEVELS[0],
-        metavar='|'.join(LEVELS),
+        '--fingerprint', nargs='?', type=lambda text: choice(text, dict(zip(LEVELS, LEVELS))),
+        const=LEVELS[0], metavar='|'.join(LEVELS),
         help='write digests of every iteration, for compare and localise; changes no bit of the '
         f"training (default of the level: step; see {page('reference/fingerprints.md')})")
     args = parser.parse_args(argv)

@@ -11,7 +11,6 @@ from mmengine.config import Config
 
 from ..config import with_virtual_ranks
 from ..errors import ConfigError, MissingDataError
-from ..fingerprint.schema import LEVELS
 from ..runs.config_files import config_of, import_modules, without_mark
 from ..runs.reduction import missing_file
 from ..runs.startup import build_runner, on_ranks, restart_for
@@ -39,7 +38,7 @@ def training_parser(verb: str, description: str, checkpoint: bool = False) -> Pa
                         help=argparse.SUPPRESS)
     group = parser.add_argument_group('reproducibility (these set keys of `randomness`)')
     group.add_argument('--seed', type=int, metavar='N', help='seed of everything random')
-    group.add_argument('--deterministic', nargs='?', const=True, type=lambda text: _choice(
+    group.add_argument('--deterministic', nargs='?', const=True, type=lambda text: choice(
         text.lower(), {'warn': 'warn', 'true': True, 'false': False}),
                        metavar='warn|false',
                        help='equal bits, or an error; with "warn", a warning instead of the error')
@@ -50,11 +49,8 @@ def training_parser(verb: str, description: str, checkpoint: bool = False) -> Pa
     return parser
 
 
-def fingerprint_level(text: str) -> Any:
-    return _choice(text, {level: level for level in LEVELS})
-
-
-def _choice(text: str, values: dict[str, Any]) -> Any:
+def choice(text: str, values: dict[str, Any]) -> Any:
+    """Return what a value of the command line stands for."""
     if text not in values:
         raise argparse.ArgumentTypeError(
             f'{text!r} is not allowed; allowed: {", ".join(values)}, or no value (put the config '

@@ -10,8 +10,7 @@ from mmengine.config import Config
 from ..config import with_virtual_ranks
 from ..digests import state_digest
 from ..exit_codes import DIFFERENT, DONE
-from ..fingerprint.divergence import divergences
-from ..fingerprint.reader import RankLog
+from ..fingerprint.divergence import Ranks, divergences
 from ..hooks.fingerprint import FingerprintHook
 from ..report.report import Report
 from ..report.table import Table
@@ -22,8 +21,6 @@ from ..runs.reduction import few_images
 from .shipped_configs import use_data
 
 CHECKPOINT = 'resumed_from.pth'
-
-Ranks = Mapping[int, RankLog]
 
 
 class DigestHook(FingerprintHook):

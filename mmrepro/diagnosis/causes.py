@@ -185,8 +185,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause('other draws before', lambda c: c.kind == 'generator',
           'The operator draws from a generator that other code has advanced in one run only.',
           'Let that code use a generator of its own, or let mmrepro seed the step (no '
-          "worker_seed='mmengine').",
-          _moved),
+          "worker_seed='mmengine').", _moved),
     Cause('state lost at resume',
           lambda c: (c.from_outside or c.different_steps and c.attributes()) and c.differs(
               'resumed') and not (c.calls('entropy') or c.calls('clock')),
@@ -200,9 +199,7 @@ CAUSES: tuple[Cause, ...] = (
           'Both runs give the operator the same tensors, one after the other, in another order: '
           'they come from a set, whose order follows memory addresses.',
           'Keep them in a list, or in a dict, which keep the order of insertion.'),
-    Cause('entropy',
-          lambda c: c.from_outside and (
-              c.calls('entropy')),
+    Cause('entropy', lambda c: c.from_outside and c.calls('entropy'),
           'The value was drawn from the entropy of the operating system.', FIX_ENTROPY, OUTSIDE),
     Cause('clock', lambda c: c.from_outside and c.calls('clock'),
           'The value came in right after the clock was read.', FIX_CLOCK, OUTSIDE),

@@ -95,7 +95,7 @@ def _short(data: bytes) -> str:
 
 
 class Watch:
-    """Notes calls of :data:`WATCHED` functions in this thread, with the calling line.
+    """Notes calls of :data:`WATCHED` functions in this thread and block, with the calling line.
 
     Uses the profiling hook of the interpreter, unless another tool has set one.
 
@@ -108,12 +108,12 @@ class Watch:
         self._calls: list[str] = []
         self._active = False
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
         if sys.getprofile() is None:
             self._active = True
             sys.setprofile(self.called)
 
-    def stop(self) -> None:
+    def __exit__(self, *args: Any) -> None:
         if self._active:
             sys.setprofile(None)
             self._active = False

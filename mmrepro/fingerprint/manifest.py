@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -61,9 +62,23 @@ class Manifest(NamedTuple):
         content['variables'] = {name: read['value'] for name, read in self.variables.items()}
         for part, name in ((content, 'code'), (content, 'weights'),
                            (content['data'], 'annotations')):
-            part[name] = {os.path.basename(path): value
-                          for path, value in part.get(name, {}).items()}
+            part[name] = by_last_name(part.get(name, {}))
         return {**self.facts, **flatten(content)}
+
+
+def by_last_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace paths by their last names; the second of a name gets `` (2)``, and so on.
+
+    >>> by_last_name({'a/x.json': 1, 'b/x.json': 2})
+    {'x.json': 1, 'x.json (2)': 2}
+    """
+    counts: Counter[str] = Counter()
+    named = {}
+    for path, value in values.items():
+        name = os.path.basename(path)
+        counts[name] += 1
+        named[name if counts[name] == 1 else f'{name} ({counts[name]})'] = value
+    return named
 
 
 def make_manifest(runner: Any) -> dict[str, Any]:

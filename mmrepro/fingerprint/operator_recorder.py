@@ -88,12 +88,12 @@ class OperatorRecorder(TorchDispatchMode):
         self._lock = threading.Lock()
 
     def __enter__(self) -> OperatorRecorder:
-        self._watch.start()
+        self._watch.__enter__()
         return super().__enter__()
 
     def __exit__(self, *args: Any) -> None:
         super().__exit__(*args)
-        self._watch.stop()
+        self._watch.__exit__(*args)
 
     def records(self) -> list[Record]:
         """Return all records so far, with one copy from the device for all digests."""

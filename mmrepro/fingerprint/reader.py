@@ -33,8 +33,9 @@ class RecordedRun(NamedTuple):
     notes: list[str]
 
 
-def read_ranks(folder: str) -> dict[int, RankLog]:
-    """Return rank -> fingerprints of a ``mmrepro`` folder; empty where there is none."""
+def read_ranks(work_dir: str) -> dict[int, RankLog]:
+    """Return rank -> fingerprints in ``work_dir/mmrepro``; empty where there is no such folder."""
+    folder = os.path.join(work_dir, FOLDER)
     names = os.listdir(folder) if os.path.isdir(folder) else ()
     matches = filter(None, map(schema.FINGERPRINTS.fullmatch, names))
     files = {int(match[1]): match[0] for match in matches}
@@ -58,7 +59,7 @@ def read_run(work_dir: str) -> RecordedRun:
         raise FingerprintError(f'{work_dir}: has no folder {FOLDER}{only_checkpoints(work_dir)}; a '
                                'run writes it with mmrepro train --fingerprint, or FingerprintHook '
                                'in its config')
-    ranks = read_ranks(folder)
+    ranks = read_ranks(work_dir)
     if ranks and not any(log.starts or log.steps for log in ranks.values()):
         raise EmptyFingerprints(f'{ranks[min(ranks)].path} is empty: the run ended before it wrote '
                                 'an iteration')

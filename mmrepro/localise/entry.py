@@ -14,7 +14,7 @@ from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.schema import REPEATED
 from ..reading import checked
-from ..runs.config_edits import SEED, seed_of
+from ..runs.config_edits import SEED, fix_seed, seed_of
 from ..runs.config_files import read_config, without_mark
 from ..runs.progress import progress_line
 from .compared_runs import CHANGED, RunSpec, start
@@ -37,13 +37,13 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
     and ``common`` are the settings of both runs.
     """
     specs = []
-    seeded = [seed_of(read_config(config, {**common, **options})) for options in settings]
-    if seeded == [None, None]:
+    configs = [read_config(config, {**common, **options}) for options in settings]
+    if all(seed_of(cfg) is None for cfg in configs):
         print(f'{config} has no randomness.seed, and every run would draw another one: both runs '
               f'get seed {SEED}', file=sys.stderr, flush=True)
-        common = {**common, 'randomness.seed': SEED}
-    for name, options, variables in zip('AB', settings, env):
-        cfg = read_config(config, {**common, **options})
+        for cfg in configs:
+            fix_seed(cfg)
+    for name, cfg, options, variables in zip('AB', configs, settings, env):
         if validate_b and cfg.get('val_cfg') is None:
             raise ConfigError(f'{config} has no val_cfg: run B cannot validate')
         path = os.path.join(work_dir, f'config_{name}.py')

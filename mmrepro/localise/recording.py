@@ -101,11 +101,8 @@ class _RecordingHook(Hook):
 
         def recorded_loader(*args: Any, **kwargs: Any) -> Any:
             watch = generator_states.Watch(only_user=True)
-            watch.start()
-            try:
+            with watch:
                 loader = build_loader(*args, **kwargs)
-            finally:
-                watch.stop()
             self._asked = watch.take()
             samples.instrument(loader.dataset)
             return loader

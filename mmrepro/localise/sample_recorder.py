@@ -161,11 +161,8 @@ def _recording(transform: Any, method: str = 'transform') -> Iterator[dict[str, 
     before, kept = generator_states.states(), _kept_values(transform)
     fields: dict[str, Any] = {}
     watch = generator_states.Watch()
-    watch.start()
-    try:
+    with watch:
         yield fields
-    finally:
-        watch.stop()
     # a transform may create its generator in the first call
     kept = {**_kept_values(transform), **kept}
     name = fields.pop('name')

@@ -102,13 +102,6 @@ class LocaliseResult(NamedTuple):
         values = [] if self.values is None else [('values', self.values.text())]
         return self.diagnosis.rows() + values
 
-    def text(self) -> str:
-        """Return verdict, notes and first difference for a terminal."""
-        lines = [self.sentence(), *(f'note: {note}' for note in self.notes)]
-        if self.diagnosis is not None:
-            lines += ['first difference:', *(f'  {name:<9} {value}' for name, value in self.rows())]
-        return '\n'.join(lines)
-
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for programs."""
         first = self.divergence

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 ROUNDING = 4e-7  # relative difference: a few units in the last place of float32
@@ -49,7 +50,7 @@ def compare_tensors(a: torch.Tensor, b: torch.Tensor) -> ValueDifference | None:
     wide = torch.complex128 if a.is_complex() else torch.float64
     distance = (a.to(wide) - b.to(wide)).abs().nan_to_num(0, 0)
     largest, scale = float(distance.max()), float(a.to(wide).abs().nan_to_num(0, 0).max())
-    index = tuple(map(int, torch.unravel_index(torch.tensor(first), shape))) if shape else ()
+    index = tuple(map(int, np.unravel_index(first, shape)))
     return ValueDifference(int(differ.sum()), a.numel(), largest,
                            largest / scale if scale else largest, index, a[first].item(),
                            b[first].item())

@@ -3,14 +3,14 @@
 ``operator_table`` has one row per operator, ``choice`` says which implementation runs,
 ``provider`` installs them as ``mmcv._ext``, ``gather`` is the primitive that most of them use, and
 ``mmcv`` has a module per family. ``aten`` replaces torch's own operators, ``triton`` has fused
-kernels for CUDA, and ``guard`` reports operators of unknown determinism. Importing this package
-does not import torch.
+kernels for CUDA, ``portable`` has operators whose bits do not depend on the CPU, and ``guard``
+reports operators of unknown determinism. Importing this package does not import torch.
 """
 from __future__ import annotations
 
-from .operator_report import catalogue
 from .operator_table import TABLE
 from .provider import (
+    catalogue,
     exceptions,
     install,
     is_compiled,

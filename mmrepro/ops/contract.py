@@ -10,8 +10,8 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-# Checks whose result is still on its way from a GPU; an operator adds its own.
-PUT_OFF: list[Callable[[], None]] = []
+# Checks that wait for a result from a GPU; an operator adds its own.
+DEFERRED: list[Callable[[], None]] = []
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -52,7 +52,7 @@ def require_tensor(operator: str, name: str, tensor: Tensor, shape: tuple[int | 
     require_dtype(operator, name, tensor, allowed)
 
 
-def make_put_off_checks() -> None:
+def run_deferred_checks() -> None:
     """Wait for GPUs, and raise RuntimeError if an argument of an earlier call was not valid."""
-    for check in PUT_OFF:
+    for check in DEFERRED:
         check()

@@ -28,11 +28,10 @@ COMPUTE = {torch.float64: torch.float64, torch.float32: torch.float32,
 # Bytes for the taps of one chunk per byte of input and output. Together with the rows this keeps
 # the extra memory below twice the size of input and output.
 CHUNK_SHARE = 0.5
-# Taps per chunk; smaller chunks cost more in calls than they save in memory. A chunk consists of
-# whole bags, so its size does not affect the bits unless the operator's docstring says so.
+# Taps per chunk, or elements to compare; smaller chunks cost more in calls than they save. A chunk
+# consists of whole bags, so its size does not affect the bits unless the operator's docstring says
+# so.
 CHUNK_TAPS = {'cpu': 1 << 18, 'cuda': 1 << 22}
-# Elements to compare or mask at once: they fit a CPU's cache, and outweigh a GPU's launch.
-CHUNK_ELEMENTS = {'cpu': 1 << 18, 'cuda': 1 << 22}
 # Taps of padding that one thread of a GPU sums up, for nothing.
 _PADDING_BAG = 64
 # Peak bytes per tap: row, weight, sorted row, permutation, permuted weight and source.
@@ -73,13 +72,8 @@ class Source:
         self._feature = feature
         self._rows: Tensor | None = None
 
-    def gather_sum(self, index: Tensor, weight: Tensor, offsets: Tensor | None = None) -> Tensor:
-        """Return :func:`gather_sum` of taps; ``index`` counts pixels of the map."""
-        rows, index = self.rows(index)
-        return gather_sum(rows, index, weight, offsets)
-
     def rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows that ``index`` needs, and the index into them."""
+        """Return the rows that ``index``, of pixels of the map, needs, and the index into them."""
         if self._rows is None and not _few(self._feature, index):
             self._rows = rows_of(self._feature)
         if self._rows is not None:
@@ -88,15 +82,9 @@ class Source:
         n, c, h, w = self._feature.shape
         rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
         rows[-1].zero_()
-        if self._feature.is_cuda:
-            image = torch.div(used, h * w, rounding_mode='floor')
-            planes = self._feature.reshape(n, c, h * w)
-            rows[:-1].copy_(planes[image, :, used - image * (h * w)])
-            return rows, index
-        for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
-            if len(pixels):
-                columns = self._feature[i].reshape(c, h * w).index_select(1, pixels)
-                rows[part].copy_(columns.t())
+        image = torch.div(used, h * w, rounding_mode='floor')
+        planes = self._feature.reshape(n, c, h * w)
+        rows[:-1].copy_(planes[image, :, used - image * (h * w)])
         return rows, index
 
 
@@ -114,17 +102,11 @@ class Sink:
         if self._total is None and self._grad.is_contiguous() and _few(self._grad, index):
             used, index = _compact(index, _pixels(self._grad))
             rows = scatter_sum(source, index, weight, len(used), bag_of, padded)
-            rows = rows.to(self._grad.dtype)
-            if rows.is_cuda:
-                image = torch.div(used, h * w, rounding_mode='floor')
-                torch.ops.aten.index_put_(self._grad.view(n, c, h * w),
-                                          [image, None, used - image * (h * w)], rows, True)
-                return
-            for i, (part, pixels) in enumerate(_by_image(used, n, h * w)):
-                if len(pixels):
-                    # No pixel occurs twice, so nothing is added twice here.
-                    image = self._grad[i].view(c, h * w)
-                    image.index_add_(1, pixels, rows[part].t().contiguous())
+            image = torch.div(used, h * w, rounding_mode='floor')
+            # no pixel occurs twice, so nothing is added twice here
+            torch.ops.aten.index_put_(
+                self._grad.view(n, c, h * w), [image, None, used - image * (h * w)],
+                rows.to(self._grad.dtype), True)
             return
         rows = scatter_sum(source, index, weight, _pixels(self._grad), bag_of, padded)
         self._total = rows if self._total is None else self._total.add_(rows)
@@ -156,14 +138,6 @@ def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
     return used, position.index_select(0, flat).to(index.dtype).view(index.shape)
 
 
-def _by_image(used: Tensor, images: int, size: int) -> list[tuple[slice, Tensor]]:
-    """Return the slice of ``used`` of each image, and the positions of its pixels."""
-    edges = torch.arange(images + 1, device=used.device) * size
-    bounds = torch.searchsorted(used, edges).tolist()
-    return [(slice(a, b), used[a:b] - i * size)
-            for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
-
-
 def put_rows(out: Tensor, rows: Tensor) -> None:
     """Write (K*P, C) rows into ``out`` of shape (K, C, ...) with P positions."""
     k, c = out.shape[:2]
@@ -171,13 +145,6 @@ def put_rows(out: Tensor, rows: Tensor) -> None:
     if positions:
         source = rows.view(k, positions, c).transpose(1, 2)
         out.copy_(source.reshape(out.shape) if out.dim() != 3 else source)
-
-
-def put_some(out: Tensor, which: Tensor, rows: Tensor) -> None:
-    """Call :func:`put_rows` into the items ``which`` of ``out``; none may occur twice."""
-    piece = torch.empty_like(out[:len(which)])
-    put_rows(piece, rows)
-    out.index_copy_(0, which, piece)
 
 
 def add_rows(out: Tensor, rows: Tensor) -> None:
@@ -323,13 +290,8 @@ def slices(count: int, step: int) -> Iterator[slice]:
 
 
 def chunk_taps(device: torch.device) -> int:
-    """Return the largest number of taps to process at once."""
+    """Return the largest number of taps, or of elements to compare, to process at once."""
     return CHUNK_TAPS['cpu' if device.type == 'cpu' else 'cuda']
-
-
-def chunk_rows(device: torch.device, width: int) -> int:
-    """Return how many rows of ``width`` elements to compare or mask at once; at least one."""
-    return max(1, CHUNK_ELEMENTS['cpu' if device.type == 'cpu' else 'cuda'] // max(1, width))
 
 
 def tap_budget(*tensors: Tensor) -> int:

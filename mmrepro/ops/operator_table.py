@@ -11,7 +11,6 @@ This module imports the standard library only.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any, Callable, NamedTuple
 
 # Why mmrepro's form is deterministic. Each family names one of these reasons.
@@ -177,17 +176,12 @@ OF_FORKS: dict[str, str] = {'line_nms_forward': 'onedl-mmcv==2.3.6'}
 
 
 def implementation(name: str) -> Callable | None:
-    """Return the function of operator ``name``, or None if it has no row, module or function.
-
-    Imports its module; errors of that import propagate.
-    """
+    """Return the function of operator ``name``; None if it has no row, or one without a target."""
     row = TABLE.get(name)
     if row is None or not row.target:
         return None
     module, function = row.target.split(':')
-    if importlib.util.find_spec(module) is None:
-        return None
-    return getattr(importlib.import_module(module), function, None)
+    return getattr(importlib.import_module(module), function)
 
 
 def named(function: Callable, name: str, doc: str | None = None) -> Callable:

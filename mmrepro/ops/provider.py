@@ -18,7 +18,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from ..errors import OperatorProviderError
 from ..imports import after_import, forget
@@ -27,6 +27,9 @@ from .choice import MARK, PROVIDERS, Choice, choose, compiled_kernels
 from .operator_table import OF_FORKS, TABLE, by_device, implementation, named
 
 EXTENSION = 'mmcv._ext'
+# Why two runs of such a compiled kernel may differ on CUDA.
+_VARIES = {'atomics': 'adds floats with atomics, in the order in which threads arrive',
+           'races': 'threads write to shared memory in the order in which they arrive'}
 _logger = logging.getLogger('mmrepro')
 
 
@@ -204,6 +207,10 @@ def provider() -> str:
     return _state.requested or ('compiled' if compiled else 'torch')
 
 
+def _requirement(name: str) -> str:
+    return triton.default_requirement() if name == 'auto' else triton.requirement()
+
+
 def _lacking(name: str) -> str:
     """Return what the Triton kernels lack for provider ``name``; '' if nothing.
 
@@ -212,7 +219,7 @@ def _lacking(name: str) -> str:
     if name not in PROVIDERS:
         raise OperatorProviderError(
             f'unknown operator provider {name!r}; allowed: {", ".join(PROVIDERS)}')
-    lacks = triton.default_requirement() if name == 'auto' else triton.requirement()
+    lacks = _requirement(name)
     if name == 'triton' and lacks:
         raise OperatorProviderError(f"operators='triton': {lacks}")
     return lacks
@@ -295,7 +302,7 @@ def using(name: str) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------- reporting
 
-def choice(operator: str, device: str, requested: str | None = None) -> Choice:
+def choice_of(operator: str, device: str, requested: str | None = None) -> Choice:
     """Return the provider of an operator on ``device`` ('cpu' or 'cuda'), and why.
 
     ``requested`` is one of :data:`PROVIDERS`, as if it were in use; None: the current one. Raises
@@ -310,10 +317,8 @@ def choice(operator: str, device: str, requested: str | None = None) -> Choice:
                               f'{OF_FORKS.get(operator, "another version")} has')
     if kernels and TABLE[operator].source == 'info.py':
         return Choice('compiled', 'it describes the compiled operators')
-    if requested is None:
-        return choose(operator, provider(), device, kernels, _state.lacks)
-    lacks = triton.default_requirement() if requested == 'auto' else triton.requirement()
-    return choose(operator, requested, device, kernels, lacks)
+    lacks = _state.lacks if requested is None else _requirement(requested)
+    return choose(operator, requested or provider(), device, kernels, lacks)
 
 
 def provider_of(operator: str, device: str = 'cpu') -> str:
@@ -322,7 +327,7 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
     ``device`` is 'cpu' or 'cuda', where the tensors are. Raises KeyError if mmcv has no operator of
     that name.
     """
-    return choice(operator, device).provider
+    return choice_of(operator, device).provider
 
 
 def exceptions(device: str) -> dict[str, str]:
@@ -332,3 +337,40 @@ def exceptions(device: str) -> dict[str, str]:
     providers = {name: provider_of(name, device) for name, row in TABLE.items()
                  if row.source != 'info.py' and implementation(name) is not None}
     return {name: who for name, who in providers.items() if who not in ('torch', 'none')}
+
+
+class CatalogueEntry(NamedTuple):
+    """One operator of :func:`catalogue`."""
+
+    operator: str
+    provider: str  # 'torch', 'triton', 'compiled' or 'none'
+    reason: str  # why this provider
+    deterministic: bool  # whether it gives the same bits on every run on the requested device
+    why: str
+    users: str
+    source: str
+
+
+def catalogue(device: str = 'cpu', requested: str | None = None) -> list[CatalogueEntry]:
+    """List all operators: the provider of each and why, and whether it is deterministic there.
+
+    mmcv's compiled kernels are single-threaded loops on a CPU; on CUDA some add with atomics.
+
+    Args:
+        device: 'cpu' or 'cuda'.
+        requested: one of :data:`mmrepro.ops.choice.PROVIDERS`, whose choices are shown; None: the
+            current one.
+    """
+    entries = []
+    for row in TABLE.values():
+        who, reason = choice_of(row.name, device, requested)
+        if who in ('torch', 'triton'):
+            same, why = True, row.why
+        elif who == 'none':
+            same, why = False, 'not available here: raises when called'
+        else:
+            varies = '' if device == 'cpu' else _VARIES.get(row.compiled, '')
+            same, why = not varies, varies or 'compiled kernel without atomics'
+        entries.append(CatalogueEntry(row.name, who, reason, same, why, row.users,
+                                      f'mmcv/ops/{row.source}'))
+    return entries

@@ -116,37 +116,23 @@ def _stacked_corners(y: Tensor, x: Tensor, height: int | Tensor,
                    share_y * sign_x * live)
 
 
-class Grid(NamedTuple):
-    """Samples per bin along each axis, (K,) int64."""
-
-    y: Tensor
-    x: Tensor
-
-    def select(self, which: slice | Tensor) -> Grid:
-        return Grid(self.y[which], self.x[which])
-
-
 def samples_per_bin(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Tensor:
-    """Return the numbers of :func:`grid_of`, (2, K) int64, at most 2 * MAX_GRID, unchecked."""
+    """Return the grid of each RoI: its samples per bin along y and x, (2, K) int64.
+
+    ``sampling_ratio``, or one per started pixel if that is 0 or less. A bin whose size is not
+    finite has none, as after mmcv's conversion to int. At most 2 * MAX_GRID, unchecked.
+    """
     if sampling_ratio > 0:
         return torch.full((2, len(bin_h)), sampling_ratio, device=bin_h.device)
     sizes = torch.stack((bin_h, bin_w)).ceil()
     return torch.where(sizes.isfinite(), sizes, 0.).clamp(0, 2. * MAX_GRID).to(torch.int64)
 
 
-def grid_of(bin_h: Tensor, bin_w: Tensor, sampling_ratio: int) -> Grid:
-    """Return samples per bin: ``sampling_ratio``, or one per started pixel if that is 0 or less.
-
-    A bin whose size is not finite has none, as after mmcv's conversion to int. Raises RuntimeError
-    if a bin would have more than :data:`MAX_GRID` samples along one axis.
-    """
-    grid = samples_per_bin(bin_h, bin_w, sampling_ratio)
-    check_grid(grid, sampling_ratio)
-    return Grid(*grid)
-
-
 def check_grid(grid: Tensor, sampling_ratio: int) -> None:
-    """Check the numbers of :func:`grid_of`; the host waits for ``grid`` if it is on a device."""
+    """Raise RuntimeError if a bin has more than :data:`MAX_GRID` samples along one axis.
+
+    The host waits for ``grid``, of :func:`samples_per_bin`, if it is on a device.
+    """
     most = int(grid.amax()) if sampling_ratio <= 0 and grid.numel() else 0
     require(most <= MAX_GRID, 'sampling_ratio=0',
             f'a bin asks for {most} or more samples along one axis (allowed: {MAX_GRID}); its '
@@ -199,13 +185,13 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     return AxisTaps(position.to(torch.int32), weight, count.to(torch.int64))
 
 
-def both_axes(starts: tuple[Tensor, Tensor], sizes: tuple[Tensor, Tensor], grid: Grid,
+def both_axes(starts: tuple[Tensor, Tensor], sizes: tuple[Tensor, Tensor], grid: Tensor,
               most: int, bins: int, lengths: Sequence[int], adaptive: bool
               ) -> tuple[AxisTaps, AxisTaps]:
     """Compute :func:`axis_taps` of y and x together; both have the same number of bins."""
     # not a tensor of the host, whose copy the host would wait for
     length = torch.cat([torch.full_like(start, length) for start, length in zip(starts, lengths)])
-    taps = axis_taps(torch.cat(starts), torch.cat(sizes), torch.cat(grid), most, bins,
+    taps = axis_taps(torch.cat(starts), torch.cat(sizes), grid.flatten(), most, bins,
                      length[:, None, None], adaptive)
     ys, xs = zip(*(part.chunk(2) for part in taps))
     return AxisTaps(*ys), AxisTaps(*xs)

@@ -13,7 +13,7 @@ from .comparison import Comparison
 from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, palette, png
 
 Column = tuple[list[int], list[float], list[float]]
-MAX_LOSSES = 6
+MAX_LOSSES, MAX_BLOCKS = 6, 26
 _TOTAL = 'loss'
 
 
@@ -179,15 +179,15 @@ def _edges(steps: list[int]) -> list[float]:
     return [first, *middles, last]
 
 
-def _blocks(names: list[str], most: int = 26) -> tuple[list[float], list[str]]:
-    """Return rows and labels for ``most`` stretches of parameters with a common prefix."""
+def _blocks(names: list[str]) -> tuple[list[float], list[str]]:
+    """Return rows and labels for up to MAX_BLOCKS stretches of parameters with a common prefix."""
     for depth in range(8, 0, -1):
         prefixes = ['.'.join(name.split('.')[:depth]) for name in names]
         sizes = [(label, len(list(stretch))) for label, stretch in groupby(prefixes)]
-        if len(sizes) <= most:
+        if len(sizes) <= MAX_BLOCKS:
             break
     ends = accumulate(size for _, size in sizes)
     # labels of short stretches would overlap
     blocks = [(end - size / 2, label) for end, (label, size) in zip(ends, sizes)
-              if size > len(names) / most / 2]
+              if size > len(names) / MAX_BLOCKS / 2]
     return [row for row, _ in blocks], [label for _, label in blocks]

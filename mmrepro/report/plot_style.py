@@ -25,7 +25,7 @@ _STYLE: dict[str, Any] = {
 
 @contextlib.contextmanager
 def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
-    """``matplotlib.pyplot.subplots`` without a display: yields figure and axes, closes them."""
+    """Yield figure and axes of ``matplotlib.pyplot.subplots``, without a display."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -47,7 +47,7 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
 
 
 def palette(count: int) -> list[str]:
-    """Colors for ``count`` lines."""
+    """Return colors for ``count`` lines."""
     return [_MORE[index % len(_MORE)] for index in range(count)]
 
 

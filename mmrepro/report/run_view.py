@@ -62,7 +62,7 @@ class RunView:
         return sorted(self.log.steps or self.scalars)
 
     def losses(self, exact: bool) -> dict[int, dict[str, float]]:
-        """Iteration -> losses; ``exact``: those of the fingerprints, else those of the log."""
+        """Return iteration -> losses: of the fingerprints if ``exact``, else of the log."""
         if not exact:
             return {i: {name: value for name, value in row.items() if 'loss' in name}
                     for i, row in self.scalars.items()}
@@ -76,7 +76,7 @@ class RunView:
                 for i, step in self.log.steps.items() if step.get(NORMS)}
 
     def vals(self, exact: bool) -> dict[int, dict[str, float]]:
-        """Step -> metrics of a validation; ``exact``: iterations trained before it."""
+        """Return step -> metrics of a validation; ``exact``: iterations trained before it."""
         if not exact:
             return self.logged_vals
         return {val['iteration']: {name: number(value) for name, value in val['metrics'].items()}
@@ -147,7 +147,7 @@ def _read_fingerprints(view: RunView) -> None:
 
 
 def _logs(folder: str) -> list[str]:
-    """Logs of all starts, the oldest first: MMEngine names folders by the time of the start."""
+    """Return the logs of all starts, the oldest first, as MMEngine names folders by time."""
     return sorted(glob.glob(os.path.join(glob.escape(folder), LOGS))
                   + glob.glob(os.path.join(glob.escape(folder), '*', LOGS))
                   + glob.glob(os.path.join(glob.escape(folder), 'scalars.json')))
@@ -189,7 +189,7 @@ def _read_log(view: RunView, path: str) -> bool:
 
 
 def _read_config(view: RunView, logs: list[str]) -> None:
-    """Settings from the config beside the newest log."""
+    """Read the settings from the config beside the newest log."""
     for log in reversed(logs):
         path = os.path.join(os.path.dirname(log), 'config.py')
         if not os.path.isfile(path):

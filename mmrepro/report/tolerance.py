@@ -17,7 +17,7 @@ EXACT = ('epoch', 'batch.positions', 'batch.indices')
 MAX_ROWS = 20
 
 
-class Distance(NamedTuple):
+class NumberDistance(NamedTuple):
     """One number that both runs recorded, over all iterations that they share."""
     field: str
     compared: int
@@ -29,7 +29,7 @@ class Distance(NamedTuple):
 class Tolerance(NamedTuple):
     """Two runs, compared with a tolerance."""
     tolerance: float
-    distances: list[Distance]  # the farthest first
+    distances: list[NumberDistance]  # the farthest first
     unequal: tuple[int, str] | None  # first iteration and field with different samples
 
     @property
@@ -93,10 +93,10 @@ def measure(comparison: Comparison, tolerance: float) -> Tolerance:
 
 
 def _distance(name: str, steps: list[int], a: list[float], b: list[float],
-              tolerance: float) -> Distance:
+              tolerance: float) -> NumberDistance:
     apart = list(map(relative, a, b))
     largest = max(range(len(apart)), key=apart.__getitem__)
-    return Distance(
+    return NumberDistance(
         name, len(steps), apart[largest], steps[largest],
         next((step for step, distance in zip(steps, apart) if distance > tolerance), None))
 

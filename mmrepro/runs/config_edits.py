@@ -21,13 +21,18 @@ TEST_TIME_META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_fa
                        'flip_direction')
 
 
+def imports_of(cfg: Config) -> list[str]:
+    """Return the modules in ``custom_imports``; MMEngine takes a single name as well."""
+    given = (cfg.get('custom_imports') or {}).get('imports') or []
+    return [given] if isinstance(given, str) else list(given)
+
+
 def import_mmrepro(cfg: Config) -> bool:
     """Let the config import mmrepro; return whether it did not."""
-    imports = cfg.get('custom_imports') or dict(imports=[])
-    if 'mmrepro' in imports.get('imports', []):
+    imports = imports_of(cfg)
+    if 'mmrepro' in imports:
         return False
-    cfg.custom_imports = dict(imports=[*imports['imports'], 'mmrepro'],
-                              allow_failed_imports=False)
+    cfg.custom_imports = dict(imports=[*imports, 'mmrepro'], allow_failed_imports=False)
     return True
 
 
@@ -37,8 +42,7 @@ def virtual_ranks(cfg: Config) -> int | None:
 
 def seed_of(cfg: Config) -> int | None:
     # MMDetection 2.x has `seed` at the top
-    seed: int | None = (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
-    return seed
+    return (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
 
 
 def fix_seed(cfg: Config) -> bool:
@@ -98,9 +102,9 @@ def without_checkpoints(cfg: Config) -> None:
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=-1, save_last=False)
 
 
-def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> None:
+def without_evaluation(cfg: Config) -> None:
     """Let the training neither validate nor test."""
-    for phase in phases:
+    for phase in ('val', 'test'):
         for key in ('cfg', 'dataloader', 'evaluator'):
             cfg[f'{phase}_{key}'] = None
 

@@ -134,7 +134,7 @@ def without_mark(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def setting(text: str) -> tuple:
-    """Key and value of ``KEY=VALUE``; the value is read as MMEngine reads it.
+    """Return key and value of ``KEY=VALUE``; the value is read as MMEngine reads it.
 
     >>> setting('train_cfg.max_epochs=3')
     ('train_cfg.max_epochs', 3)

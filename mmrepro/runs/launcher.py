@@ -66,10 +66,7 @@ class Launch(NamedTuple):
 def launch_of(training: Training, log: str, env: Mapping[str, str | None] = {},
               ranks: int = 1, cwd: str | None = None) -> Launch:
     """Return the launch of :mod:`mmrepro.runs.child` with this training."""
-    training = training._replace(launcher='pytorch' if ranks > 1 else 'none')
-    default = Training._field_defaults
-    given = {name: value for name, value in training._asdict().items()
-             if name not in default or value != default[name]}
+    given = dict(training._asdict(), launcher='pytorch' if ranks > 1 else 'none')
     codes = (0, ) if training.kill_after is None else (0, -signal.SIGKILL)
     return Launch(['mmrepro.runs.child', json.dumps(given)], log, env, ranks, cwd, codes)
 
@@ -84,15 +81,19 @@ class LaunchedTraining:
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get('PYTHONPATH')]))
         port = free_port() if launch.ranks > 1 else None
         self._logs = [launch.log.replace('{rank}', str(rank)) for rank in range(launch.ranks)]
-        self._processes = []
-        for rank, log in enumerate(self._logs):
-            env = {**os.environ, **launch.env, 'PYTHONPATH': path,
-                   **rank_variables(rank, launch.ranks, port)}
-            with open(log, 'ab') as output:
-                self._processes.append(subprocess.Popen(
-                    [sys.executable, '-m', *launch.command], stdout=output,
-                    stderr=subprocess.STDOUT, cwd=launch.cwd, start_new_session=True,
-                    env={name: value for name, value in env.items() if value is not None}))
+        self._processes: list[subprocess.Popen] = []
+        try:
+            for rank, log in enumerate(self._logs):
+                env = {**os.environ, **launch.env, 'PYTHONPATH': path,
+                       **rank_variables(rank, launch.ranks, port)}
+                with open(log, 'ab') as output:
+                    self._processes.append(subprocess.Popen(
+                        [sys.executable, '-m', *launch.command], stdout=output,
+                        stderr=subprocess.STDOUT, cwd=launch.cwd, start_new_session=True,
+                        env={name: value for name, value in env.items() if value is not None}))
+        except BaseException:  # nobody else knows the processes that have started
+            self.kill()
+            raise
 
     @property
     def pids(self) -> list[int]:

@@ -35,8 +35,10 @@ def shrink(cfg: Any) -> int:
                                    for side in size)
     for node in dicts(cfg._cfg_dict):  # random weights, so that none are downloaded
         start = node.get('init_cfg')
-        if isinstance(start, dict) and start.get('type') == 'Pretrained':
-            node['init_cfg'] = None
+        inits = start if isinstance(start, list) else [start]
+        drawn = [init for init in inits if not (isinstance(init, dict) and 'checkpoint' in init)]
+        if drawn != inits:
+            node['init_cfg'] = drawn or None
         if 'load_from' in node and 'model' in node:
             node['load_from'] = None
     cfg.train_dataloader.batch_size = min(cfg.train_dataloader.get('batch_size', 1), MAX_BATCH)

@@ -19,7 +19,7 @@ RESTARTED = 'MMREPRO_RESTARTED'
 
 
 def restart_for(cfg: Any) -> None:
-    """:func:`restart_if_incomplete` with the settings of a config."""
+    """Call :func:`restart_if_incomplete` with the settings of a config."""
     try:
         randomness = randomness_of(cfg)
     except RandomnessError:  # the runner will refuse it

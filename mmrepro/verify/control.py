@@ -1,13 +1,11 @@
 """A control: a training that is spoiled on purpose, which a comparison has to see as different."""
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
 from ..fingerprint.divergence import Ranks, first_divergence
 from ..fingerprint.reader import read_ranks
-from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.launcher import plan
 from ..runs.progress import run_with_progress
@@ -71,7 +69,7 @@ def control(training: Training, reference: str, part: str = '',
                                     attach=f'{__name__}:attach', given=dict(name=name))
         run_with_progress([plan('control', str(training.work_dir), [changed], **how)], ITERATIONS,
                           say)
-        difference = first_divergence(*(only(part, read_ranks(os.path.join(path, FOLDER)))
+        difference = first_divergence(*(only(part, read_ranks(path))
                                         for path in (reference, str(training.work_dir))))
         if difference is not None:
             return Control(f'control: {name} was seen as different at iteration '

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import FingerprintError
-from ..fingerprint.manifest import Manifest, read_manifest
+from ..fingerprint.manifest import Manifest, by_last_name, read_manifest
 from ..fingerprint.reader import read_run
 from ..fingerprint.schema import FINGERPRINTS, FOLDER, MANIFEST
 
@@ -34,7 +34,7 @@ def export(run_dir: str, into: str) -> list[str]:
              'requirements.txt': ''.join(f'{name}=={version}\n' for name, version in sorted(
                  (manifest.content.get('packages') or {}).items())),
              # the uncommitted changes of each repository
-             **{f'{os.path.basename(root)}.diff': repository['diff'] for root, repository in (
+             **{f'{name}.diff': repository['diff'] for name, repository in by_last_name(
                  manifest.content.get('code') or {}).items() if repository.get('diff')}}
     iterations = max(len(log.steps) for log in run.ranks.values())
     texts['README.md'] = _readme(manifest, iterations, sorted(texts), run.notes)
@@ -67,9 +67,10 @@ def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[s
         'Hardware': [f'{name}: {facts.get(f"hardware.{name}") or "none"}'
                      for name in ('cpu', 'cpu_instructions', 'gpu')] + [
             f'platform: {machine.get("platform") or UNKNOWN}'],
-        'Code': [f'`{os.path.basename(root)}`: commit {repository.get("commit") or UNKNOWN}'
+        'Code': [f'`{name}`: commit {repository.get("commit") or UNKNOWN}'
                  f'{", with changes that are in this folder" if repository.get("diff") else ""}'
-                 for root, repository in (content.get('code') or {}).items()] or [UNKNOWN],
+                 for name, repository in by_last_name(content.get('code') or {}).items()
+                 ] or [UNKNOWN],
         'Data': [f'samples: {data.get("samples", UNKNOWN)}',
                  *_files(data.get('annotations') or {}),
                  'names of the images, SHA-256: '
@@ -88,6 +89,6 @@ def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[s
 
 
 def _files(records: Mapping[str, Any]) -> list[str]:
-    return [f'`{os.path.basename(path)}`: SHA-256 {record["sha256"]}' if 'sha256' in record else
-            f'`{os.path.basename(path)}`: {UNKNOWN} ({record.get("error", "no digest")})'
-            for path, record in records.items()]
+    return [f'`{name}`: SHA-256 {record["sha256"]}' if 'sha256' in record else
+            f'`{name}`: {UNKNOWN} ({record.get("error", "no digest")})'
+            for name, record in by_last_name(records).items()]

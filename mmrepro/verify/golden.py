@@ -186,12 +186,12 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
                                        class_of(facts)) for path in classes}
         nearest = min(classes, key=lambda path: len(differing[path]), default='')
         return Checked(recipe.name, name, None, facts=differing.get(nearest, ()), nearest=nearest)
-    then = read_ranks(os.path.join(golden, FOLDER))
+    then = read_ranks(golden)
     steps = then[0].steps if 0 in then else {}
     if len(steps) != recipe.iterations or any(i not in steps for i in range(recipe.iterations)):
         raise GoldenError(f'{golden}: has {len(steps)} of {recipe.iterations} iterations; record '
                           'it again')
-    difference = compare_logs(then, read_ranks(os.path.join(run, FOLDER)), recipe.iterations)
+    difference = compare_logs(then, read_ranks(run), recipe.iterations)
     return Checked(recipe.name, name, golden,
                    recipe.iterations if difference is None else difference.iteration, difference,
                    differences(_facts(golden), facts))

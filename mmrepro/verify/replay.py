@@ -13,11 +13,11 @@ from ..fingerprint.divergence import Divergence, compare_logs, first_missing
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RankLog, read_ranks, read_run
-from ..fingerprint.schema import FOLDER, REPEATED
+from ..fingerprint.schema import REPEATED
 from ..reading import checked
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
-from ..runs.config_files import read_config
+from ..runs.config_files import merge_options, read_config
 from ..runs.launcher import plan, run_all
 
 
@@ -29,14 +29,14 @@ class ReplayOutcome(NamedTuple):
     notes: list[str]  # notes on the files of the original
 
 
-def prepare(manifest: Manifest, work_dir: str,
-            changes: Mapping[str, Any] | None = None) -> str:
+def prepare(manifest: Manifest, work_dir: str, changes: Mapping[str, Any] = {}) -> str:
     """Write the config of the replay into ``work_dir`` and return its path.
 
     It is the config of the original, except for the work directory, for checkpoints, which are not
     written, and for ``changes``: settings that say where files are on this machine.
 
     Raises:
+        ConfigError: a change does not fit the config.
         FingerprintError: the run resumed from a checkpoint that does not exist any more.
     """
     resumed = manifest.content['resumed_from']
@@ -51,7 +51,7 @@ def prepare(manifest: Manifest, work_dir: str,
         cfg = read_config(path, imports=False)
     except ConfigError as error:
         raise FingerprintError(f'{manifest.path}: config.text: {error}') from error
-    cfg.merge_from_dict(dict(changes or {}))
+    merge_options(cfg, changes)
     cfg.work_dir = os.path.abspath(work_dir)
     cfg.resume, cfg.load_from = bool(resumed), resumed or cfg.get('load_from')
     without_checkpoints(cfg)
@@ -62,7 +62,7 @@ def prepare(manifest: Manifest, work_dir: str,
 def replay(run_dir: str, work_dir: str, iterations: int | None = None,
            say: Callable[[str], None] = lambda text: None,
            report: Callable[[list[Any]], None] = lambda rows: None,
-           changes: Mapping[str, Any] | None = None) -> ReplayOutcome:
+           changes: Mapping[str, Any] = {}) -> ReplayOutcome:
     """Train the run in ``run_dir`` again and compare while it runs.
 
     Args:
@@ -102,7 +102,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
                 rows = compare_manifests(manifest, read_manifest(work_dir))
                 environment = [row for row in rows if row.about != START]
                 report(environment)
-        logs = read_ranks(os.path.join(work_dir, FOLDER))
+        logs = read_ranks(work_dir)
         difference = compare_logs(original.ranks, logs, end)
         done = min(len(logs[rank].steps) if rank in logs else 0 for rank in original.ranks)
         if text != f'iteration {done} of {end}':
@@ -113,6 +113,6 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     run_all([run], tick=look)
     difference = difference or first_missing(original.ranks, logs, end)
     equal = end if difference is None else difference.iteration
-    steps = original.ranks[difference.rank if difference else 0].steps
+    steps = original.ranks[difference.rank if difference else min(original.ranks)].steps
     return ReplayOutcome(sum(i < equal for i in steps), difference, environment or [],
                          original.notes)

@@ -63,8 +63,8 @@ def reverse_listings() -> None:
     scandir, listdir = os.scandir, os.listdir
     # os.walk, glob and pathlib call scandir
     module: Any = os
-    module.scandir = lambda *args: _Reversed(scandir(*args))
-    module.listdir = lambda *args: listdir(*args)[::-1]
+    module.scandir = lambda *args, **kwargs: _Reversed(scandir(*args, **kwargs))
+    module.listdir = lambda *args, **kwargs: listdir(*args, **kwargs)[::-1]
 
 
 def burn_other_cores() -> None:

@@ -10,9 +10,8 @@ import torch
 from mmengine.config import Config
 
 from ..config import randomness_of
-from ..fingerprint.divergence import ComparedField, Divergence, first_divergence
+from ..fingerprint.divergence import Divergence, first_divergence, first_missing
 from ..fingerprint.reader import read_ranks
-from ..fingerprint.schema import FOLDER
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
 from ..runs.launcher import PlannedRun, one_thread_each, plan
@@ -232,16 +231,16 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
     variation = variation or VARIATIONS[name]
     if skipped:
         return VariationResult(name, variation.title, skipped=skipped)
-    runs = [read_ranks(os.path.join(path, FOLDER)) for path in (reference, folder)]
-    steps = [ranks[0].steps for ranks in runs]
-    lacking = [i for i in range(iterations) if not all(i in of_run for of_run in steps)]
+    runs = [read_ranks(path) for path in (reference, folder)]
     difference, remark = first_divergence(*runs), ''
     if variation.only:
         remark = _remark(difference)
         difference = first_divergence(*(only(variation.only, ranks) for ranks in runs))
-    if difference is None and lacking:
-        difference = Divergence(lacking[0], {0: (
-            ComparedField('number of iterations', len(steps[0]), len(steps[1])), )})
+    if difference is None:
+        whole = {rank: log._replace(steps=dict.fromkeys(range(iterations), {}))
+                 for run in runs for rank, log in run.items()}
+        difference = next(filter(None, (first_missing(whole, run, iterations) for run in runs)),
+                          None)
     return VariationResult(name, variation.title, iterations, difference,
                            os.path.basename(reference), remark=remark if difference is None else '')
 

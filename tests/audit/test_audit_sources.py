@@ -32,7 +32,7 @@ CASES = [(rule, code, True) for rule, (bad, _, _) in FILES.items() for code in b
 
 
 def findings(tmp_path, monkeypatch, text, **randomness):
-    (tmp_path / 'my_plugin.py').write_text(text)
+    (tmp_path / 'my_plugin.py').write_bytes(text if isinstance(text, bytes) else text.encode())
     monkeypatch.syspath_prepend(str(tmp_path))
     cfg = Config(dict(custom_imports=dict(imports=['mmrepro', 'my_plugin'],
                                           allow_failed_imports=False),
@@ -98,6 +98,15 @@ def test_a_function_of_another_file_counts_where_a_hook_calls_it(tmp_path, monke
 def test_a_file_that_is_not_python_is_named(tmp_path, monkeypatch):
     found = findings(tmp_path, monkeypatch, 'def (:\n')
     assert [f.rule for f in found] == ['unreadable'] and 'SyntaxError' in found[0].what
+
+
+@pytest.mark.parametrize('code, rules', [
+    (b'# coding: latin-1\nimport os\nNAME = "\xe9"\nos.urandom(1)\n', ['foreign-generator']),
+    (b'NAME = "\xe9"\n', ['unreadable']), (b'NAME = 1\0\n', ['unreadable']),
+    (b'class A:\n    @classmethod\n    def run(*args):\n        next(*args), next()\n', [])])
+def test_a_file_is_read_as_python_reads_it(tmp_path, monkeypatch, code, rules):
+    found = findings(tmp_path, monkeypatch, code)
+    assert [f.rule for f in found] == rules
 
 
 def test_a_plugin_of_the_users_that_imports_mmrepro_counts(tmp_path, monkeypatch):

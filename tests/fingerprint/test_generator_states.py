@@ -32,7 +32,6 @@ READS = {
 def test_a_seed_is_no_entropy(name):
     function, expected = READS[name]
     watch = Watch()
-    watch.start()
-    function()
-    watch.stop()
+    with watch:
+        function()
     assert [call.split(': ')[0] for call in watch.take()] == expected

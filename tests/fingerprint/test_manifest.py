@@ -97,6 +97,15 @@ def test_severity(manifest, path, value, name, severity):
     assert found[0].now == value or name == 'command'
 
 
+def test_files_with_one_name_in_two_folders_are_compared(manifest):
+    files = {'/data/a/train.json': dict(sha256='1'), '/data/b/train.json': dict(sha256='2')}
+    both = changed(manifest, ('data', 'annotations'), files)
+    for path, name in zip(files, ('train.json', 'train.json (2)')):
+        other = changed(both, ('data', 'annotations', path), dict(sha256='3'))
+        assert [row.name for row in compare_manifests(both, other)] == [
+            f'data.annotations.{name}.sha256']
+
+
 def test_settings_of_the_config_are_compared(manifest):
     text = manifest.config_text.replace('lr=0.1', 'lr=0.2').replace('num_workers=0',
                                                                     'num_workers=4')

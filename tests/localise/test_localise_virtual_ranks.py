@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from faults import tiny
+from result_text import text_of
 from test_planted_faults import Forks
 
 from mmrepro.localise.compared_runs import RunSpec, trainings_of
@@ -109,7 +110,7 @@ def localised(fault, config, folder, processes):
 @pytest.mark.parametrize('fault', FAULTS, ids=lambda one: one.__name__)
 def test_the_virtual_rank_is_named(fault, config, tmp_path):
     found, comparison = localised(fault, config, tmp_path / 'runs', PROCESSES[fault])
-    text = found.text()
+    text = text_of(found)
     assert found.verdict == 'found', text
     expected = dict(FAULTS[fault], rank=RANK, iteration=SINCE)
     assert {name: getattr(found.diagnosis, name) for name in expected} == expected, text
@@ -122,7 +123,7 @@ def test_the_virtual_rank_is_named(fault, config, tmp_path):
 
 def test_without_a_fault_the_number_of_processes_changes_nothing(config, tmp_path):
     found, comparison = localised(None, config, tmp_path / 'runs', 3)
-    assert found.verdict == 'equal' and found.compared == 3, found.text()
+    assert found.verdict == 'equal' and found.compared == 3, text_of(found)
     assert comparison.equal and comparison.exact
     row, = [row for row in comparison.manifest if row.name == 'processes']
     assert (row.then, row.now, row.severity) == (1, 3, 'harmless')

@@ -9,6 +9,7 @@ from faults import results
 from faults.planted import FAULTS
 from faults.tiny import tiny, validating
 from harness import Child
+from result_text import text_of
 
 from mmrepro.localise import entry
 from mmrepro.localise.compared_runs import RunSpec, trainings_of
@@ -125,13 +126,13 @@ def search(name, folder, cache, configs, values=False):
 
 def check(name, result, folder):
     """Everything that the row expects; then its result goes into the table."""
-    assert result.verdict == 'found', result.text()
+    assert result.verdict == 'found', text_of(result)
     expect = dict(FAULTS[name].expect)
     mentions = expect.pop('mentions', ())
     found = {key: getattr(result.diagnosis, key) for key in expect}
-    assert found == expect, result.text()
+    assert found == expect, text_of(result)
     for text in [mentions] if isinstance(mentions, str) else mentions:
-        assert text in result.text(), result.text()
+        assert text in text_of(result), text_of(result)
     folder = os.environ.get('MMREPRO_RESULTS', str(folder))
     results.add(folder, name, FAULTS[name], result.diagnosis)
     with open(os.path.join(folder, 'planted_faults.json')) as file:
@@ -162,11 +163,11 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
     result = entry.localise_runs(*map(str, folders), str(tmp_path / 'localise'), values=False)
     assert 'about 3 s left' in capsys.readouterr().err
     if recorded:
-        assert result.diagnosis.cause == 'environment variable', result.text()
-        assert 'TINY_GAIN is 1.0 in A, 1.00001 in B; read at ' in result.text()
+        assert result.diagnosis.cause == 'environment variable', text_of(result)
+        assert 'TINY_GAIN is 1.0 in A, 1.00001 in B; read at ' in text_of(result)
     else:
         assert result.verdict == 'flaky' and 'environment variables that the code reads: not ' \
-            f'recorded in {folders[0]}' in result.text() and 'race' not in result.text()
+            f'recorded in {folders[0]}' in text_of(result) and 'race' not in text_of(result)
 
 
 @pytest.mark.parametrize('name', FAST)

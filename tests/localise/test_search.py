@@ -3,6 +3,7 @@ import json
 import os
 
 import pytest
+from result_text import text_of
 
 from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
@@ -73,7 +74,7 @@ def scripted(tmp_path, losses, records):
 def test_equal_runs_run_once(tmp_path):
     launch, result = scripted(tmp_path, dict(A=['123'], B=['123']), {})
     assert result.verdict == 'equal' and len(launch.plans) == 2
-    assert result.text().splitlines()[0] == 'SAME BITS: 3 iterations agree'
+    assert text_of(result).splitlines()[0] == 'SAME BITS: 3 iterations agree'
 
 
 def test_runs_that_differ_in_a_validation_only_are_not_called_equal(tmp_path):
@@ -83,7 +84,7 @@ def test_runs_that_differ_in_a_validation_only_are_not_called_equal(tmp_path):
     specs = RunSpec('A', 'a.py'), RunSpec('B', 'b.py')
     result = Localiser(specs, str(tmp_path), None).explain(*runs)
     assert result.verdict == 'metrics'
-    assert result.text().splitlines()[0] == (
+    assert text_of(result).splitlines()[0] == (
         'DIFFERENT BITS: 2 iterations of training agree, and iteration 2, metric coco/bbox_mAP of '
         'the validation: 0.5 (0x1.0000000000000p-1) and 0.25 (0x1.0000000000000p-2)')
     assert result.as_dict()['divergence']['iteration'] == 2
@@ -95,7 +96,7 @@ def test_a_difference_is_recorded_where_it_is(tmp_path):
     assert result.verdict == 'found' and result.diagnosis.operator == 'aten.mm.default'
     assert [(name, plan.stop, plan.record) for name, plan in launch.plans[2:]] == [
         ('A', 2, 2), ('B', 2, 2)]
-    assert result.text().splitlines()[0] == (
+    assert text_of(result).splitlines()[0] == (
         'DIFFERENT BITS: the runs first differ at iteration 2, in losses')
     found = json.loads(json.dumps(result.as_dict()))
     assert found['divergence'] == dict(iteration=2, positions=[0, 1], fields={'0': ['losses']})
@@ -107,8 +108,8 @@ def test_a_difference_that_is_not_reproduced_is_not_invented(tmp_path):
                                dict(A=['2', '2'], B=['2', '2']))
     assert result.verdict == 'flaky' and result.diagnosis is None
     assert len(launch.plans) == 2 + 2 * 2  # at most two more runs of A and of B
-    assert 'NOT REPRODUCED' in result.text() and 'intermittent' in result.text()
-    unequal = result._replace(unequal=('GAIN is 1 in A, 2 in B', )).text()
+    assert 'NOT REPRODUCED' in text_of(result) and 'intermittent' in text_of(result)
+    unequal = text_of(result._replace(unequal=('GAIN is 1 in A, 2 in B', )))
     assert 'GAIN is 1 in A' in unequal and 'race' not in unequal and 'hardware' not in unequal
 
 
@@ -116,5 +117,5 @@ def test_an_earlier_difference_in_the_repetition_is_followed(tmp_path):
     launch, result = scripted(tmp_path, dict(A=['123'] * 3, B=['129', '199', '199']),
                                dict(A=['2', '2'], B=['2', '3']))
     assert result.verdict == 'found' and result.diagnosis.iteration == 1
-    assert 'the cause is intermittent' in result.text()
+    assert 'the cause is intermittent' in text_of(result)
     assert launch.plans[-1][1].record == 1

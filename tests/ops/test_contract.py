@@ -79,7 +79,6 @@ def test_the_size_of_a_chunk_changes_rounding_at_most(name, monkeypatch):
     expected = once(call, upstream)
     monkeypatch.setattr(gather, 'CHUNK_TAPS', {'cpu': 1})
     monkeypatch.setattr(gather, 'CHUNK_SHARE', 0)
-    monkeypatch.setattr(gather, 'CHUNK_ELEMENTS', {'cpu': 1})
     monkeypatch.setattr(deform_conv, 'COLUMNS', {'cpu': 1})
     for part, tensor in once(call, upstream).items():
         if name in MATRIX_PRODUCTS or part != 'output' and name in ROUNDED_BY_CHUNK:

@@ -18,7 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 def rows_of(text):
     lines = [line for line in text.splitlines()[1:] if line.split()]
-    return {line.split()[0]: re.split(r'\s\s+', line) for line in lines}
+    return {line.split()[0]: re.split(r'\s\s+', line.strip()) for line in lines}
 
 
 @pytest.mark.usefixtures('torch_operators')

@@ -15,7 +15,7 @@ from harness import python
 from mmrepro import ops
 from mmrepro.errors import OperatorProviderError
 from mmrepro.ops import choice, operator_table
-from mmrepro.ops.provider import choice as choice_of
+from mmrepro.ops.provider import choice_of
 from mmrepro.ops.triton import FUSED
 
 LITE = not ops.is_compiled()
@@ -123,11 +123,13 @@ def test_a_broken_implementation_is_not_hidden(monkeypatch, tmp_path):
         operator_table.implementation('knn_forward')
 
 
-def test_a_row_whose_module_or_function_is_missing_is_not_implemented(monkeypatch):
-    for target in ('mmrepro.ops.no_such_file:knn_forward', 'mmrepro.ops.gather:knn_forward', ''):
+def test_a_row_whose_module_or_function_is_missing_is_an_error(monkeypatch):
+    for target, error in (('mmrepro.ops.no_such_file:knn_forward', ModuleNotFoundError),
+                          ('mmrepro.ops.gather:knn_forward', AttributeError)):
         row = operator_table.TABLE['knn_forward']._replace(target=target)
         monkeypatch.setitem(operator_table.TABLE, 'knn_forward', row)
-        assert operator_table.implementation('knn_forward') is None
+        with pytest.raises(error):
+            operator_table.implementation('knn_forward')
 
 
 def test_one_name_has_one_row():

@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -70,6 +71,22 @@ def test_when_a_rank_fails_the_others_are_killed(program, tmp_path):
     for pid in lines(log.format(rank=0)):
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
+
+
+def test_when_a_rank_cannot_be_started_the_others_are_killed(program, tmp_path, monkeypatch):
+    program('sleep 600')
+    start, started = subprocess.Popen, []
+
+    def once(*args, **kwargs):
+        if started:
+            raise OSError('no more processes')
+        started.append(start(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, 'Popen', once)
+    with pytest.raises(OSError, match='no more processes'):
+        launcher.LaunchedTraining(Launch(['module'], str(tmp_path / 'rank{rank}.txt'), ranks=2))
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_a_training_survives_the_command_line(tmp_path):

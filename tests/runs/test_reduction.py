@@ -1,5 +1,6 @@
 """A training that is made small keeps its code path."""
 from mmengine.config import Config, ConfigDict
+from mmengine.model import PretrainedInit
 from mmengine.registry import DATASETS
 
 from mmrepro.runs import reduction
@@ -22,6 +23,17 @@ def test_sizes_keep_their_proportions_and_are_multiples():
     assert cfg.model.data_preprocessor.batch_augments[0].random_size_range == (96, 160)
     assert cfg.model.backbone.init_cfg is None and cfg.model.backbone.scale == (999, 999)
     assert cfg.load_from is None
+
+
+def test_no_pretrained_weights_are_read_however_a_config_names_them():
+    drawn = dict(type='Kaiming', layer='Conv2d')
+    cfg = Config(dict(train_dataloader={}, model=dict(
+        backbone=dict(init_cfg=dict(type=PretrainedInit, checkpoint='torchvision://resnet50')),
+        neck=dict(init_cfg=[drawn, dict(type='mmengine.Pretrained', checkpoint='neck.pth')]),
+        head=dict(init_cfg=drawn))))
+    reduction.shrink(cfg)
+    assert cfg.model.backbone.init_cfg is None
+    assert cfg.model.neck.init_cfg == [drawn] and cfg.model.head.init_cfg == drawn
 
 
 @DATASETS.register_module(force=True)

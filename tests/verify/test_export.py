@@ -38,7 +38,8 @@ def test_the_page_says_what_the_manifest_knows_and_no_more(original, tmp_path):
                           'https://x/other.pth': dict(error='no local file')}
     content['data'] = dict(samples=8, annotations={'/data/a.json': dict(sha256='cd34', size=1)},
                            images=None)
-    content['code'] = {'/home/me/project': dict(commit='0123', diff='-a\n+b\n', untracked=[])}
+    content['code'] = {'/home/me/project': dict(commit='0123', diff='-a\n+b\n', untracked=[]),
+                       '/opt/project': dict(commit='4567', diff='-c\n', untracked=[])}
     path.write_text(json.dumps(content))
     assert main([str(run), '--export', str(tmp_path / 'out')]) == 0
     page = (tmp_path / 'out' / 'README.md').read_text()
@@ -48,6 +49,7 @@ def test_the_page_says_what_the_manifest_knows_and_no_more(original, tmp_path):
                  f'- initial weights, digest: {content["initial_weights"]}'):
         assert line in page, line
     assert (tmp_path / 'out' / 'project.diff').read_text() == '-a\n+b\n'
+    assert (tmp_path / 'out' / 'project (2).diff').read_text() == '-c\n'
     for name in ('data', 'weights', 'code', 'packages', 'machine', 'created', 'command',
                  'environment'):
         del content[name]

@@ -2,6 +2,7 @@
 import copy
 import json
 import os
+import shutil
 
 import launches
 import pytest
@@ -23,13 +24,14 @@ def main(words):
 
 class Recorded(EndedTraining):
     """Stands for a process: every look at it finds one more line of a prepared run."""
+    name = 'fingerprints.rank0.jsonl'
 
     def __init__(self, launch):
         super().__init__(launch)
         self.launch, self.killed = launch, False
         self._lines = list(self.content)
         folder = os.path.join(folder_of(launch), 'mmrepro')
-        self._writer = Writer(f'{folder}/fingerprints.rank0.jsonl')
+        self._writer = Writer(f'{folder}/{self.name}')
         with open(f'{folder}/manifest.json', 'w') as file:
             json.dump(self.manifest, file)
 
@@ -100,6 +102,25 @@ def test_a_training_that_fails(original, stand_in, tmp_path, capsys):
     stand_in.content = ['fail']
     assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
     assert 'it broke' in capsys.readouterr().err
+
+
+def test_options_are_checked_as_those_of_other_verbs(original, stand_in, tmp_path, capsys):
+    words = [str(original), '--work-dir', str(tmp_path / 'r'), '--cfg-options']
+    assert main([*words, 'train_dataloader.num_worker=1']) == 2
+    assert 'did you mean train_dataloader.num_workers?' in capsys.readouterr().err
+    assert main([*words, '+train_dataloader.num_worker=1']) == 0
+    (launch, ) = stand_in.launches
+    assert Config.fromfile(training_of(launch).config).train_dataloader.num_worker == 1
+
+
+def test_a_run_without_the_fingerprints_of_rank_0(original, stand_in, tmp_path, capsys):
+    copied = tmp_path / 'copied'
+    shutil.copytree(original, copied)
+    (copied / 'mmrepro' / 'fingerprints.rank0.jsonl').rename(
+        copied / 'mmrepro' / 'fingerprints.rank1.jsonl')
+    stand_in.name = 'fingerprints.rank1.jsonl'
+    assert main([str(copied), '--work-dir', str(tmp_path / 'r')]) == 0
+    assert 'no fingerprints of rank 0' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [

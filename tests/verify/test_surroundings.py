@@ -25,7 +25,9 @@ def test_files_are_listed_in_the_opposite_order_however_they_are_listed(tmp_path
         (tmp_path / name).mkdir()
         (tmp_path / name / 'file').touch()
     ways = dict(
-        listdir=lambda: os.listdir(tmp_path), glob=lambda: glob.glob(f'{tmp_path}/*'),
+        listdir=lambda: os.listdir(tmp_path), by_name=lambda: os.listdir(path=tmp_path),
+        scandir_by_name=lambda: [entry.name for entry in os.scandir(path=tmp_path)],
+        glob=lambda: glob.glob(f'{tmp_path}/*'),
         scandir=lambda: [entry.name for entry in os.scandir(tmp_path)],
         walk=lambda: next(os.walk(tmp_path))[1], path=lambda: list(Path(tmp_path).iterdir()),
         deep=lambda: glob.glob(f'{tmp_path}/**/file', recursive=True))

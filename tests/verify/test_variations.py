@@ -198,6 +198,22 @@ def test_an_iteration_that_is_lacking_is_a_difference(config, stand_in, tmp_path
     assert 'iteration 2, number of iterations: 5 and 2' in capsys.readouterr().out
 
 
+def test_a_rank_that_lacks_iterations_is_a_difference(config, stand_in, tmp_path, capsys,
+                                                      monkeypatch):
+    class Short(stand_in):
+        def __init__(self, launch):
+            super().__init__(launch)
+            path = os.path.join(folder_of(launch), 'mmrepro', 'fingerprints.rank1.jsonl')
+            if folder_of(launch).endswith('ranks') and os.path.exists(path):
+                with open(path, 'rb+') as file:
+                    file.truncate(len(b''.join(file.readlines()[:3])))  # the start and two steps
+
+    monkeypatch.setattr(launcher, 'LaunchedTraining', Short)
+    monkeypatch.setattr(module, '_devices', lambda: (2, 'cores'))
+    assert run(config, tmp_path, '--vary', 'ranks') == 1
+    assert 'iteration 2, rank 1, number of iterations: 5 and 2' in capsys.readouterr().out
+
+
 def test_a_config_without_validation(config, stand_in, tmp_path, capsys):
     options = ['--cfg-options', *(f'val_{key}=None' for key in ('cfg', 'dataloader', 'evaluator'))]
     assert run(config, tmp_path, '--vary', 'validation,process', *options) == 0

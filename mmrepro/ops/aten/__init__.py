@@ -2,8 +2,9 @@
 
 ``kernel_table`` lists the operators by release, and ``dispatch`` installs the replacements:
 ``separable`` (resize, average pooling, padding), ``grid_sample``, ``scatter`` (max pooling and
-additions at an index), ``sums``, ``selection`` (topk, sort and others, with ties by index), and
-``python_overrides``. ``sync_bn`` makes torch's SyncBatchNorm work on CPU ranks.
+additions at an index), ``indexed_writes``, ``sums``, ``selection`` (topk, sort and others, with
+ties by index), ``python_overrides``, and ``refusal``. ``sync_bn`` makes torch's SyncBatchNorm work
+on CPU ranks.
 
 Every function runs on any device and is tested on a CPU. The dispatcher calls them for CUDA, and
 those of ``selection`` also for CPU.

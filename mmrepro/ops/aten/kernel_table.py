@@ -206,8 +206,9 @@ FAMILIES: tuple[KernelFamily, ...] = (
                  '(cuda/Reduce.cuh); a row or segment is one block or thread'),
     KernelFamily('_?[cp]dist_(for|back)ward|_euclidean_dist', 'good',
                  'one row of a buffer per pair, then a sum (cuda/DistanceKernel.cu)'),
-    KernelFamily('_?upsample_(?!lanczos2d_aa_backward).*|_?adaptive_.*pool.*|avg_pool.*|(fractional_)?max_pool.*|im2col|'
-                 'col2im|unfold_backward|(reflection|replication)_pad.d|(cudnn_)?grid_sampler(_.d)?|'
+    KernelFamily('_?upsample_(?!lanczos2d_aa_backward).*|_?adaptive_.*pool.*|avg_pool.*|'
+                 '(fractional_)?max_pool.*|im2col|col2im|unfold_backward|'
+                 '(reflection|replication)_pad.d|(cudnn_)?grid_sampler(_.d)?|'
                  '(cudnn_)?affine_grid_generator', 'good',
                  'every element reads its own sources'),
     KernelFamily('bernoulli|binomial|cauchy|exponential|geometric|(log_)?normal.*|poisson|uniform|'
@@ -219,14 +220,16 @@ FAMILIES: tuple[KernelFamily, ...] = (
     KernelFamily('_add_relu|_amp_.*|arange|as_strided.*|.*_window|block_diag|_?(chunk_)?cat|'
                  '_?stack|_?copy.*|_to_copy|narrow_copy|channel_shuffle|complex|polar|'
                  'constant_pad_nd|(_lazy_)?clone|detach|diag.*|(new_)?empty.*|eye|fill|flip|rot90|'
-                 '_functional_.*|from_file|(new_)?full(_like)?|gather|_?index|index_select|_unsafe_.*|'
-                 'fft_r?fftfreq|glu.*|(elu|hard.*|leaky_relu|soft.*|log_sigmoid)_(for|back)ward|'
-                 'hardswish|__irshift|floor_divide|lift|linspace|logspace|linalg_cross|lu_unpack|'
-                 '_masked_scale|(new_)?(ones|zeros?)(_like)?|_new_zeros_with_.*|_pack_padded_sequence|_pin_memory|'
-                 'pixel_(un)?shuffle|_prelu_kernel.*|range|repeat(_interleave)?|_reshape_copy|'
-                 '_?resize.*|roll|scalar_tensor|(select|slice)_(backward|scatter)|set|squeeze|'
-                 'unsqueeze|t|transpose|take|to_padded_tensor|tri[lu](_indices)?|unsafe_split.*|'
-                 '_efficientzerotensor|_coalesced|_convert_indices_.*|_transform_bias_.*', 'good',
+                 '_functional_.*|from_file|(new_)?full(_like)?|gather|_?index|index_select|'
+                 '_unsafe_.*|fft_r?fftfreq|glu.*|'
+                 '(elu|hard.*|leaky_relu|soft.*|log_sigmoid)_(for|back)ward|hardswish|__irshift|'
+                 'floor_divide|lift|linspace|logspace|linalg_cross|lu_unpack|_masked_scale|'
+                 '(new_)?(ones|zeros?)(_like)?|_new_zeros_with_.*|_pack_padded_sequence|'
+                 '_pin_memory|pixel_(un)?shuffle|_prelu_kernel.*|range|repeat(_interleave)?|'
+                 '_reshape_copy|_?resize.*|roll|scalar_tensor|(select|slice)_(backward|scatter)|'
+                 'set|squeeze|unsqueeze|t|transpose|take|to_padded_tensor|tri[lu](_indices)?|'
+                 'unsafe_split.*|_efficientzerotensor|_coalesced|_convert_indices_.*|'
+                 '_transform_bias_.*', 'good',
                  'every output element depends on its own inputs only'),
     KernelFamily('_coalesce|_to_dense|_to_sparse.*|_sparse_(coo_tensor.*|sum.*)|'
                  'sparse_(coo|compressed)_tensor|sparse_(mask|resize.*)', 'good',

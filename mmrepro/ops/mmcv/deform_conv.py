@@ -117,11 +117,8 @@ class _DeformConv:
     def columns(self, row: Tensor, weight: Tensor, pixels: int) -> Tensor:
         """Return (groups, pixels, taps * channels per group), ready for a product."""
         read = gather.gather_sum(self.rows, row, weight)
-        groups = self.shape.groups
-        if groups == 1:
-            return read.view(1, pixels, -1).to(self.product)
-        read = read.view(pixels, self.shape.taps, groups, -1)
-        return read.permute(2, 0, 1, 3).reshape(groups, pixels, -1).to(self.product)
+        read = read.view(pixels, self.shape.taps, self.shape.groups, -1).permute(2, 0, 1, 3)
+        return read.reshape(self.shape.groups, pixels, -1).to(self.product)
 
 
 def _check(name: str, shape: _Shape, input: Tensor, weight: Tensor, offset: Tensor,

@@ -27,9 +27,10 @@ class _Bins:
         edges = rois[:, 1:].to(dtype) * gather.single(scale) - 0.5
         self.size = edges[:, 2:] - edges[:, :2]
         bin_w, bin_h = self.size[:, 0] / bins[1], self.size[:, 1] / bins[0]
-        self.grid = sampling.grid_of(bin_h, bin_w, sampling_ratio)
-        self.columns = torch.stack((edges[:, 1], edges[:, 0], bin_h, bin_w, self.grid.y.to(dtype),
-                                    self.grid.x.to(dtype)), 1)
+        self.grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
+        sampling.check_grid(self.grid, sampling_ratio)
+        self.columns = torch.stack((edges[:, 1], edges[:, 0], bin_h, bin_w,
+                                    *self.grid.to(dtype)), 1)
         # (K, 2, PH, PW), x before y
         self.shift = None
         if offset.numel():
@@ -39,7 +40,7 @@ class _Bins:
 
     def runs(self, *tensors: Tensor) -> list[tuple[int, int]]:
         """Return runs of RoIs to process together; the caller holds ``tensors`` anyway."""
-        costs = self.grid.y * self.grid.x * (4 * self.bins[0] * self.bins[1])
+        costs = self.grid.prod(0) * (4 * self.bins[0] * self.bins[1])
         return gather.chunk_by_cost(costs.tolist(), gather.tap_budget(*tensors))
 
     def samples(self, a: int, b: int) -> tuple[sampling.Taps, Tensor, sampling.Corners]:
@@ -50,7 +51,7 @@ class _Bins:
         """
         n, _, height, width = self.shape
         per_roi = self.bins[0] * self.bins[1]
-        grid_y, grid_x = (g[a:b].repeat_interleave(per_roi) for g in self.grid)
+        grid_y, grid_x = self.grid[:, a:b].repeat_interleave(per_roi, 1)
         bag, iy, ix, starts = sampling.bin_samples(grid_y, grid_x)
         roi = torch.div(bag, per_roi, rounding_mode='floor')
         in_roi = bag - roi * per_roi

@@ -9,9 +9,8 @@ so the size of a group bounds the memory and does not affect the bits.
 """
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,29 +56,19 @@ def _levels(shapes: Tensor, starts: Tensor, keys: int) -> _Levels:
     return _Levels(h, w, starts.to(torch.int32).view(1, 1, -1, 1), keys)
 
 
-class _LevelSizes:
-    """Height, width and first key of each level, on the host.
+def _sizes(shapes: Tensor, starts: Tensor) -> list[list[int]]:
+    """Return height, width and first key of each level, on the host.
 
     All layers of a decoder pass the same tensors; the host waits for them in the first one only.
     """
-
-    def __init__(self) -> None:
-        self._tensors: tuple[weakref.ref, ...] = ()  # of the last call, with their versions
-        self._versions: tuple[int, ...] = ()
-        self._sizes: list[list[int]] = []
-
-    def __call__(self, shapes: Tensor, starts: Tensor) -> list[list[int]]:
-        if shapes.is_inference() or starts.is_inference():  # they have no versions
-            return torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
-        versions = shapes._version, starts._version
-        last = [reference() for reference in self._tensors]
-        if not (last and last[0] is shapes and last[1] is starts and self._versions == versions):
-            self._sizes = torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
-            self._tensors, self._versions = (weakref.ref(shapes), weakref.ref(starts)), versions
-        return self._sizes
-
-
-_sizes = _LevelSizes()
+    if shapes.is_inference() or starts.is_inference():  # they have no versions
+        return torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
+    versions = shapes._version, starts._version
+    known: Any = getattr(shapes, '_mmrepro_sizes', (None, versions, []))
+    if known[0] is not starts or known[1] != versions:
+        known = starts, versions, torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
+        setattr(shapes, '_mmrepro_sizes', known)  # noqa: B010
+    return known[2]
 
 
 def _corners(locations: Tensor, levels: _Levels) -> tuple[Tensor, sampling.Corners]:
@@ -163,7 +152,6 @@ def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
     that of the result. The forward has checked the inputs.
     """
     b, keys, heads, depth = value.shape
-    # the forward has checked the inputs
     levels = _levels(value_spatial_shapes, value_level_start_index, keys)
     queries, taps = sampling_locations.shape[1], attention_weights.shape[3:].numel() * 4
     require_shape('ms_deform_attn', 'grad_output', grad_output, (b, queries, heads * depth))

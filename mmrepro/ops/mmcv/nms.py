@@ -16,11 +16,11 @@ from .greedy_nms import greedy, rank
 from .overlaps import BLOCK, FEW, columns, dense_conflicts, keep_cpu, keep_few
 
 
-def check(operator: str, boxes: Tensor, scores: Tensor, width: int) -> None:
-    """Check shapes and dtype of boxes (N, ``width``) and scores (N,)."""
-    require_tensor(operator, 'boxes', boxes, (None, width), (torch.float32,))
+def check(boxes: Tensor, scores: Tensor) -> None:
+    """Check shapes and dtype of boxes (N, 4) and scores (N,)."""
+    require_tensor('nms', 'boxes', boxes, (None, 4), (torch.float32,))
     if scores.shape != boxes.shape[:1]:
-        require(False, operator,
+        require(False, 'nms',
                 f'one score per box: boxes {describe(boxes)}, scores {describe(scores)}')
 
 
@@ -37,7 +37,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     """
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long, device=boxes.device)
-    check('nms', boxes, scores, 4)
+    check(boxes, scores)
     threshold = float(np.float32(iou_threshold))
     if len(boxes) <= FEW and not boxes.is_cuda and scores.dtype == torch.float32:
         few = keep_few(boxes.detach().numpy(), scores.detach().numpy(), threshold, offset)

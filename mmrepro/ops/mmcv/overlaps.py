@@ -36,15 +36,6 @@ _TINY_AREA = 1e-30
 def columns(boxes: Tensor, offset: int) -> Tensor:
     """Return x1, y1, x2, y2, area (5, N) of boxes (N, 4), whose sides are longer by ``offset``."""
     cols = boxes.new_empty((5, len(boxes)))
-    if not cols.is_cuda:
-        table = cols.numpy()
-        table[:4] = boxes.numpy().T
-        with np.errstate(all='ignore'):
-            size = table[2:4] - table[:2]
-            if offset:
-                size += np.float32(offset)
-            np.multiply(size[0], size[1], out=table[4])
-        return cols
     cols[:4] = boxes.T
     size = (cols[2:4] - cols[:2]).add_(offset)
     torch.mul(size[0], size[1], out=cols[4])

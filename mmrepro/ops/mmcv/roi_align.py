@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require
-from .rois import Rois, TapsOf, check_images, edges_of, images_of, pool, pool_backward
+from .rois import Rois, TapsOf, check_images, edges_of, images_of, pool
 
 
 def check_mode(pool_mode: int) -> None:
@@ -26,7 +26,7 @@ def check_mode(pool_mode: int) -> None:
 
 
 def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
-           sampling_ratio: int, aligned: bool) -> tuple[Rois, sampling.Grid]:
+           sampling_ratio: int, aligned: bool) -> tuple[Rois, Tensor]:
     """Return the RoIs, and a copy of their grid on the host."""
     image = images_of('roi_align', feature, rois)
     y, x, bin_h, bin_w = edges_of(rois, bins, scale, aligned)
@@ -34,45 +34,47 @@ def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,
     host = torch.cat((image[None], grid)).cpu()  # the host waits once for all that it must know
     check_images('roi_align', feature, host[0], len(rois))
     sampling.check_grid(host[1:], sampling_ratio)
-    return Rois(image, y, x, bin_h, bin_w, sampling.Grid(*grid)), sampling.Grid(*host[1:])
+    return Rois(image, y, x, bin_h, bin_w, grid), host[1:]
 
 
-def _runs(grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int], adaptive: bool,
+def _runs(grid: Tensor, shape: torch.Size, bins: tuple[int, int], adaptive: bool,
           budget: int) -> list[tuple[int, int]]:
     """Return runs of RoIs to process together, by their number of taps."""
     per_sample = 1 if adaptive else 2
-    tall = (grid.y * per_sample + adaptive).clamp(max=2 * shape[2])
-    wide = (grid.x * per_sample + adaptive).clamp(max=2 * shape[3])
+    tall = (grid[0] * per_sample + adaptive).clamp(max=2 * shape[2])
+    wide = (grid[1] * per_sample + adaptive).clamp(max=2 * shape[3])
     taps = tall * wide * (bins[0] * bins[1])
     # the filters of a run are padded to its longest one; see axis_taps
-    filters = (bins[0] * (grid.y + 1) + bins[1] * (grid.x + 1)) * 4
+    filters = (bins[0] * (grid[0] + 1) + bins[1] * (grid[1] + 1)) * 4
     costs, widths = torch.stack((taps + filters, filters)).tolist()
     return gather.chunk_by_cost(costs, budget, widths)
 
 
-def _filters(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
+def _filters(boxes: Rois, grid: Tensor, shape: torch.Size, bins: tuple[int, int],
              adaptive: bool) -> tuple[sampling.AxisTaps, sampling.AxisTaps]:
     """Return the filters of RoIs along y and x; ``grid`` is that of the same RoIs, on the host."""
-    most_y, most_x = int(grid.y.amax()), int(grid.x.amax())
-    if boxes.y.is_cuda and bins[0] == bins[1] and len(grid.y):
+    most_y, most_x = grid.amax(1).tolist()
+    if boxes.y.is_cuda and bins[0] == bins[1]:
         return sampling.both_axes((boxes.y, boxes.x), (boxes.bin_h, boxes.bin_w), boxes.grid,
                                   max(most_y, most_x), bins[0], shape[2:], adaptive)
     return (
-        sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid.y, most_y, bins[0], shape[2], adaptive),
-        sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid.x, most_x, bins[1], shape[3], adaptive))
+        sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid[0], most_y, bins[0], shape[2],
+                           adaptive),
+        sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid[1], most_x, bins[1], shape[3],
+                           adaptive))
 
 
-def _taps_of(boxes: Rois, grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
+def _taps_of(boxes: Rois, grid: Tensor, shape: torch.Size, bins: tuple[int, int],
              adaptive: bool) -> TapsOf:
     def taps_of(a: int, b: int) -> sampling.Taps:
         some = boxes.select(slice(a, b))
-        filters = _filters(some, grid.select(slice(a, b)), shape, bins, adaptive)
+        filters = _filters(some, grid[:, a:b], shape, bins, adaptive)
         return sampling.product_taps(some.image, *filters, *shape[2:])
 
     return taps_of
 
 
-def _few_channels(grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
+def _few_channels(grid: Tensor, shape: torch.Size, bins: tuple[int, int],
                   adaptive: bool) -> bool:
     """Whether :func:`_mean_by_lines` is faster than taps, as for mask targets.
 
@@ -82,13 +84,13 @@ def _few_channels(grid: sampling.Grid, shape: torch.Size, bins: tuple[int, int],
     channels, width = shape[1], shape[3]
     if channels > 4 or not adaptive:
         return False
-    tall, wide = (g.to(torch.float64) + 1 for g in grid[:2])
+    tall, wide = (g.to(torch.float64) + 1 for g in grid)
     lines = (channels * bins[0] * width * (tall * 0.15 + 3)).sum()
     taps = (bins[0] * bins[1] * tall * wide * 12).sum()
     return bool(lines < taps)
 
 
-def _mean_by_lines(input: Tensor, boxes: Rois, grid: sampling.Grid, output: Tensor) -> None:
+def _mean_by_lines(input: Tensor, boxes: Rois, grid: Tensor, output: Tensor) -> None:
     """Compute the mean for few channels: a vertical filter, then a horizontal one.
 
     The first sum gathers lines of pixels, the second columns of its result, so the features are
@@ -98,7 +100,7 @@ def _mean_by_lines(input: Tensor, boxes: Rois, grid: sampling.Grid, output: Tens
     lines = input.reshape(n * c * h, w).to(gather.compute_dtype(input))
     for part in gather.slices(k, gather.chunk_taps(input.device) * 4 // (c * ph * w)):
         some = boxes.select(part)
-        ys, xs = _filters(some, grid.select(part), input.shape, (ph, pw), True)
+        ys, xs = _filters(some, grid[:, part], input.shape, (ph, pw), True)
         plane = some.image[:, None] * c + torch.arange(c, device=input.device)
         down = gather.gather_sum(lines, *sampling.plane_taps(plane * h, ys))
         across = down.view(-1, ph, w).transpose(1, 2).reshape(-1, ph)
@@ -142,6 +144,9 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
     adaptive, shape = sampling_ratio <= 0, grad_input.shape
-    runs = _runs(grid, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output))
-    pool_backward(grad_output, grad_input, runs, _taps_of(boxes, grid, shape, bins, adaptive),
-                  padded=False)
+    taps_of, sink = _taps_of(boxes, grid, shape, bins, adaptive), gather.Sink(grad_input)
+    for a, b in _runs(grid, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
+        taps = taps_of(a, b)
+        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag,
+                         padded=False)
+    sink.close()

@@ -99,18 +99,19 @@ def roi_pool_forward(input: Tensor, rois: Tensor, output: Tensor, argmax: Tensor
     rows = gather.rows_of(input).add_(0.)
     # boxes of similar size share a chunk, so that their numbers of visits are similar
     order = torch.sort((rois[:, 3:] - rois[:, 1:3]).prod(1), descending=True, stable=True).indices
-    step = gather.chunk_rows(output.device, output[0].numel())
+    step = max(1, gather.chunk_taps(output.device) // output[0].numel())
     for which in order.split(step):
         bins = _bins(input.shape, rois.index_select(0, which), image.index_select(0, which),
                      pooled, spatial_scale)
         for out, result in zip((output, argmax), _greatest(rows, bins, input.shape[3])):
-            gather.put_some(out, which, torch.empty_like(result).index_copy_(0, bins.order, result))
+            part = torch.empty_like(out[:len(which)])
+            gather.put_rows(part, torch.empty_like(result).index_copy_(0, bins.order, result))
+            out.index_copy_(0, which, part)
 
 
 def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_input: Tensor,
                       pooled_height: int, pooled_width: int, spatial_scale: float) -> None:
     """Add the gradient of :func:`roi_pool_forward` to ``grad_input`` (N, C, H, W)."""
-    pooled = (pooled_height, pooled_width)
     image = check_rois('roi_pool', grad_input, rois)
     require_shape('roi_pool', 'argmax', argmax, tuple(grad_output.shape))
     if grad_output.numel() == 0 or grad_input.numel() == 0:
@@ -120,7 +121,7 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
     well_formed = (rois[:, 3:] + 1 > rois[:, 1:3]).all(1)[:, None]
     position = argmax.reshape(k, -1).to(torch.int64)
     plane = ((image * c)[:, None] + torch.arange(c, device=image.device)) * (h * w)
-    plane = plane.repeat_interleave(pooled[0] * pooled[1], 1)
+    plane = plane.repeat_interleave(pooled_height * pooled_width, 1)
     inside = (position >= 0) & (position < h * w) & well_formed
     index = torch.where(inside, plane + position, n * c * h * w)
     grad = grad_output.reshape(-1, 1).to(gather.compute_dtype(grad_input))

@@ -17,18 +17,20 @@ TapsOf = Callable[[int, int], sampling.Taps]
 
 
 class Rois(NamedTuple):
-    """RoIs in pixels of the map: where they begin and the size of their bins, (K,) each."""
+    """RoIs in pixels of the map: where they begin and the size of their bins, (K,) each.
+
+    ``grid`` (2, K) is that of :func:`mmrepro.ops.sampling.samples_per_bin`.
+    """
 
     image: Tensor
     y: Tensor
     x: Tensor
     bin_h: Tensor
     bin_w: Tensor
-    grid: sampling.Grid
+    grid: Tensor
 
-    def select(self, which: slice | Tensor) -> Rois:
-        image, y, x, bin_h, bin_w = (column[which] for column in self[:5])
-        return Rois(image, y, x, bin_h, bin_w, self.grid.select(which))
+    def select(self, which: slice) -> Rois:
+        return Rois(*(column[..., which] for column in self))
 
 
 def check_rois(operator: str, feature: Tensor, rois: Tensor) -> Tensor:
@@ -81,14 +83,5 @@ def pool(feature: Tensor, output: Tensor, runs: Iterable[tuple[int, int]], taps_
     source = gather.Source(feature)
     for a, b in runs:
         taps = taps_of(a, b)
-        gather.put_rows(output[a:b], source.gather_sum(taps.row, taps.weight, taps.starts))
-
-
-def pool_backward(grad_output: Tensor, grad_input: Tensor, runs: Iterable[tuple[int, int]],
-                  taps_of: TapsOf, padded: bool = True) -> None:
-    """Add the gradient of :func:`pool` to ``grad_input``; ``padded``: see gather.scatter_sum."""
-    sink = gather.Sink(grad_input)
-    for a, b in runs:
-        taps = taps_of(a, b)
-        sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag, padded)
-    sink.close()
+        rows, index = source.rows(taps.row)
+        gather.put_rows(output[a:b], gather.gather_sum(rows, index, taps.weight, taps.starts))

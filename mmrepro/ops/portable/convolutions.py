@@ -26,7 +26,7 @@ def _by_onednn(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
 
 
 def _is_product(weight: Tensor, settings: Sequence[Any]) -> bool:
-    """Whether the convolution is a product of matrices at every place."""
+    """Whether the convolution is a product of matrices at every pixel."""
     stride, padding, _, transposed, _, groups = settings
     return (weight.dim() == 4 and weight.shape[2:] == (1, 1) and not transposed and groups == 1
             and set(stride) == {1} and set(padding) == {0})

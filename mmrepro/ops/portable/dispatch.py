@@ -14,8 +14,6 @@ from .table import REFUSED, REFUSED_SPARSE, ROUTED
 
 _KEY = 'CPU'
 _SPARSE = 'SparseCsrCPU'
-
-
 _installed: list[KernelLibrary] = []  # one, or none
 
 

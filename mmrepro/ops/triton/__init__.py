@@ -4,10 +4,10 @@ The PyTorch forms are the reference. Some of them need hundreds of short calls a
 synchronizations on a GPU; these need one kernel or a few. The provider 'auto' takes them on CUDA
 where :func:`default_requirement` is met, 'triton' insists on them.
 
-A kernel writes each output once, as a sum in a fixed order, without atomics. There are no fused
-multiply-adds, and float32 divisions round correctly, so that decisions (which boxes overlap) are
-those of a CPU. Each kernel accepts what its PyTorch form accepts, and delegates to it what it does
-not implement.
+A kernel adds floating-point numbers in a fixed order; only integers are added with atomics. There
+are no fused multiply-adds, and float32 divisions round correctly, so that decisions (which boxes
+overlap) are those of a CPU. Each kernel accepts what its PyTorch form accepts, and delegates to it
+what it does not implement.
 """
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     count = len(boxes)
     if count == 0 or count > _MOST:
         return plain.nms(boxes, scores, iou_threshold, offset)
-    plain.check('nms', boxes, scores, 4)
+    plain.check(boxes, scores)
     with torch.cuda.device_of(boxes):
         order = rank(scores)
         words = triton.cdiv(count, _WORD)

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import gather, sampling
-from ..contract import PUT_OFF, describe, require, require_tensor
+from ..contract import DEFERRED, describe, require, require_tensor
 from ..mmcv.roi_align import check_mode
 from ..mmcv.rois import check_rois
 from . import well_aligned
@@ -230,7 +230,7 @@ def _faults(device: torch.device) -> _Faults:
     found = torch.zeros(3, dtype=torch.int32, device=device)
     on_host = device.type == 'cpu'  # run by Triton's interpreter
     faults = _Faults(found, found if on_host else torch.zeros(3, dtype=torch.int32).pin_memory())
-    PUT_OFF.append(faults.wait)
+    DEFERRED.append(faults.wait)
     return faults
 
 

@@ -57,8 +57,10 @@ def watch(launch: Launch, folder: str, plan: Interruption | None, gaps: dict[str
     strike_at: float | None = None
     struck_at: float | None = None
     first_end: float | None = None
-    training, last = LaunchedTraining(launch), time.monotonic()
-    with killed_at_exit({'': training}):
+    running: dict[str, LaunchedTraining] = {}
+    with killed_at_exit(running):
+        training = running[''] = LaunchedTraining(launch)
+        last = time.monotonic()
         while None in (codes := training.codes()):
             new, now = reader.new(), time.monotonic()
             moments += new

@@ -15,7 +15,6 @@ from ...checkpoint import files
 from ...checkpoint.choosing import newest_good, pointed
 from ...fingerprint.divergence import compare_logs, first_missing
 from ...fingerprint.reader import RankLog, read_ranks
-from ...fingerprint.schema import FOLDER
 from ...report.report import plain
 from ...runs.child import Training
 from ...runs.config_edits import add_fingerprints
@@ -89,7 +88,7 @@ class Campaign:
             self.problems.append(str(error))
             return False
         self._gaps = moments.durations(attempt.of_rank(0))
-        self._expected, self._states = _logs(folder), self._end_states(attempt)
+        self._expected, self._states = read_ranks(folder), self._end_states(attempt)
         self.iterations = max(self._expected[0].steps) + 1
         self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["step"]:.2f} s '
                   f'each; {self._gaps["save"]:.2f} s for a checkpoint')
@@ -146,7 +145,7 @@ class Campaign:
 
     def _deviations(self, folder: str, attempt: Attempt) -> list[str]:
         """Return how a run that came to its end differs from the uninterrupted run."""
-        logs = _logs(folder)
+        logs = read_ranks(folder)
         deviations = [f'{difference.text()} (first the uninterrupted run)' for difference in (
             compare_logs(self._expected, logs, self.iterations),
             first_missing(self._expected, logs, self.iterations)) if difference is not None]
@@ -223,10 +222,6 @@ class Campaign:
             compared=self.compared, equal=not self.problems, problems=self.problems,
             control=self.control, minutes=round((time.time() - self._started) / 60, 1),
             kills=self.kills))
-
-
-def _logs(folder: str) -> dict[int, RankLog]:
-    return read_ranks(os.path.join(folder, FOLDER))
 
 
 def _failure(folder: str, attempt: Attempt) -> TrainingFailed | None:

@@ -222,8 +222,8 @@ def test_filters_of_both_axes_at_once_are_those_of_each(wave):
     start, size = (wave(9, 2) * 20).unbind(1), ((wave(9, 2, phase=1.) + 1.1) * 6).unbind(1)
     for ratio, dtype in ((0, torch.float32), (2, torch.float64)):
         starts, sizes = [t.to(dtype) for t in start], [t.to(dtype) for t in size]
-        grid = sampling.grid_of(*sizes, ratio)
-        most = int(torch.stack(tuple(grid)).amax())
+        grid = sampling.samples_per_bin(*sizes, ratio)
+        most = int(grid.amax())
         both = sampling.both_axes(starts, sizes, grid, most, 7, (11, 13), ratio <= 0)
         for axis in (0, 1):
             taps = sampling.axis_taps(starts[axis], sizes[axis], grid[axis], int(grid[axis].amax()),

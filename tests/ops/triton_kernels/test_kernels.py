@@ -141,7 +141,7 @@ def test_a_bad_roi_of_the_last_call_is_an_error_before_a_checkpoint(interpreted,
     with pytest.raises(RuntimeError, match='rois name image 2'):
         finish(small_run(tmp_path, custom_hooks=[BadRoi()]))
     assert not glob.glob(f'{tmp_path}/**/*_3.pth', recursive=True)
-    contract.make_put_off_checks()
+    contract.run_deferred_checks()
 
 
 def test_roi_align_of_no_pixels_and_of_other_dtypes(interpreted, wave):
