@@ -111,6 +111,9 @@ def _caution(study: Study) -> list[str]:
     elif n < MIN_PAIRS:
         notes.append(f'{n} seeds: the interval is wide and rests on values being normal; '
                      f'{MIN_PAIRS} or more are better')
+    notes += [f'{label}: all seeds give the same {study.metric}, to the last digit: either it is '
+              'constant, or the seed does not reach the training'
+              for label, values in study.values.items() if n > 1 and len(set(values)) == 1]
     if study.pick == 'best':
         notes.append('the best validation of a run is chosen by the data that it is judged on: '
                      'means are too high, for all configs')

@@ -191,11 +191,12 @@ def test_last_and_best_validation():
 
 
 def test_few_seeds_and_best_validations_get_a_caution():
-    def notes(count, pick='last'):
-        values = [.1 * i for i in range(count)]
+    def notes(count, pick='last', step=.1):
+        values = [step * i for i in range(count)]
         return ' '.join(report_of(study('m', pick, list(range(count)), {'a': values})).notes)
     assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
     assert 'too high' in notes(6, 'best')
+    assert 'a: all seeds give the same m' in notes(6, step=0)
 
 
 def test_plot_and_report():
