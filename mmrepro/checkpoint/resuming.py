@@ -77,7 +77,6 @@ class Resume:
         # MMEngine has to fetch the checkpoint, and its seed is not known beforehand
         self._remote = self._asked and '://' in (
             settings.get('load_from') or pointed(settings['work_dir']))
-        self._cursor: DataCursor | None = None  # of the checkpoint
         self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
         self._fit: Fit | None = None
@@ -98,7 +97,6 @@ class Resume:
 
     def _choose(self, path: str, content: Mapping[str, Any]) -> None:
         self.point, self._checked = ResumePoint.of(path, content['meta']), path
-        self._cursor = self.point.cursor
 
     def _refuse(self, path: str) -> str | None:
         """Choose the checkpoint at ``path``, or return why a run cannot continue from it."""
@@ -241,6 +239,11 @@ class Resume:
                 f'{text}{instead}accept a different result: randomness.resume_strict=False; or '
                 "begin a new run with worker_seed='sample', which resumes from any iteration")
         runner.logger.warning(f'{text}The result is not that of the uninterrupted run')
+
+    @property
+    def _cursor(self) -> DataCursor | None:
+        # read late, because the control of `verify` moves it
+        return None if self.point is None else self.point.cursor
 
     def restore(self, runner: Any) -> bool:
         """Bring back attributes, gradients and buffers.
