@@ -26,8 +26,9 @@ def test_step(same_bits):
 def _run(folder, arguments):
     os.chdir(folder)
     with open('said.txt', 'w') as sys.stdout:
+        # no:faulthandler: its thread, which has a lock, is not in a fork
         code = pytest.main(['-p', 'no:mmrepro', '-p', '_mmrepro_pytest', '-p', 'no:cacheprovider',
-                            '--rootdir', '.', '-rs', '-s', *arguments])
+                            '-p', 'no:faulthandler', '--rootdir', '.', '-rs', '-s', *arguments])
     return int(code)
 
 
