@@ -66,6 +66,8 @@ class StepState:
             (parameter, parameter.grad,
              None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
             for parameter in model.parameters()]
+        self._trainable = [(f'{name}.requires_grad', parameter, parameter.requires_grad)
+                           for name, parameter in model.named_parameters()]
         self._variables = _variables(model)
         hub = MessageHub.get_current_instance()
         # losses may write to it; the arrays of its buffers are replaced, never written to
@@ -76,7 +78,9 @@ class StepState:
 
     def changed(self) -> list[str]:
         """Return the paths of attributes that have changed and that no checkpoint keeps."""
-        return self._attributes.changed()
+        return [*self._attributes.changed(), *(
+            path for path, parameter, before in self._trainable
+            if parameter.requires_grad != before)]
 
     def changed_variables(self) -> list[str]:
         """Return the paths of variables of user code that have changed."""
@@ -96,6 +100,9 @@ class StepState:
             gradients: include the gradients.
         """
         self._attributes.put_back(unsaved)
+        for _, parameter, before in self._trainable if unsaved else ():
+            if parameter.requires_grad != before:
+                parameter.requires_grad_(before)
         self.put_back_saved_by_code()
         for parameter, gradient, content in self._gradients if gradients else ():
             if gradient is not None and current() is not None:

@@ -44,6 +44,7 @@ class Stateful(tiny.Tiny):
         self.rng = np.random.default_rng(1)
         self.register_buffer('count', torch.zeros(()), persistent=False)
         self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        self.toggled = torch.nn.Parameter(torch.ones(2))
         self.data_preprocessor = InPlacePreprocessor()
         # reached along other ways as well
         self.also, self.head.owner = [self.frozen, self.count], dict(kept=self.kept)
@@ -66,6 +67,7 @@ class Stateful(tiny.Tiny):
         self.rng.random()
         self.count += 1
         self.frozen.data.mul_(0.5)
+        self.toggled.requires_grad_(not self.toggled.requires_grad)
         self.late = set([self.calls])
         MessageHub.get_current_instance().update_scalar('train/mean', float(inputs.mean()))
         MessageHub.get_current_instance().update_info('calls', self.calls)

@@ -78,6 +78,24 @@ def test_an_attribute_that_no_checkpoint_keeps_is_named(model, attribute, tmp_pa
     assert 'first difference: loss loss: ' in message
 
 
+@registered
+class Freezing(FaultyLoss):
+    """Freezes its head once it has been called twice."""
+    calls = 0
+
+    def forward(self, *args, **kwargs):
+        self.calls += 1
+        if self.calls == 2:
+            self.head.requires_grad_(False)
+        return super().forward(*args, **kwargs)
+
+
+def test_a_model_that_freezes_a_part_is_no_race(tmp_path):
+    message = stopped(config(tmp_path, model='Freezing'))
+    assert 'first difference: gradient of head.' in message
+    assert 'no checkpoint keeps: model.calls' in message and 'race' not in message
+
+
 def test_an_attribute_that_checkpoints_keep_is_no_difference(tmp_path, monkeypatch):
     monkeypatch.setitem(adapters.ADAPTERS, 'Head', adapters.Adapter(('calls', ), 'a test'))
     plain, checked = (bits(finish(config(tmp_path / str(n), model='Counting', checks=n)))
