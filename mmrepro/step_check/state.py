@@ -79,8 +79,8 @@ class StepState:
     def changed(self) -> list[str]:
         """Return the paths of attributes that have changed and that no checkpoint keeps."""
         return [*self._attributes.changed(), *(
-            path for path, parameter, before in self._trainable
-            if parameter.requires_grad != before)]
+            path for path, weight, trained in self._trainable
+            if weight.requires_grad != trained)]
 
     def changed_variables(self) -> list[str]:
         """Return the paths of variables of user code that have changed."""
@@ -100,9 +100,9 @@ class StepState:
             gradients: include the gradients.
         """
         self._attributes.put_back(unsaved)
-        for _, parameter, before in self._trainable if unsaved else ():
-            if parameter.requires_grad != before:
-                parameter.requires_grad_(before)
+        for _, weight, trained in self._trainable if unsaved else ():
+            if weight.requires_grad != trained:
+                weight.requires_grad_(trained)
         self.put_back_saved_by_code()
         for parameter, gradient, content in self._gradients if gradients else ():
             if gradient is not None and current() is not None:
