@@ -27,12 +27,14 @@ class NoBits(GoldenError):
 def digests(value: Any, name: str = '') -> Iterator[tuple[str, str]]:
     """Yield the name and a digest of 16 digits of each value in nested dicts, lists and tuples.
 
+    An empty one is a value.
+
     >>> [name for name, _ in digests(dict(loss=1., weights=[2, 3]))]
     ['loss', 'weights.0', 'weights.1']
     """
     items = value.items() if isinstance(value, dict) else \
         enumerate(value) if isinstance(value, (list, tuple)) else None
-    if items is None:
+    if not items or not value:
         yield name or 'the value', state_digest(value)[:16]
         return
     for key, part in items:
@@ -59,9 +61,13 @@ class KeptBits:
 
         Raises:
             NoBits: the file has bits of this test, but of other classes of machines only.
-            GoldenError: the file is damaged.
+            GoldenError: the file is damaged, or two values have one name.
         """
-        found = dict(digests(value))
+        found: dict[str, str] = {}
+        for part, digest in digests(value):
+            if part in found:
+                raise GoldenError(f'same_bits in {self.test}: two values are called {part!r}')
+            found[part] = digest
         self._calls.append(found)
         if update:
             return ''
@@ -82,6 +88,13 @@ class KeptBits:
             return ''
         return (f'{len(differing)} of {len(found)} values have other bits than in {self.path} '
                 f'({name}), the first one is {differing[0]}. If that is intended, {again}')
+
+    def missing(self) -> str:
+        """Return what a test that has ended did not compare; '' for nothing."""
+        kept = self._read()['bits'].get(class_name(_facts()), {}).get(self.test, [])
+        return '' if len(self._calls) >= len(kept) else (
+            f'same_bits was called {len(self._calls)} times in {self.test}, and {self.path} has '
+            f'{len(kept)} calls; pytest --mmrepro-update keeps these')
 
     def write(self) -> None:
         """Put the bits of all calls into the file, for this class of machines."""

@@ -10,7 +10,7 @@ import pytest
 from harness import ROOT, Child, python
 
 from mmrepro.errors import GoldenError
-from mmrepro.verify.kept_bits import KeptBits
+from mmrepro.verify.kept_bits import KeptBits, digests
 
 MODULE = '''
 import torch
@@ -61,6 +61,23 @@ def test_bits_are_kept_and_compared(tmp_path):
     assert 'has bits of test_step for other machines and versions, and this is' in said
     assert run(tmp_path, '--mmrepro-update')[0] == 0  # beside those of the other class
     assert len(json.loads(path.read_text())['bits']) == 2
+
+
+def test_half_a_test_is_neither_kept_nor_enough(tmp_path):
+    run(tmp_path, '--mmrepro-update')
+    path = tmp_path / 'same_bits' / 'test_module.json'
+    before = path.read_text()
+    fails = MODULE.replace("    same_bits([1, 'two'])", '    assert False')
+    assert run(tmp_path, '--mmrepro-update', text=fails)[0] == 1 and path.read_text() == before
+    code, said = run(tmp_path, text=MODULE.replace("    same_bits([1, 'two'])", ''))
+    assert code == 1 and 'was called 1 times in test_step, and' in said
+
+
+def test_no_value_hides_another(tmp_path):
+    kept = KeptBits(tmp_path / 'x.json', 'test')
+    with pytest.raises(GoldenError, match="two values are called 'a.b'"):
+        kept.next({'a': {'b': 1}, 'a.b': 2}, update=True)
+    assert [name for name, _ in digests(dict(a=[], b={}))] == ['a', 'b']
 
 
 def test_the_example_of_the_docs_repeats(tmp_path):
