@@ -57,7 +57,8 @@ class _Variable(NamedTuple):
 
     def changed(self) -> bool:
         try:
-            return _digest(_value(self.owner, self.name)) != self.digest
+            value = _value(self.owner, self.name)
+            return (_digest(value) if _is_small(value) else 'large') != self.digest
         except Exception:  # of an object of the user, whose attributes may be properties
             return True
 
@@ -216,8 +217,6 @@ def _is_small(value: Any) -> bool:
 def _digest(value: Any) -> str:
     if _is_cached(value):
         return str(value.cache_info().currsize)
-    if not _is_small(value):
-        return 'large'
     return exact_digest(dict(value) if hasattr(value, 'valuerefs') else value)
 
 

@@ -205,10 +205,12 @@ def _inside_object(thing: Any, path: str) -> Iterator[Named]:
     yield from _named(thing, path)
     for cls in type(thing).__mro__[:-1]:
         for name, value in vars(cls).items():
-            if _is_generator(value):
+            if isinstance(value, types.FunctionType):
+                # by its namespace: functools.wraps copies the name of another module
+                if belongs_to_user(value.__globals__.get('__name__', '')):
+                    yield from _used_globals(value)
+            elif _is_generator(value):
                 yield f'{path}.{name}', value
-            elif isinstance(value, types.FunctionType):
-                yield from _used_globals(value)
 
 
 def inside(thing: Any, path: str) -> Iterable[Named]:
