@@ -34,7 +34,7 @@ CALLS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
         'queue.SimpleQueue', 'queue.LifoQueue', 'queue.PriorityQueue', 'multiprocessing.Queue',
         'concurrent.futures.ThreadPoolExecutor', 'multiprocessing.pool.ThreadPool',
         'multiprocessing.dummy.Pool')),
-    ('uninitialised', None, 'holds what was there before', (
+    ('uninitialized', None, 'holds what was there before', (
         'torch.empty', 'torch.empty_like', 'numpy.empty', 'numpy.empty_like', '*.new_empty')),
     ('unsorted-listing', None, 'in the order of the file system', (
         'os.listdir', 'os.scandir', 'os.walk', 'glob.iglob', '*.glob', '*.iterdir', '*.rglob',

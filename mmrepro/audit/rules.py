@@ -215,7 +215,7 @@ RULES: tuple[AuditRule, ...] = (
         fix='take results in the order in which the work was given out (map of an executor does),'
             ' and draw random numbers outside of threads',
         link=f'{_CAUSES} C20'),
-    AuditRule('uninitialised', HINT, source_hits('uninitialised'),
+    AuditRule('uninitialized', HINT, source_hits('uninitialized'),
         why='fine if it is filled before it is read',
         fix='zeros; to find a read: torch.utils.deterministic.fill_uninitialized_memory = True in '
             'the method before_train of a hook',

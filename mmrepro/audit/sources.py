@@ -159,7 +159,7 @@ class SourceFile:
         parent = self.parents.get(node)
         if rule == 'unsorted-listing':
             return self._sorted(node)
-        if rule == 'uninitialised':
+        if rule == 'uninitialized':
             # `torch.empty(3).normal_()` and `nn.Parameter(torch.empty(3))` are filled by others
             return isinstance(parent, ast.Attribute) or (
                 isinstance(parent, ast.Call) and 'Parameter' in self.full_name(parent.func))

@@ -128,8 +128,8 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
     placeholders = {args.out: 'DIR', f'--out={args.out}': '--out=DIR', args.against: 'FILE',
                     f'--against={args.against}': '--against=FILE'}
     command = ' '.join(['doctor', *(placeholders.get(word, word) for word in words)])
-    result = check(settings, args.seconds or 450., args.only or '', command, operators, tell,
-                   against)
+    seconds = 450. if args.seconds is None else args.seconds
+    result = check(settings, seconds, args.only or '', command, operators, tell, against)
     if not any(result[group] for group in (*operators, 'detectors')):
         parser.error(f'--only {args.only}: no row matches'
                      + ('' if operators else f'; {CHECKOUT}'))

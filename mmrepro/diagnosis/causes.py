@@ -171,7 +171,7 @@ CAUSES: tuple[Cause, ...] = (
           'Look for code that writes through NumPy or pointers, and for threads.',
           lambda c: [*c.state_names()[:STATE_SHOWN], *c.calls_anywhere('thread')]),
     # --- operators -----------------------------------------------------------------------------
-    Cause('uninitialised memory', lambda c: c.kind == 'output' and UNINITIALIZED in c.record.labels,
+    Cause('uninitialized memory', lambda c: c.kind == 'output' and UNINITIALIZED in c.record.labels,
           'The operator reads memory that torch.empty or a similar function allocated and nothing '
           'has written.',
           'Use torch.zeros, or write all of it first; '

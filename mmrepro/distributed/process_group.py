@@ -22,6 +22,7 @@ from mmengine.dist import get_world_size
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..errors import ConfigError
 from ..ops.aten import sync_bn
 from ..scoped import replaced
 from .ordered_reduction import fix_gradient_order
@@ -45,8 +46,8 @@ class Launcher(NamedTuple):
 
 
 def _unknown_host(env: Mapping[str, str]) -> str:
-    raise KeyError('MASTER_ADDR is not set, and the ranks are on several machines. Set it to the '
-                   'host name of the machine of rank 0.')
+    raise ConfigError('MASTER_ADDR is not set, and the ranks are on several machines. Set it to '
+                      'the host name of the machine of rank 0.')
 
 
 def _slurm_host(env: Mapping[str, str]) -> str:
@@ -54,8 +55,8 @@ def _slurm_host(env: Mapping[str, str]) -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
     except (OSError, subprocess.CalledProcessError, IndexError) as error:
-        raise KeyError(f'MASTER_ADDR is not set, and {" ".join(command)!r} does not tell the first '
-                       f'host ({error}). Set MASTER_ADDR.') from error
+        raise ConfigError(f'MASTER_ADDR is not set, and {" ".join(command)!r} does not tell the '
+                          f'first host ({error}). Set MASTER_ADDR.') from error
 
 
 LAUNCHERS = {
@@ -94,21 +95,24 @@ def launch_variables(launcher: str, env: Mapping[str, str],
             MMEngine.
 
     Raises:
-        ValueError: an unknown launcher.
-        KeyError: a variable of the launcher, or the address of rank 0, is missing.
+        ConfigError: an unknown launcher; a variable of the launcher, or the address of rank 0, is
+            missing; MASTER_PORT is no port.
     """
     if launcher not in LAUNCHERS:
-        raise ValueError(f'launcher={launcher!r}: expected one of {", ".join(LAUNCHERS)}')
+        raise ConfigError(f'launcher={launcher!r}: expected one of {", ".join(LAUNCHERS)}')
     row = LAUNCHERS[launcher]
     for name in (row.rank, row.world_size):
         if name not in env:
-            raise KeyError(f'{name} is not set: this process was not started by the launcher '
-                           f'{launcher!r}')
+            raise ConfigError(f'{name} is not set: this process was not started by the launcher '
+                              f'{launcher!r}')
     address = env.get('MASTER_ADDR')
     if address is None:
         address = '127.0.0.1' if row.one_node(env) else row.first_host(env)
     if launcher != 'slurm' or port is None:
-        port = int(env.get('MASTER_PORT', DEFAULT_PORT))
+        given = env.get('MASTER_PORT', str(DEFAULT_PORT))
+        if not given.isdecimal() or not 0 <= int(given) < 1 << 16:
+            raise ConfigError(f'MASTER_PORT={given}: allowed are 0 to 65535')
+        port = int(given)
     return {
         'RANK': env[row.rank],
         'WORLD_SIZE': env[row.world_size],

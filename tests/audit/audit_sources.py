@@ -56,7 +56,7 @@ FILES = {
         ['threading.Thread(target=f)', 'queue.Queue()', 'ThreadPoolExecutor(2)',
          'for f in as_completed(futures): pass', 'pool.imap_unordered(f, a)'],
         ['pool.map(f, a)', 'pool.imap(f, a)', 'self.Thread()', 'threading.Lock()'], MAY),
-    'uninitialised': (
+    'uninitialized': (
         ['torch.empty(3)', 'np.empty(3)', 'x.new_empty(3)'],
         ['torch.empty(3).normal_()', 'nn.Parameter(torch.empty(3))', 'torch.zeros(3)'], HINT),
     'address': (

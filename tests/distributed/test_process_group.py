@@ -25,6 +25,7 @@ from mmrepro.distributed.process_group import (
     launch_variables,
     wrap_model,
 )
+from mmrepro.errors import ConfigError
 
 # what each launcher puts into the environment of one rank
 LAUNCHED = {
@@ -208,7 +209,7 @@ def test_with_an_accelerator_mpi_gets_the_variable_that_mmengine_forgets(monkeyp
 
 
 def test_an_unknown_launcher_is_named():
-    with pytest.raises(ValueError, match="launcher='lsf': expected one of pytorch, slurm, mpi"):
+    with pytest.raises(ConfigError, match="launcher='lsf': expected one of pytorch, slurm, mpi"):
         ensure_process_group('lsf')
 
 
@@ -217,14 +218,20 @@ def test_an_unknown_launcher_is_named():
 def test_a_missing_variable_is_named(launcher, name):
     env = launched(launcher, 0, 2, 1)
     del env[name]
-    with pytest.raises(KeyError, match=f'{name} is not set'):
+    with pytest.raises(ConfigError, match=f'{name} is not set'):
         launch_variables(launcher, env)
+
+
+@pytest.mark.parametrize('port', ['http', '-1', '65536', ''])
+def test_a_port_that_is_none_is_named(port):
+    with pytest.raises(ConfigError, match=f'MASTER_PORT={port}: allowed are 0 to 65535'):
+        launch_variables('pytorch', dict(launched('pytorch', 0, 1, 1), MASTER_PORT=port))
 
 
 def test_ranks_on_several_machines_need_an_address():
     env = launched('mpi', 0, 4, 1)
     env['OMPI_COMM_WORLD_LOCAL_SIZE'] = '2'
-    with pytest.raises(KeyError, match='MASTER_ADDR is not set'):
+    with pytest.raises(ConfigError, match='MASTER_ADDR is not set'):
         launch_variables('mpi', env)
     assert launch_variables('mpi', dict(env, MASTER_ADDR='n1'))['MASTER_ADDR'] == 'n1'
 
@@ -233,7 +240,7 @@ def test_slurm_tells_the_first_host(monkeypatch, tmp_path):
     env = launched('slurm', 5, 8, 1)
     env['SLURM_NNODES'] = '2'
     monkeypatch.setenv('PATH', str(tmp_path))
-    with pytest.raises(KeyError, match='scontrol show hostnames node7'):
+    with pytest.raises(ConfigError, match='scontrol show hostnames node7'):
         launch_variables('slurm', env)
     script = tmp_path / 'scontrol'
     script.write_text('#!/bin/sh\necho first-of-$3\necho second\n')

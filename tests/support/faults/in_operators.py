@@ -86,8 +86,8 @@ def noise_in_the_optimizer(run):
 
 
 @fault(fast=True, runs='AB', iteration=0, phase='forward', path='head', operator='aten.add.Tensor',
-       kind='output', cause='uninitialised memory')
-def uninitialised_memory(run):
+       kind='output', cause='uninitialized memory')
+def uninitialized_memory(run):
     @replaced(tiny.Head, 'forward', since=0)
     def careless(original, self, x):
         bias = torch.empty(3)

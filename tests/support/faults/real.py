@@ -114,7 +114,7 @@ FAULTS: dict[str, Fault] = {
     'memory_that_a_head_never_wrote': Fault(
         'unwritten_head', "model = dict(roi_head=dict(bbox_head=dict(type='CarelessHead')))",
         dict(iteration=0, phase='forward', path='roi_head.bbox_head', kind='output',
-             cause='uninitialised memory', mentions=('unwritten_head.py:12 in forward', ))),
+             cause='uninitialized memory', mentions=('unwritten_head.py:12 in forward', ))),
     'a_learning_rate_by_the_clock': Fault(
         'clock_lr', "custom_hooks = [dict(type='TimedLRHook')]",
         dict(iteration=0, phase='hook', path='TimedLRHook.before_train_iter', kind='argument',
