@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import Callable
+import inspect
+from typing import Any, Callable
 
 from ..checkpoint.adapters import ADAPTERS
 from ..config import LEGACY_KEYS
@@ -13,7 +14,7 @@ from ..patches import CAUSES
 from ..runs.config_files import TOP_LEVEL
 from ..text import shorten
 from .findings import CHANGES, HINT, MAY, Found, Hits
-from .subject import TRAIN_KEYS, Subject
+from .subject import TRAIN_KEYS, Part, Subject
 
 # keys whose absence changes the run, whatever else the config says
 DECISIVE = ('randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from')
@@ -79,6 +80,45 @@ def accumulation(s: Subject) -> Hits:
         count = part.node.get('accumulative_counts', 1)
         if isinstance(count, int) and count > 1 and not s.keyed:
             yield Found(f'{part.key}.accumulative_counts', str(count))
+
+
+def _argument(part: Part, cls: type, name: str) -> Any:
+    """Return what a class is built with: of the config, or the default of its constructors."""
+    constructors = [vars(base)['__init__'] for base in cls.__mro__ if '__init__' in vars(base)]
+    defaults = (inspect.signature(one).parameters.get(name) for one in constructors)
+    found = next((one.default for one in defaults if one is not None), None)
+    return part.node.get(name, None if found is inspect.Parameter.empty else found)
+
+
+def _line_of(cls: type, code: tuple[str, ...]) -> str:
+    """Return file and line of the first of ``code`` in a class or its bases; '' if none has it."""
+    for base in cls.__mro__[:-1]:
+        if base.__module__.partition('.')[0] in ('torch', 'mmengine'):
+            continue
+        lines, start = inspect.getsourcelines(base)
+        for number, line in enumerate(lines, start):
+            if any(word in line for word in code):
+                return f'{base.__module__.replace(".", "/")}.py:{number}'
+    return ''
+
+
+def accumulated_batch(s: Subject) -> Hits:
+    """Find what depends on the size of a batch, where several small ones stand for a large one."""
+    counts = [part.node.get('accumulative_counts', 1) for part in s.parts_in('optim_wrapper')]
+    if not any(isinstance(count, int) and count > 1 for count in counts):
+        return
+    named = set()
+    for part in s.parts_in('model'):
+        cls = s.class_of(part)
+        if cls is None or cls in named or not hasattr(cls, 'forward'):
+            continue
+        named.add(cls)
+        norm = _argument(part, cls, 'norm_cfg') or {}
+        if str(norm.get('type', '')).endswith('BN') and not _argument(part, cls, 'norm_eval'):
+            yield Found(part.key, f'{part.name}: statistics of {norm["type"]} are those of a batch')
+        line = _line_of(cls, ('reduce_mean(', 'avg_factor = '))
+        if line:
+            yield Found(part.key, f'{part.name}: divides its loss by a count of the batch ({line})')
 
 
 def rank_statistics(s: Subject) -> Hits:

@@ -122,6 +122,11 @@ RULES: tuple[AuditRule, ...] = (
         why='a run that is killed in the middle of a cycle loses the sums',
         fix='or checkpoints at multiples of accumulative_counts', link=f'{_CAUSES} B3',
         settings=TWO_LINES),
+    AuditRule('accumulated-batch', HINT, checks.accumulated_batch,
+        why='accumulated batches are not a large batch: their mean of losses divides each by the '
+            'positives of its own batch, and BatchNorm sees one batch at a time',
+        fix='virtual_ranks=N computes on one device what N devices compute',
+        link=page('tutorials/virtual-ranks.md')),
     AuditRule('ranks-differ', MAY, checks.ranks_differ,
         why='ranks can get different numbers of batches, as in MMDetection',
         fix='AspectRatioBatchSampler over one dataset', link=f'{_CAUSES} C11'),

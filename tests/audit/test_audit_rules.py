@@ -94,6 +94,13 @@ def conv(norm):
                 norm_cfg=dict(type=norm, requires_grad=True))
 
 
+def accumulating(model, **changes):
+    return stock(optim_wrapper=optimizer(accumulative_counts=4), model=model, **changes)
+
+
+YOLOX_HEAD = dict(type='YOLOXHead', num_classes=2, in_channels=8)
+R_50 = dict(type='ResNet', depth=50, norm_cfg=dict(type='BN', requires_grad=True))
+
 # rule -> (config, further arguments of `subject`, severity, where)
 TRIGGERS = {
     'not-attached': (stock(), {}, CHANGES, 'custom_imports'),
@@ -123,6 +130,7 @@ TRIGGERS = {
                         'model.norm_cfg'),
     'accumulation': (stock(optim_wrapper=optimizer(accumulative_counts=4)), {}, HINT,
                      'optim_wrapper.accumulative_counts'),
+    'accumulated-batch': (accumulating(YOLOX_HEAD), {}, HINT, 'model'),
     'ranks-differ': (clean(train_dataloader=dict(
         batch_sampler=dict(type='MultiDataAspectRatioBatchSampler'))), dict(env=RANKS), MAY,
         'train_dataloader.batch_sampler'),
@@ -230,6 +238,12 @@ SIMILAR = [
     # a resume gives ranks and cycles their state back
     ('rank-statistics', clean(model=conv('BN')), dict(env=RANKS), []),
     ('accumulation', clean(optim_wrapper=optimizer(accumulative_counts=4)), dict(env=RANKS), []),
+    # its statistics, and the count of positives
+    ('accumulated-batch', accumulating(YOLOX_HEAD), {}, ['model', 'model']),
+    ('accumulated-batch', accumulating(dict(backbone=dict(R_50, norm_eval=False))), {},
+     ['model.backbone']),
+    ('accumulated-batch', accumulating(dict(backbone=R_50)), {}, []),  # in evaluation mode
+    ('accumulated-batch', stock(model=YOLOX_HEAD), {}, []),
     *(('misspelt-key', clean(**{key: 7}), {}, []) for key in (
         'val_evaluator_abs', 'preprocessor', 'conv_cfg', 'train_pipeline', 'backend_args',
         'vis_backends', 'seed', 'randomness_note', 'dataset_type', 'img_scale', 'base_lr')),

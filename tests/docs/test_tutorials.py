@@ -50,7 +50,7 @@ NOT_SHOWN = {
 FINDS = ('mmrepro verify shaded.py --vary workers --iters 2', 'mmrepro train shaded.py',
          'mmrepro localise shaded.py --iters 2 --no-values --b train_dataloader.num_workers=2',
          'mmrepro audit mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py --device cuda')
-LIMIT = 1800  # seconds for a command
+LIMIT = 3600  # seconds for a command: ten kills on four processes of two cores
 TWO_RANKS = f'mmrepro train {CONFIG} --deterministic --seed 42 --virtual-ranks 2'
 # a quarter of the channels, few images
 SMALL = ('--cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.indices=4 '
