@@ -95,7 +95,10 @@ def _line_of(cls: type, code: tuple[str, ...]) -> str:
     for base in cls.__mro__[:-1]:
         if base.__module__.partition('.')[0] in ('torch', 'mmengine'):
             continue
-        lines, start = inspect.getsourcelines(base)
+        try:
+            lines, start = inspect.getsourcelines(base)
+        except (OSError, TypeError):  # typed into an interpreter
+            continue
         for number, line in enumerate(lines, start):
             if any(word in line for word in code):
                 return f'{base.__module__.replace(".", "/")}.py:{number}'
@@ -113,8 +116,8 @@ def accumulated_batch(s: Subject) -> Hits:
         if cls is None or cls in named or not hasattr(cls, 'forward'):
             continue
         named.add(cls)
-        norm = _argument(part, cls, 'norm_cfg') or {}
-        if str(norm.get('type', '')).endswith('BN') and not _argument(part, cls, 'norm_eval'):
+        norm = _argument(part, cls, 'norm_cfg')
+        if isinstance(norm, dict) and str(norm.get('type')).endswith('BN') and not _argument(part, cls, 'norm_eval'):
             yield Found(part.key, f'{part.name}: statistics of {norm["type"]} are those of a batch')
         line = _line_of(cls, ('reduce_mean(', 'avg_factor = '))
         if line:
