@@ -117,8 +117,9 @@ def accumulated_batch(s: Subject) -> Hits:
             continue
         named.add(cls)
         norm = _argument(part, cls, 'norm_cfg')
-        if isinstance(norm, dict) and str(norm.get('type')).endswith('BN') and not _argument(part, cls, 'norm_eval'):
-            yield Found(part.key, f'{part.name}: statistics of {norm["type"]} are those of a batch')
+        kind = str(norm.get('type')) if isinstance(norm, dict) else ''
+        if kind.endswith('BN') and not _argument(part, cls, 'norm_eval'):
+            yield Found(part.key, f'{part.name}: statistics of {kind} are those of a batch')
         line = _line_of(cls, ('reduce_mean(', 'avg_factor = '))
         if line:
             yield Found(part.key, f'{part.name}: divides its loss by a count of the batch ({line})')
