@@ -358,7 +358,7 @@ def test_detectors(on_device, tmp_path, only):
     pytest.param('faster-rcnn_r50_fpn', (), marks=pytest.mark.nightly),
     # half precision takes minutes on a CPU
     pytest.param('yolox_s', ('--amp', 64), marks=pytest.mark.nightly),
-    pytest.param('yolox_s', ('--amp', 65536), marks=pytest.mark.nightly),
+    ('tiny', ('--amp', 65536)),
     pytest.param('rtmdet_tiny', (), marks=pytest.mark.nightly),
     pytest.param('soft-teacher_faster-rcnn_r50', (), marks=pytest.mark.nightly),
 ])
