@@ -83,7 +83,7 @@ def _digest(*values: Any) -> str:
         if isinstance(value, torch.Tensor):
             value = value.detach()
             state.update(f'{name}{value.dtype}{tuple(value.shape)}'.encode())
-            state.update(value.contiguous().numpy().tobytes())
+            state.update(value.cpu().contiguous().numpy().tobytes())
         elif isinstance(value, dict):
             for key in sorted(value, key=str):
                 update(f'{name}.{key}', value[key])
@@ -100,7 +100,7 @@ def _digest(*values: Any) -> str:
     return state.hexdigest()
 
 
-def run_once(member: Member, cfg: Any, kind: Any = None) -> dict:
+def run_once(member: Member, cfg: Any, kind: Any = None, device: str = 'cpu') -> dict:
     """Build, train and infer from the seed; return losses, digests and detections.
 
     ``kind`` is the class of the optimizer; None: SGD.
@@ -116,7 +116,7 @@ def run_once(member: Member, cfg: Any, kind: Any = None) -> dict:
     seeds.seed_all(SEED, 'init')
     model = MODELS.build(copy.deepcopy(cfg.model))
     model.init_weights()
-    model.train()
+    model.to(device).train()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = OptimWrapper((kind or torch.optim.SGD)(trained, lr=1e-4),
                              clip_grad=dict(max_norm=1.))
@@ -135,11 +135,12 @@ def run_once(member: Member, cfg: Any, kind: Any = None) -> dict:
                 parameters=sum(p.numel() for p in model.parameters()))
 
 
-def take(member: Member, once: bool = False) -> dict:
+def take(member: Member, once: bool = False, device: str = 'cpu') -> dict:
     """Run one member. Exceptions of its config, model or training propagate.
 
     Args:
         once: Do not run it a second time from the same seed; ``equal`` is then None.
+        device: Where the model trains.
 
     Returns:
         dict(loss: of the second step, equal: whether both times gave the same bits or None,
@@ -159,8 +160,8 @@ def take(member: Member, once: bool = False) -> dict:
     for _, build in _parts(cfg):
         build()
     with determinism.deterministic(), one_rank(cfg), _calls() as operators:
-        first = run_once(member, cfg)
-        second = first if once else run_once(member, cfg)
+        first = run_once(member, cfg, device=device)
+        second = first if once else run_once(member, cfg, device=device)
     loss = first['losses'][-1].get('loss')
     if loss is None or not abs(loss) < float('inf'):
         raise ValueError(f'the loss of step {STEPS} is {loss}: {first["losses"][-1]}')

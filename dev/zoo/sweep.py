@@ -63,13 +63,13 @@ def _cause(error: BaseException) -> str:
     return f'{name or os.path.basename(frame.filename)}:{frame.lineno} {frame.line}'
 
 
-def _attempt(member: Member, once: bool) -> dict:
+def _attempt(member: Member, once: bool, device: str) -> dict:
     from .step import take
     missing = _missing(member)
     if not member.data and not missing:
         return dict(outcome='tracker')
     try:
-        result = take(member, once)
+        result = take(member, once, device)
     except Exception as error:
         if missing:
             return dict(outcome='needs', packages=missing)
@@ -83,17 +83,17 @@ def _attempt(member: Member, once: bool) -> dict:
     return dict(outcome='differs' if result['equal'] is False else 'ok', **result)
 
 
-def _measured(member: Member, once: bool) -> dict:
+def _measured(member: Member, once: bool, device: str) -> dict:
     sys.stdout = sys.stderr = open(os.devnull, 'w')
     before = resource.getrusage(resource.RUSAGE_SELF)
-    result = _attempt(member, once)
+    result = _attempt(member, once, device)
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return dict(result, seconds=round(seconds, 1),
                 peak_mib=(after.ru_maxrss - before.ru_maxrss) // 1024)
 
 
-def visit(member: Member, limit: float = LIMIT, once: bool = False) -> dict:
+def visit(member: Member, limit: float = LIMIT, once: bool = False, device: str = 'cpu') -> dict:
     """Run one member in a child process.
 
     Returns:
@@ -106,7 +106,7 @@ def visit(member: Member, limit: float = LIMIT, once: bool = False) -> dict:
         facts['with'] = versions(('torch', *member.packages))
     gc.collect()
     try:
-        return dict(facts, **Child(_measured, member, once).result(limit))
+        return dict(facts, **Child(_measured, member, once, device).result(limit))
     except (ChildFailed, TimeoutError) as error:
         return dict(facts, outcome='failed', error=str(error), cause='')
 
@@ -123,12 +123,12 @@ def warm() -> None:
 
 
 def sweep(chosen: Sequence[Member], limit: float = LIMIT, once: bool = False,
-          tell: Callable[[dict], None] = lambda row: None) -> list[dict]:
+          tell: Callable[[dict], None] = lambda row: None, device: str = 'cpu') -> list[dict]:
     """Run members one after the other; ``tell`` is called with each row."""
     warm()
     rows = []
     for member in chosen:
-        rows.append(visit(member, limit, once))
+        rows.append(visit(member, limit, once, device))
         tell(rows[-1])
     return rows
 
@@ -166,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help='only what --out does not hold yet, or as failed, or from --once')
     parser.add_argument('--once', action='store_true',
                         help='run each config once, without a comparison of bits: half the time')
+    parser.add_argument('--device', default='cpu', help='where the models train')
     parser.add_argument('--limit', type=float, default=LIMIT,
                         help='seconds for one config')
     parser.add_argument('--list', action='store_true', help='print the configs and stop')
@@ -191,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         done = {config for config, row in rows.items() if row['outcome'] != 'failed'
                 and (args.once or row.get('equal', True) is not None)}
         chosen = [member for member in chosen if member.config not in done]
-    rows_now = sweep(chosen, args.limit, args.once, tell)
+    rows_now = sweep(chosen, args.limit, args.once, tell, args.device)
     return int(any(row['outcome'] in ('failed', 'differs') for row in rows_now))
 
 

@@ -1,6 +1,6 @@
-// A CUDA device made of the memory and the kernels of the host.
+// Two CUDA devices made of the memory and the kernels of the host.
 //
-// Tensors on it are torch's: device cuda:0, dispatch key CUDA, so Python code, autograd, autocast and
+// Tensors on them are torch's: device cuda:0, dispatch key CUDA, so Python code, autograd, autocast and
 // kernels that are put in front of torch's for CUDA take the way they take on a GPU. What arrives at
 // the dispatch key without a kernel is run by the kernel of the CPU on tensors that share the memory.
 // Like a GPU it refuses tensors of two devices in one call, has its own random numbers, and its
@@ -11,6 +11,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/NativeFunctions.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
@@ -27,10 +29,14 @@
 namespace at {  // where the registry of hooks wants to be used
 namespace {
 
-Generator& device_generator() {
+constexpr c10::DeviceIndex kDevices = 2;
+using Guard = c10::impl::FakeGuardImpl<c10::DeviceType::CUDA>;
+
+Generator& device_generator(c10::DeviceIndex index) {
   // never destroyed, like all that threads of autograd may ask for while the process ends
-  static auto& generator = *new Generator(at::detail::createCPUGenerator());
-  return generator;
+  static auto& generators = *new std::vector<Generator>{
+      at::detail::createCPUGenerator(), at::detail::createCPUGenerator()};
+  return generators.at(index < 0 ? Guard::getDeviceIndex() : index);
 }
 
 // What torch asks a CUDA library, as far as autograd, checkpoints and random numbers need answers.
@@ -41,14 +47,22 @@ struct CUDAHooks : CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  c10::DeviceIndex current_device() const override { return 0; }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
-  int getNumGPUs() const override { return 1; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  c10::DeviceIndex current_device() const override { return Guard::getDeviceIndex(); }
+  c10::DeviceIndex getCurrentDevice() const override { return Guard::getDeviceIndex(); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    const auto before = Guard::getDeviceIndex();
+    if (index >= 0) Guard::setDeviceIndex(index);
+    return before;
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return exchangeDevice(index);
+  }
+  int getNumGPUs() const override { return kDevices; }
   Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
-  const Generator& getDefaultGenerator(DeviceIndex) const override { return device_generator(); }
+  const Generator& getDefaultGenerator(DeviceIndex index) const override {
+    return device_generator(index);
+  }
   Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
   std::string showConfig() const override { return "  - CUDA made of the host\n"; }
 };
@@ -59,7 +73,10 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 
 namespace {
 
-const c10::Device kDevice(c10::DeviceType::CUDA, 0);
+using at::Guard;
+
+c10::Device current() { return {c10::DeviceType::CUDA, Guard::getDeviceIndex()}; }
+
 const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
 
 // ---- memory -----------------------------------------------------------------------------------
@@ -78,17 +95,17 @@ void release(void* pointer) {
   delete held;
 }
 
-c10::DataPtr on_device(c10::DataPtr host, size_t bytes) {
+c10::DataPtr on_device(c10::DataPtr host, size_t bytes, c10::Device device) {
   void* data = host.get();
   const int64_t now = bytes_now += static_cast<int64_t>(bytes);
   for (int64_t peak = bytes_peak; now > peak && !bytes_peak.compare_exchange_weak(peak, now);) {
   }
-  return {data, new Held{std::move(host), static_cast<int64_t>(bytes)}, &release, kDevice};
+  return {data, new Held{std::move(host), static_cast<int64_t>(bytes)}, &release, device};
 }
 
 struct HostAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    return on_device(c10::GetCPUAllocator()->allocate(bytes), bytes);
+    return on_device(c10::GetCPUAllocator()->allocate(bytes), bytes, current());
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
@@ -98,14 +115,16 @@ struct HostAllocator final : c10::Allocator {
 auto& allocator = *new HostAllocator;
 
 at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                 std::optional<at::Device>, std::optional<bool>,
+                 std::optional<at::Device> device, std::optional<bool>,
                  std::optional<at::MemoryFormat> format) {
+  const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(size, &allocator, kKeys, c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                         std::optional<at::Device>, std::optional<bool>) {
+                         std::optional<at::Device> device, std::optional<bool>) {
+  const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_strided_generic(size, stride, &allocator, kKeys,
                                            c10::dtype_or_default(dtype));
 }
@@ -135,7 +154,7 @@ bool no_library(const at::Tensor&, const at::Tensor&, at::IntArrayRef, at::IntAr
 
 // ---- one call ---------------------------------------------------------------------------------
 
-// Operators that take tensors of two devices on a GPU too: copies, and indices from the host.
+// Operators that take tensors of the host as well on a GPU: copies, also between devices, and indices.
 const auto& kMixed = *new std::set<std::string>{
     "aten::copy_", "aten::_copy_from", "aten::index", "aten::_unsafe_index", "aten::index_put",
     "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put",
@@ -146,6 +165,11 @@ class Call {
  public:
   explicit Call(const std::string& name) : name_(name) {}
 
+  // What the caller asks for, for a result of no tensor.
+  void make_on(c10::Device device) { device_ = device.has_index() ? device : current(); }
+
+  c10::DeviceIndex index() const { return device_.value_or(current()).index(); }
+
   at::Tensor lend(const at::Tensor& tensor) {
     if (!tensor.defined()) return tensor;
     if (!tensor.is_cuda()) {
@@ -153,11 +177,22 @@ class Call {
       if (tensor.dim()) stranger_ = tensor;  // a number from the host may go with anything
       return tensor;
     }
-    device_seen_ = true;
+    const bool copies = name_ == "aten::copy_" || name_ == "aten::_copy_from";
+    if (device_ && *device_ != tensor.device() && tensor.dim() && !copies) other_ = tensor;
+    if (!device_ || copies) device_ = tensor.device();
+    if (tensor.is_sparse()) {
+      for (const auto& twin : twins_)
+        if (twin.device.is_same(tensor)) return twin.host;
+      const auto host = at::_sparse_coo_tensor_unsafe(
+          lend(tensor._indices()), lend(tensor._values()), tensor.sizes(), tensor.options().device(at::kCPU),
+          tensor.is_coalesced());
+      twins_.push_back({tensor, host, nullptr});
+      return host;
+    }
     c10::Storage shared;
     for (const auto& twin : twins_) {
       if (twin.device.is_same(tensor)) return twin.host;
-      if (twin.device.storage().is_alias_of(tensor.storage())) shared = twin.host.storage();
+      if (!twin.device.is_sparse() && twin.device.storage().is_alias_of(tensor.storage())) shared = twin.host.storage();
     }
     const auto& storage = tensor.storage();
     if (!shared)
@@ -175,25 +210,32 @@ class Call {
   }
 
   // A copy between the two: the host waits for the device.
-  bool waits() const { return name_ == "aten::copy_" && device_seen_ && host_seen_; }
+  bool waits() const { return name_ == "aten::copy_" && device_ && host_seen_; }
 
   void refuse_mixture() const {
-    TORCH_CHECK(!device_seen_ || !stranger_.defined() || kMixed.count(name_),
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                "cuda:0 and cpu! (", name_, ", of the host: shape ",
-                stranger_.defined() ? stranger_.sizes() : at::IntArrayRef(), ")");
+    const auto& wrong = other_.defined() ? other_ : stranger_;
+    TORCH_CHECK(!device_ || !wrong.defined() || (!other_.defined() && kMixed.count(name_)),
+                "Expected all tensors to be on the same device, but found at least two devices, ",
+                *device_, " and ", wrong.device(), "! (", name_, ", of the second: shape ",
+                wrong.sizes(), ")");
   }
 
   // What was resized on the host has its new memory and shape on the device.
   void settle() {
     for (auto& twin : twins_) {
+      if (twin.host.is_sparse()) {  // an operator in place has given it other parts
+        twin.device.unsafeGetTensorImpl()->shallow_copy_from(
+            sparse(twin.host).getIntrusivePtr());
+        continue;
+      }
       const auto& here = twin.device.storage();
       const auto& there = twin.host.storage();
       if (there.data() != twin.data && there.data() != here.data()) {
         const auto bytes = there.nbytes();
         c10::DataPtr borrowed(there.mutable_data(), c10::Device(c10::kCPU));
         auto memory = there.unsafeGetStorageImpl()->set_data_ptr(std::move(borrowed));
-        here.unsafeGetStorageImpl()->set_data_ptr_noswap(on_device(std::move(memory), bytes));
+        here.unsafeGetStorageImpl()->set_data_ptr_noswap(
+            on_device(std::move(memory), bytes, here.device()));
         here.unsafeGetStorageImpl()->set_nbytes(bytes);
       }
       auto* impl = twin.device.unsafeGetTensorImpl();
@@ -205,12 +247,20 @@ class Call {
     }
   }
 
+  at::Tensor sparse(const at::Tensor& host) const {
+    return at::_sparse_coo_tensor_unsafe(
+        take(host._indices()), take(host._values()), host.sizes(),
+        host.options().device(device_.value_or(current())), host.is_coalesced());
+  }
+
   at::Tensor take(const at::Tensor& result) const {
     if (!result.defined() || result.is_cuda()) return result;
     c10::Storage storage;
-    for (const auto& twin : twins_) {
+    for (const auto& twin : twins_)
       if (twin.host.is_same(result)) return twin.device;
-      if (twin.host.storage().is_alias_of(result.storage())) storage = twin.device.storage();
+    if (result.is_sparse()) return sparse(result);
+    for (const auto& twin : twins_) {
+      if (!twin.host.is_sparse() && twin.host.storage().is_alias_of(result.storage())) storage = twin.device.storage();
     }
     if (!storage) {
       // memory that the kernel made lives as long as its tensor of the host
@@ -218,8 +268,9 @@ class Call {
                         [](void* tensor) { delete static_cast<at::Tensor*>(tensor); },
                         c10::Device(c10::kCPU));
       storage = c10::Storage(c10::Storage::use_byte_size_t(), result.storage().nbytes(),
-                             on_device(std::move(held), result.storage().nbytes()), &allocator,
-                             /*resizable=*/true);
+                             on_device(std::move(held), result.storage().nbytes(),
+                                       device_.value_or(current())),
+                             &allocator, /*resizable=*/true);
     }
     auto out = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kKeys, result.dtype());
     out.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides());
@@ -234,8 +285,9 @@ class Call {
   };
   std::string name_;
   std::vector<Twin> twins_;
-  at::Tensor stranger_;
-  bool device_seen_ = false, host_seen_ = false;
+  at::Tensor stranger_, other_;  // of the host; of another device
+  std::optional<c10::Device> device_;
+  bool host_seen_ = false;
 };
 
 template <typename Change>
@@ -332,9 +384,14 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     change_tensors(value, [&](const at::Tensor& tensor) { return call.lend(tensor); });
     if (value.isDevice()) {
       to_host = value.toDevice().is_cpu();
+      if (!to_host) call.make_on(value.toDevice());
       value = c10::Device(c10::kCPU);
     }
-    if (value.isNone() && arguments[i].name() == "generator") value = at::device_generator();
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    auto& value = (*stack)[start + i];
+    if (value.isNone() && arguments[i].name() == "generator")
+      value = at::device_generator(call.index());
   }
   call.refuse_mixture();
   // not if the caller asks not to wait, with pinned memory
@@ -382,14 +439,15 @@ std::tuple<at::Tensor&, at::Tensor&> topk(const at::Tensor& self, int64_t k, int
 
 const bool guarded = [] {
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(
-      new c10::impl::FakeGuardImpl<c10::DeviceType::CUDA>);
+      new Guard);
   return true;
 }();
 
 TORCH_LIBRARY(host_cuda, m) {
-  m.def("adopt(Generator? generator) -> ()", [](std::optional<at::Generator> generator) {
-    at::device_generator() = *generator;
-  });
+  m.def("adopt(Generator? generator, int index) -> ()",
+        [](std::optional<at::Generator> generator, int64_t index) {
+          at::device_generator(static_cast<c10::DeviceIndex>(index)) = *generator;
+        });
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
@@ -405,12 +463,65 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
+// Sparse tensors are made of two others; what computes with them is run by the kernels of the host.
+at::Tensor sparse_empty(int64_t sparse_dim, int64_t dense_dim, at::IntArrayRef size,
+                        std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                        std::optional<at::Device> device, std::optional<bool> pin) {
+  const c10::OptionalDeviceGuard guard(device);
+  return at::native::new_with_dims_sparse(sparse_dim, dense_dim, size, dtype, layout, device, pin);
+}
+
+at::Tensor sparse_of(int64_t sparse_dim, int64_t dense_dim, c10::SymIntArrayRef size,
+                     const at::Tensor& indices, const at::Tensor& values,
+                     std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                     std::optional<at::Device> device, std::optional<bool> pin,
+                     std::optional<bool> is_coalesced) {
+  const c10::DeviceGuard guard(values.device());
+  return at::native::new_with_dims_and_tensor_sparse_symint(
+      sparse_dim, dense_dim, size, indices, values, dtype, layout, device, pin, is_coalesced);
+}
+
+TORCH_LIBRARY_IMPL(aten, SparseCUDA, m) {
+  m.impl("_sparse_coo_tensor_with_dims", TORCH_FN(sparse_empty));
+  m.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(sparse_of));
+  m.impl("sparse_dim", TORCH_FN(at::native::sparse_dim_sparse));
+  m.impl("dense_dim", TORCH_FN(at::native::dense_dim_sparse));
+  m.impl("_nnz", TORCH_FN(at::native::_nnz_sparse));
+  m.impl("is_coalesced", TORCH_FN(at::native::is_coalesced_sparse));
+  m.impl("_coalesced_", TORCH_FN(at::native::_coalesced_sparse_));
+  m.impl("_indices", TORCH_FN(at::native::_indices_sparse));
+  m.impl("_values", TORCH_FN(at::native::_values_sparse));
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
+// All others of the host: before a fallback, torch would take their forms for any kind of tensor.
+const auto& others = *[] {
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA,
+                                     __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (op && name.getNamespace() == "aten" &&
+        op->hasKernelForDispatchKey(c10::DispatchKey::SparseCPU) &&
+        !op->hasKernelForDispatchKey(c10::DispatchKey::SparseCUDA))
+      library->impl(c10::toString(name).c_str(),
+                    torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+  return library;
+}();
+
 }  // namespace
 
+extern "C" int get_device() { return Guard::getDeviceIndex(); }
+// Returns the device before; a negative index changes nothing.
+extern "C" int set_device(int index) {
+  const int before = Guard::getDeviceIndex();
+  if (index >= 0) Guard::setDeviceIndex(static_cast<c10::DeviceIndex>(index));
+  return before;
+}
 extern "C" void set_behaviour(const char* name, int how) { behaviour[name] = how; }
 extern "C" int count_calls(const char* name) { return calls.count(name) ? calls[name] : 0; }
 extern "C" void forget_calls() { calls.clear(); }

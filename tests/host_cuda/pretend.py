@@ -1,4 +1,4 @@
-"""Puts the device of ``device.cpp`` under ``torch.cuda``, and gives its kernels their behaviour.
+"""Puts the devices of ``device.cpp`` under ``torch.cuda``, and gives their kernels a behaviour.
 
 Import it before anything asks for CUDA. ``MMREPRO_HOST_CUDA`` is the path of the built library.
 """
@@ -16,8 +16,11 @@ _library = ctypes.CDLL(os.environ['MMREPRO_HOST_CUDA'])
 _library.all_calls.restype = ctypes.c_char_p
 _library.memory_now.restype = _library.memory_peak.restype = ctypes.c_int64
 
+import batch_norm  # noqa: E402, F401
 import torch  # noqa: E402
 import torch.storage  # noqa: E402
+
+DEVICES = 2
 
 # Bits of a behaviour, as in device.cpp.
 REFUSED, DRIFTS, DRIFTS_WITHOUT_FLAG, DRIFTS_WITHOUT_CUDNN_FLAG = 1, 2, 4, 8
@@ -86,12 +89,21 @@ def forget_calls() -> None:
     _library.forget_calls()
 
 
+def _get_device() -> int:
+    return _library.get_device()
+
+
+def _exchange_device(index: int) -> int:
+    """Return the device before; a negative index changes nothing."""
+    return _library.set_device(index)
+
+
 def _nothing(*args, **kwargs):
     return None
 
 
-def _device_storage(size: int) -> torch.UntypedStorage:
-    return torch.empty(size, dtype=torch.uint8, device='cuda').untyped_storage()
+def _device_storage(size: int, device: torch.device) -> torch.UntypedStorage:
+    return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -107,9 +119,9 @@ _to_elsewhere = torch.storage._to
 
 
 def _to(self, device, non_blocking=False):
-    if torch.device(device).type != 'cuda' or self.device.type == 'cuda':
+    if torch.device(device).type != 'cuda' or self.device == torch.device(device):
         return _to_elsewhere(self, device, non_blocking)
-    moved = _device_storage(self.nbytes())
+    moved = _device_storage(self.nbytes(), device)
     _bytes(moved).copy_(_bytes(self))
     return moved
 
@@ -148,20 +160,29 @@ class _Start:
 
 def _put() -> None:
     start = _Start()
+
+    def _set_device(index: int) -> None:
+        if index >= DEVICES:  # as cudaSetDevice
+            raise torch.AcceleratorError('CUDA error: invalid device ordinal')
+        start()
+        _library.set_device(index)
+
     for name, how in BEHAVIOUR.items():
         _library.set_behaviour(f'aten::{name}'.encode(), how)
-    generator = torch.Generator()
-    torch.ops.host_cuda.adopt(generator)
+    generators = tuple(torch.Generator() for _ in range(DEVICES))
+    for index, generator in enumerate(generators):
+        torch.ops.host_cuda.adopt(generator, index)
     # of an age at which deterministic mode takes no kernels in Triton: they cannot run here
     properties = types.SimpleNamespace(name='host', major=7, minor=0, total_memory=1 << 34,
                                        multi_processor_count=1)
     replaced = {
-        '_exchange_device': lambda index: 0, '_lazy_init': start,
-        '_maybe_exchange_device': lambda index: 0, 'Stream': _nothing,
-        'default_generators': (generator, ),
-        'device_count': lambda: 1, 'empty_cache': _nothing, 'Event': _Event,
+        '_exchange_device': _exchange_device, '_lazy_init': start,
+        '_maybe_exchange_device': _exchange_device, 'Stream': _nothing,
+        'default_generators': generators,
+        'device_count': lambda: DEVICES, 'empty_cache': _nothing, 'Event': _Event,
         'get_device_name': lambda *args: 'host', 'get_device_properties': lambda *args: properties,
-        'is_available': lambda: True, 'is_initialized': start.is_done,
+        'is_available': lambda: True, 'is_current_stream_capturing': lambda: False,
+        'is_initialized': start.is_done,
         'max_memory_allocated': lambda *args, **kwargs: _library.memory_peak(),
         'memory_allocated': lambda *args, **kwargs: _library.memory_now(),
         'reset_peak_memory_stats': lambda *args: _library.reset_memory_peak(),
@@ -173,8 +194,8 @@ def _put() -> None:
         if hasattr(torch.cuda.random, name):  # imported there by name
             setattr(torch.cuda.random, name, value)
     torch.backends.cuda.is_built = lambda: True
-    torch._C._cuda_getDevice = lambda: 0
-    torch._C._cuda_setDevice = lambda index: start()
+    torch._C._cuda_getDevice = _get_device
+    torch._C._cuda_setDevice = _set_device
     torch._C._cuda_getDriverVersion = lambda: 13000
     torch.UntypedStorage.clone = _clone
     torch.storage._to = _to

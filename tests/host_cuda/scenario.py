@@ -19,13 +19,34 @@ import torch
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
+import faults.tiny  # noqa: E402
 from demo_runs import small  # noqa: E402
 from harness import run_all, train  # noqa: E402
+from mmengine.registry import MODELS  # noqa: E402
 
 # Where a run is resumed: inside an epoch.
 POINT = 2
 # The device's own kernels that a deterministic run may not reach.
 UNORDERED = sorted(name for name, how in pretend.BEHAVIOUR.items() if how & pretend.REFUSED)
+
+
+@MODELS.register_module()
+class HeavyLoss(faults.tiny.Tiny):
+    """The loss has the weight that detectors give to parts of theirs."""
+
+    def forward(self, inputs, label, mode='tensor'):
+        outputs = super().forward(inputs, label, mode)
+        return dict(loss=20 * outputs['loss']) if mode == 'loss' else outputs
+
+
+def _config(model, args):
+    """Return the config of a detector, or of a small network in many steps."""
+    if model != 'tiny':
+        return small(model, args.data_root)
+    cfg = faults.tiny.tiny(args.work_dir)
+    cfg.model.type = 'HeavyLoss'
+    cfg.val_dataloader = None
+    return cfg
 
 
 def _run(cfg, work_dir):
@@ -53,10 +74,12 @@ def main() -> None:
                         'of torch, the first steps are skipped because gradients are infinite')
     args = parser.parse_args()
 
-    cfg = small(args.model, args.data_root)
+    cfg = _config(args.model, args)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     length = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     cfg.train_cfg[length] = 2 if length == 'max_epochs' else 6
+    if args.model == 'tiny':
+        cfg.train_cfg[length] = 4
     if args.amp:
         cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper',
                                      loss_scale=dict(init_scale=args.amp)))
