@@ -1,6 +1,4 @@
 """The shipped configs: inheritance, both styles, and what they promise to set."""
-from __future__ import annotations
-
 import glob
 import os
 

@@ -1,6 +1,4 @@
 """SHA-256 of nested values: every bit counts, addresses never do."""
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,6 +1,4 @@
 """What `pip install .` puts on the disk, and where MIM, MMEngine and the shell find it."""
-from __future__ import annotations
-
 import configparser
 import importlib.metadata
 import os

@@ -1,6 +1,4 @@
 """Code that users write has the outcome that docs/evidence/user-setups.md lists."""
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,6 +1,4 @@
 """Every rule of the audit has a config that triggers it; the shipped configs trigger none."""
-from __future__ import annotations
-
 import copy
 import dataclasses
 import glob

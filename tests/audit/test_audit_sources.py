@@ -1,6 +1,4 @@
 """What the audit reads out of the user's own files."""
-from __future__ import annotations
-
 import textwrap
 
 import pytest

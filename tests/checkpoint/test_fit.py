@@ -1,6 +1,4 @@
 """A resume is refused, by name, where the checkpoint does not fit the run that hooks have made."""
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,6 +1,4 @@
 """``mmrepro audit``: exit codes, JSON, plain errors."""
-from __future__ import annotations
-
 import json
 import os
 

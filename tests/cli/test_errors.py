@@ -1,6 +1,4 @@
 """Errors of mmrepro become a message and an exit code; all others keep their traceback."""
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

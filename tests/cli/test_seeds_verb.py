@@ -1,6 +1,4 @@
 """``mmrepro seeds``: what is run, what is not run again, what is said."""
-from __future__ import annotations
-
 import json
 import os
 import re

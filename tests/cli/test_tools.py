@@ -1,6 +1,4 @@
 """The scripts under tools/: doors to the verbs, shell scripts, trainings through them."""
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,6 +1,4 @@
 """The command lines of ``train`` and ``test``."""
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,6 +1,4 @@
 """The command ``mmrepro VERB``: verbs, help, exit codes."""
-from __future__ import annotations
-
 import re
 
 import pytest

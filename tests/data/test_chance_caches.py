@@ -1,6 +1,4 @@
 """MMYOLO's cached mixing, whose chance comes before the cache: a stub of its transform."""
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,6 +1,4 @@
 """Batches have the same bits on every x86-64 CPU with AVX2; variables emulate other hosts."""
-from __future__ import annotations
-
 import json
 import re
 

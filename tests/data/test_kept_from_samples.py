@@ -1,6 +1,4 @@
 """What a dataset keeps from its earlier samples is found: they are loaded from a copy as well."""
-from __future__ import annotations
-
 import threading
 
 import numpy as np

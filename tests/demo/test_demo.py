@@ -1,6 +1,4 @@
 """The demonstration: its dataset, its digests, its verdict."""
-from __future__ import annotations
-
 import json
 import os
 import re

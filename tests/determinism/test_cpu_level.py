@@ -1,6 +1,4 @@
 """``cpu='avx2'``: all libraries at one level of instructions, from the start of the process."""
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,6 +1,4 @@
 """The determinism policy: checked first, applied second, and put back exactly."""
-from __future__ import annotations
-
 import doctest
 import importlib
 import sys

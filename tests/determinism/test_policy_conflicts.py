@@ -1,6 +1,4 @@
 """What contradicts determinism is refused, or said, before anything is changed."""
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,6 +1,4 @@
 """Precision, threads and cuDNN count in every mode of the policy."""
-from __future__ import annotations
-
 import pytest
 import torch
 from policy_state import nothing_leaks, run_python  # noqa: F401  a fixture

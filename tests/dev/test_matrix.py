@@ -1,6 +1,4 @@
 """What the suites of versions and libraries say of a row."""
-from __future__ import annotations
-
 from dev import matrix
 from dev.libraries.data import DATASETS
 from dev.libraries.rows import ROWS

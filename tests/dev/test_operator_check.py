@@ -1,6 +1,4 @@
 """The operators' part of the check for a GPU, run on the CPU: the same code, small."""
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,6 +1,4 @@
 """The sweep over MMDetection's zoo is complete, reports failures, and every family works."""
-from __future__ import annotations
-
 import json
 import os
 

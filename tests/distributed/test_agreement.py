@@ -1,6 +1,4 @@
 """Ranks that differ stop, all of them, for the same reason; ranks that do not come are named."""
-from __future__ import annotations
-
 import sys
 
 import pytest

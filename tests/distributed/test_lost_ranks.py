@@ -1,6 +1,4 @@
 """A rank that has ended is named by those that wait for it, within seconds, with its reason."""
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

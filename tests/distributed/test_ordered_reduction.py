@@ -1,6 +1,4 @@
 """The order of gradient sums belongs to the element, not to DDP's buckets."""
-from __future__ import annotations
-
 import hashlib
 
 import pytest

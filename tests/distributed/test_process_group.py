@@ -1,6 +1,4 @@
 """Distributed runs without an accelerator, started by each of MMEngine's launchers."""
-from __future__ import annotations
-
 import json
 import os
 import subprocess

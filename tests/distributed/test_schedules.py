@@ -1,6 +1,4 @@
 """Whatever runs first: equal bits, or one named error on all ranks, within a number of turns."""
-from __future__ import annotations
-
 import pytest
 from harness import Child
 from schedule_faults import FAULTS

@@ -1,6 +1,4 @@
 """Virtual ranks of one process that share weights have the bits of ranks that do not."""
-from __future__ import annotations
-
 import copy
 import functools
 import gc

@@ -1,6 +1,4 @@
 """Collective operations of V ranks: the same bits for every number of processes."""
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,6 +1,4 @@
 """V ranks on N processes: the same bits for every N."""
-from __future__ import annotations
-
 import functools
 import os
 import random

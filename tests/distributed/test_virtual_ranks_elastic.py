@@ -1,6 +1,4 @@
 """Tools under torchrun: a node is lost, the run goes on without it, the bits and metrics stay."""
-from __future__ import annotations
-
 import json
 import os
 import signal

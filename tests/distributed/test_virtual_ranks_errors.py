@@ -1,6 +1,4 @@
 """An error in one virtual rank ends all of them, in every process, and names the rank."""
-from __future__ import annotations
-
 import io
 import logging
 

@@ -2,8 +2,6 @@
 
 Every family of the zoo: dev/virtual_ranks_zoo.py.
 """
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,6 +1,4 @@
 """What belongs to a process, and what a rank reads of it: the same on any number of processes."""
-from __future__ import annotations
-
 import copy
 import functools
 import io

@@ -1,6 +1,4 @@
 """Whole trainings on V virtual ranks: the same bits, and resumes, on any number of processes."""
-from __future__ import annotations
-
 import multiprocessing
 
 import pytest

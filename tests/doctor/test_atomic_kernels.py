@@ -1,6 +1,4 @@
 """Which kernels of a GPU are known to add with atomics, by the names that a profiler gives them."""
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,6 +1,4 @@
 """The check for a GPU, run on the CPU: the same code, small."""
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,6 +1,4 @@
 """The hook that watches some steps of a run; the CPU plays the device here."""
-from __future__ import annotations
-
 import pytest
 import small_runs
 import torch

@@ -1,6 +1,4 @@
 """Steps of a run are repeated, and no bit of training changes."""
-from __future__ import annotations
-
 import itertools
 import random
 

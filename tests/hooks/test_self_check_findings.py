@@ -1,6 +1,4 @@
 """Steps of a run are repeated: what differs stops it by name."""
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -4,8 +4,6 @@ Tensors say ``cuda:0``, kernels that are put in front of torch's for CUDA answer
 devices do not mix, the device has random numbers of its own, torch refuses there what it refuses on
 a GPU, and what adds with atomics there drifts. Not shown: what a GPU's kernels compute, how fast.
 """
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

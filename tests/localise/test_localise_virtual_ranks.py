@@ -1,6 +1,4 @@
 """A fault in one virtual rank is named with the rank, whatever the number of processes."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

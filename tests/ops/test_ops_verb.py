@@ -1,6 +1,4 @@
 """`mmrepro doctor --operators` and its tables agree with the table of operators."""
-from __future__ import annotations
-
 import json
 import os
 import re

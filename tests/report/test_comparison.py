@@ -1,6 +1,4 @@
 """Two runs compared: whatever is there is used, whatever is missing is said."""
-from __future__ import annotations
-
 import json
 import math
 import os

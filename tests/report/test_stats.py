@@ -1,6 +1,4 @@
 """Statistics against values from elsewhere."""
-from __future__ import annotations
-
 import itertools
 import math
 import sys

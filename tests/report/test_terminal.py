@@ -1,6 +1,4 @@
 """Reports on a terminal, in a file, as a web page and as data."""
-from __future__ import annotations
-
 import json
 import re
 

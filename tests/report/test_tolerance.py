@@ -1,6 +1,4 @@
 """How far two runs are apart: relative differences, where they exceed."""
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,6 +1,4 @@
 """Shares of variance, against their formula and SciPy's bootstrap."""
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,6 +1,4 @@
 """Configs and options that cannot be used are one line that names file, key and what is near."""
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

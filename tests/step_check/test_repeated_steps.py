@@ -1,6 +1,4 @@
 """Repeated steps of models with counters, with several optimizers, and on virtual ranks."""
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,6 +1,4 @@
 """A validation that changes the training is found, and what it has changed is named."""
-from __future__ import annotations
-
 import pytest
 import torch
 from faults import tiny

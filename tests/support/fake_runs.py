@@ -1,6 +1,4 @@
 """Runs that were never trained: files as FingerprintHook and MMEngine write them."""
-from __future__ import annotations
-
 import hashlib
 import json
 import math

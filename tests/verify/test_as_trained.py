@@ -1,6 +1,4 @@
 """The verbs train with the settings, and the kind of memory, that a training of the config has."""
-from __future__ import annotations
-
 import logging
 import os
 import re

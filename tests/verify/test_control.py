@@ -1,6 +1,4 @@
 """A comparison must see a training that is spoiled on purpose; each way to spoil is one."""
-from __future__ import annotations
-
 import os
 
 import pytest

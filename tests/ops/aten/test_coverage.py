@@ -1,6 +1,4 @@
 """Every operator has a row: those that detectors reach, and all that the dispatcher knows."""
-from __future__ import annotations
-
 import json
 import re
 

@@ -2,8 +2,6 @@
 
 What a GPU computes with them is not shown here; that they compile for one, and into what, is.
 """
-from __future__ import annotations
-
 import collections
 import glob
 import json
