@@ -110,6 +110,7 @@ def pytest_collection_modifyitems(items):
     for item, name in zip(items, names):
         if name in SLOW:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.filterwarnings('ignore'))  # of libraries that train
     order = {name: (SLOW.index(name) if name in SLOW else len(SLOW), -count, name)
              for name, count in counts.items()}
     items[:] = [item for _, item in sorted(zip(names, items), key=lambda pair: order[pair[0]])]

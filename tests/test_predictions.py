@@ -20,7 +20,6 @@ import mmrepro
 from dev.children import printed_result
 from mmrepro import RandomnessError
 
-pytestmark = pytest.mark.filterwarnings('ignore')
 DETECTORS = dict(one_stage='retinanet_r50_fpn', two_stage='faster-rcnn_r50_fpn',
                  transformer='deformable-detr_r50')
 

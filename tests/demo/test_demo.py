@@ -22,11 +22,6 @@ ANNOTATIONS = {
 }
 
 
-@pytest.fixture(scope='module')
-def data(tmp_path_factory):
-    root = str(tmp_path_factory.mktemp('demo'))
-    dataset.write_dataset(root)
-    return root
 
 
 def _annotations(root, split):
@@ -35,9 +30,9 @@ def _annotations(root, split):
 
 
 @pytest.mark.parametrize('split', dataset.SPLITS)
-def test_annotations_are_pinned(data, split):
+def test_annotations_are_pinned(data_root, split):
     import hashlib
-    with open(dataset.annotation_file(data, split), 'rb') as file:
+    with open(dataset.annotation_file(data_root, split), 'rb') as file:
         assert hashlib.sha256(file.read()).hexdigest() == ANNOTATIONS[split]
 
 
@@ -53,25 +48,25 @@ def test_a_smaller_data_set_is_written_over_a_larger_one(tmp_path):
     assert sorted(os.listdir(tmp_path / 'train2017')) == ['000000000001.png', '000000000002.png']
 
 
-def test_images_have_the_size_that_is_written_down(data):
+def test_images_have_the_size_that_is_written_down(data_root):
     for split in dataset.SPLITS:
-        for record in _annotations(data, split)['images']:
-            image = cv2.imread(os.path.join(data, split, record['file_name']))
+        for record in _annotations(data_root, split)['images']:
+            image = cv2.imread(os.path.join(data_root, split, record['file_name']))
             assert image.shape == (record['height'], record['width'], 3)
 
 
-def test_mmdetection_loads_it_and_perfect_boxes_score_one(data):
+def test_mmdetection_loads_it_and_perfect_boxes_score_one(data_root):
     from mmdet.datasets import CocoDataset
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     loaded = CocoDataset(
-        data_root=data, ann_file='annotations/instances_val2017.json',
+        data_root=data_root, ann_file='annotations/instances_val2017.json',
         data_prefix=dict(img='val2017/'), metainfo=dict(classes=photos.CLASSES), pipeline=[])
     assert len(loaded) == 8
     assert {i['bbox_label'] for info in loaded for i in info['instances']} == set(range(6))
 
-    truth = COCO(dataset.annotation_file(data, 'val2017'))
+    truth = COCO(dataset.annotation_file(data_root, 'val2017'))
     found = [dict(image_id=a['image_id'], category_id=a['category_id'], bbox=a['bbox'], score=1.0)
              for a in truth.anns.values()]
     evaluation = COCOeval(truth, truth.loadRes(found), 'bbox')
@@ -160,16 +155,15 @@ def test_no_iteration_is_no_agreement():
     assert compared({}, {})[1] is False
 
 
-def test_the_two_runs_differ_in_what_must_not_matter_only(data):
+def test_the_two_runs_differ_in_what_must_not_matter_only(data_root):
     first, second = (
-        two_runs.prepare(shipped_configs.shipped(demo.DEFAULT_CONFIG), run, data, 10, 2)
+        two_runs.prepare(shipped_configs.shipped(demo.DEFAULT_CONFIG), run, data_root, 10, 2)
         for run in two_runs.RUNS)
     assert first.train_dataloader.num_workers == 0 and second.train_dataloader.num_workers == 2
     second.train_dataloader.update(num_workers=0, persistent_workers=False)
     assert first.to_dict() == second.to_dict()
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
 def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
     cfg = two_runs.Config.fromfile(shipped_configs.shipped(demo.DEFAULT_CONFIG))

@@ -71,18 +71,13 @@ def named(rank, ending, how):
 
 
 @pytest.mark.parametrize('ending', [0, 1])
-def test_a_killed_rank_is_named(ending):
-    found = on_ranks(3, named, ending, kill, killed=ending)
-    for rank in {0, 1, 2} - {ending}:
-        assert re.match(f'RankEnded: rank {ending} {KILLED}', found[rank]), found[rank]
-
-
-@pytest.mark.parametrize('ending', [0, 1])
-def test_the_error_of_a_rank_is_told(ending):
-    found = on_ranks(3, named, ending, fail)
-    assert found[ending] == 'Planted: here'
-    for rank in {0, 1, 2} - {ending}:
-        assert found[rank].startswith(f'RankEnded: rank {ending} has ended with Planted: here\n')
+@pytest.mark.parametrize('how, text', [(kill, KILLED), (fail, 'has ended with Planted: here\n')],
+                         ids=['killed', 'error'])
+def test_a_rank_that_has_ended_is_named_with_its_reason(ending, how, text):
+    found = on_ranks(3, named, ending, how, killed=ending if how is kill else None)
+    assert found.pop(ending) == ('Planted: here' if how is fail else None)
+    for said in found:
+        assert re.match(f'RankEnded: rank {ending} {text}', said), said
 
 
 def twice(rank):

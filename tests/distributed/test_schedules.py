@@ -4,8 +4,6 @@ from harness import Child
 from schedule_faults import FAULTS
 from schedules import KINDS, Plan, run_many
 
-pytestmark = [pytest.mark.filterwarnings('ignore'), pytest.mark.slow]
-
 SCHEDULES, AT_ONCE = 200, 50
 NIGHTLY = 20_000
 LIMIT = 1000  # seconds for a block of schedules, which takes one minute or two of an idle core

@@ -11,8 +11,6 @@ from mmrepro.digests import state_digest
 from mmrepro.distributed.agreement import agree
 from mmrepro.distributed.virtual import exchange
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 
 def own(*shape, kind=torch.float32, scale=3):
     """Noise of this rank."""

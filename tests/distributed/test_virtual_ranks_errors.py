@@ -13,8 +13,6 @@ from ranks import free_port
 from dev.children import join_ranks
 from mmrepro import RandomnessError, on_virtual_ranks
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 RANKS = 4
 
 

@@ -33,8 +33,6 @@ from mmrepro.distributed.virtual.cached_ranks import refuse_cached_ranks
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.process_state import LAUNCHED
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 
 @pytest.fixture
 def cfg(tmp_path):

@@ -10,8 +10,6 @@ from virtual_runs import run
 
 from mmrepro import RandomnessError
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 
 @pytest.fixture(scope='module')
 def cfg(tmp_path_factory):

@@ -1,7 +1,6 @@
 """Two trained runs as the input: what is missing is named, and no folder is used twice."""
-import json
-
 import pytest
+from launches import write_steps
 
 from mmrepro.errors import FingerprintError
 from mmrepro.localise.entry import localise_runs, unused_folder
@@ -20,10 +19,6 @@ def test_a_folder_with_files_is_not_used_again(tmp_path):
 
 def test_a_run_without_manifest_cannot_be_repeated(tmp_path):
     for name in 'ab':
-        folder = tmp_path / name / 'mmrepro'
-        folder.mkdir(parents=True)
-        lines = [dict(kind='start', format=1, level='step', rank=0, world_size=1, iteration=0),
-                 dict(kind='step', iteration=0, losses=dict(loss=name))]
-        (folder / 'fingerprints.rank0.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
+        write_steps(str(tmp_path / name), [dict(losses=dict(loss=name))])
     with pytest.raises(FingerprintError, match='a: has no manifest, so the run cannot be repeated'):
         localise_runs(str(tmp_path / 'a'), str(tmp_path / 'b'), str(tmp_path))

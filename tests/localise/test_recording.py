@@ -1,12 +1,11 @@
 """Recording an iteration changes no bit, and sees the samples of any worker."""
 import json
-import random
 
-import numpy as np
 import pytest
 import torch
+from checked_runs import bits
 from faults.tiny import tiny
-from harness import Child, digest
+from harness import Child
 from mmengine.runner import Runner
 
 from mmrepro.fingerprint.records import Record, write_records
@@ -21,9 +20,7 @@ def trained(folder, record):
     attach(runner, RecordingPlan(str(folder), 5, record))
     with pytest.raises(StopTraining):
         runner.train()
-    return [digest(value) for value in (
-        runner.model.state_dict(), runner.optim_wrapper.state_dict(), torch.get_rng_state(),
-        random.getstate(), np.random.get_state()[1])]
+    return bits(runner)
 
 
 def test_recording_changes_no_bit_of_the_training(tmp_path):

@@ -1,1 +1,17 @@
-from recorded_runs import original  # noqa: F401  a fixture
+"""A small training with fingerprints, which the tests of replay, export and goldens read."""
+import pytest
+from harness import Child
+from mmengine.runner import Runner
+from small_runs import config
+
+
+@pytest.fixture(scope='session')
+def original(tmp_path_factory):
+    """Return the work directory; tests that change it make a copy."""
+    folder = tmp_path_factory.mktemp('original')
+
+    def job():
+        Runner.from_cfg(config(folder, custom_hooks=[dict(type='FingerprintHook')])).train()
+
+    Child(job).result()
+    return folder

@@ -16,8 +16,6 @@ from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.runs import launcher
 from mmrepro.verify.kills import attempt
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 CHECKS = ('randomness.self_checks.samples', 'randomness.self_checks.steps')
 SHARED = 'the 2 virtual ranks of this process share weights'
 

@@ -15,8 +15,6 @@ from mmrepro.runs.config_edits import add_fingerprints
 from mmrepro.runs.launcher import plan, run_all
 from mmrepro.verify import control as module
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch):

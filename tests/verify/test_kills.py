@@ -18,8 +18,6 @@ from mmrepro.verify.kills import attempt
 from mmrepro.verify.kills.campaign import Campaign, CampaignSettings
 from mmrepro.verify.kills.kinds import KINDS, allowed
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch):
