@@ -149,6 +149,17 @@ def data_root(tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
+def photographs(tmp_path_factory):
+    """Return the demonstration dataset with all that a family of the zoo reads."""
+    from dev.zoo.training import VAL_IMAGES, write_extras
+    from mmrepro.demo.dataset import write_dataset
+    root = str(tmp_path_factory.mktemp('photographs'))
+    write_dataset(root, num_val=VAL_IMAGES)
+    write_extras(root)
+    return root
+
+
+@pytest.fixture(scope='session')
 def base(tmp_path_factory):
     """Return the work directory of a small training; tests only read it."""
     from small_runs import finish, small_run

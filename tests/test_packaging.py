@@ -81,20 +81,15 @@ def test_every_module_is_in_the_wheel(wheel):
     assert modules and not [path for path in modules if path not in wheel]
 
 
-def test_configs_and_tools_are_under_mim(wheel):
+def test_configs_tools_and_known_answers_are_in_the_wheel(wheel):
+    """The mixins also where lazy configs read them."""
     for path in [*_files('configs', ('.py', '.yml')), 'tools/train.py', 'tools/test.py',
                  'tools/dist_train.sh', 'tools/slurm_train.sh', 'model-index.yml']:
         assert wheel[f'mmrepro/.mim/{path}'] == _content(path)
-
-
-def test_the_wheel_holds_the_known_answers(wheel):
-    path = 'mmrepro/ops/portable/known_answers.json'
-    assert wheel[path] == _content(path)
-
-
-def test_the_wheel_holds_the_mixins_where_lazy_configs_read_them(wheel):
     for name in ('reproducible', 'seeded'):
         assert wheel[f'mmrepro/configs/_base_/{name}.py'] == _content(f'configs/_base_/{name}.py')
+    answers = 'mmrepro/ops/portable/known_answers.json'
+    assert wheel[answers] == _content(answers)
 
 
 def test_nothing_else_is_in_the_wheel(wheel):

@@ -25,18 +25,13 @@ def trained(tmp_path):
     return runner, text_of(tmp_path / 'run').rstrip().splitlines()[-1]
 
 
-def test_it_has_the_digest_and_the_file_of_the_weights(trained):
+def test_it_has_the_weights_and_a_command_with_the_seed_in_effect(trained, tmp_path):
     runner, line = trained
     digest, path = re.search(r'weights ([0-9a-f]{16}) after \d+ iterations, (\S+);', line).groups()
     saved = torch.load(path, weights_only=False)['state_dict']
     assert digest == state_digest(saved)[:16]
     assert f' after {runner.iter} iterations' in line
-
-
-def test_the_command_trains_with_the_seed_in_effect(trained, tmp_path):
-    runner, line = trained
-    command = line.partition('; to repeat: ')[2]
-    words = command.split()
+    words = line.partition('; to repeat: ')[2].split()
     assert words[:2] == ['mmrepro', 'train'] and words[3:] == [
         '--work-dir', str(tmp_path / 'run-again')]
     assert Config.fromfile(words[2]).randomness.seed == runner.seed

@@ -1,4 +1,5 @@
 """One object owns a save: the state of a rank is collected once. What MMEngine writes is kept."""
+import mmengine.config.config as stock
 import pytest
 import torch
 from mmengine.runner import Runner
@@ -23,3 +24,12 @@ def test_weights_can_be_saved_before_the_optimizer_is_built(tmp_path):
     assert torch.equal(content['state_dict']['line.weight'], runner.model.line.weight)
     with pytest.raises(TypeError, match='OptimWrapper'):
         runner.save_checkpoint(str(tmp_path), 'early.pth')
+
+
+def test_the_text_of_the_config_is_formatted_once_for_all_checkpoints(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(stock, 'FormatCode',
+                        lambda text, **style: (calls.append(text), (text, True))[1])
+    finish(small_run(tmp_path))
+    assert len(list(tmp_path.glob('iter_*.pth'))) == 8
+    assert len(calls) == len(set(calls)) <= 2

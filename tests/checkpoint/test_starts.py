@@ -59,25 +59,17 @@ BEFORE = {'val': lambda runner: runner.val(), 'test': lambda runner: runner.test
 
 
 @pytest.mark.parametrize('before', BEFORE)
-@pytest.mark.parametrize('loop', LOOPS)
-def test_what_comes_before_a_resumed_training_changes_nothing(loop, before, tmp_path):
+@pytest.mark.parametrize('loop, resume', [('epochs', True), ('iterations', True),
+                                          ('epochs', False)])
+def test_what_comes_before_a_training_changes_nothing(loop, resume, before, tmp_path):
+    """One that is resumed, and one that starts from the weights of a checkpoint."""
     cfg = validating(tmp_path, loop, custom_hooks=[dict(type='EMAHook')])
     expected = finish(cfg)
-    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_3.pth')
-    cfg.work_dir = str(tmp_path / 'resumed')
+    cfg.resume, cfg.load_from = resume, str(tmp_path / 'iter_3.pth')
+    cfg.work_dir = str(tmp_path / 'from')
+    expected = expected if resume else finish(cfg)
     runner = Runner.from_cfg(cfg)
     BEFORE[before](runner)
-    runner.train()
-    assert weights_of(runner) == expected
-
-
-def test_weights_to_start_from_survive_a_validation(tmp_path):
-    finish(validating(tmp_path))
-    cfg = validating(tmp_path / 'from')
-    cfg.load_from = str(tmp_path / 'iter_3.pth')
-    expected = finish(cfg)
-    runner = Runner.from_cfg(cfg)
-    runner.val()
     runner.train()
     assert weights_of(runner) == expected
 

@@ -196,28 +196,6 @@ def test_activation_checkpointing(reentrant):
 # ------------------------------------------------------------------------------ separate state
 
 
-def generators():
-    rank = dist.get_rank()
-    random.seed(rank)
-    np.random.seed(rank)
-    torch.manual_seed(rank)
-    found = []
-    for _ in range(3):
-        found.append((random.random(), np.random.rand(), torch.rand(1).item()))
-        dist.barrier()
-    return found
-
-
-def test_each_rank_has_its_generators():
-    expected = []
-    for rank in range(3):
-        python, numpy = random.Random(rank), np.random.RandomState(rank)
-        own = torch.Generator().manual_seed(rank)
-        expected.append([(python.random(), numpy.rand(), torch.rand(1, generator=own).item())
-                         for _ in range(3)])
-    assert alone(generators, 3) == expected
-
-
 def test_the_state_of_the_process_comes_back():
     from mmengine.logging import MessageHub
     MessageHub.get_instance('outside')

@@ -19,14 +19,6 @@ def run_of(*losses, positions=(0, 1), ranks=(0,), notes=()):
     return RecordedRun('somewhere', [], logs, list(notes))
 
 
-def test_the_first_differing_iteration_with_what_differs():
-    runs = run_of('1', '2', '3'), run_of('1', '9', '8', '4')
-    compared, found = first_iteration(*runs)
-    assert compared == 3
-    assert (found.iteration, [one.field for one in found.ranks[0]]) == (1, ['losses'])
-    assert positions_of(*runs, 1) == (0, 1)
-
-
 def test_positions_of_both_runs_are_recorded_and_none_when_one_run_does_not_know_them():
     runs = run_of('1', positions=(0, 1)), run_of('1', positions=(1, 2))
     assert positions_of(*runs, 0) == (0, 1, 2)

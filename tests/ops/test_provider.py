@@ -114,22 +114,18 @@ def test_uninstalling_leaves_no_trace():
     assert out[3] == 'True'
 
 
-def test_a_broken_implementation_is_not_hidden(monkeypatch, tmp_path):
+@pytest.mark.parametrize('target, error, message', [
+    ('broken_operators:knn_forward', ModuleNotFoundError, 'no_such_module_at_all'),
+    ('mmrepro.ops.no_such_file:knn_forward', ModuleNotFoundError, 'no_such_file'),
+    ('mmrepro.ops.gather:knn_forward', AttributeError, 'knn_forward')])
+def test_an_implementation_that_is_broken_or_missing_is_not_hidden(target, error, message, tmp_path,
+                                                                   monkeypatch):
     (tmp_path / 'broken_operators.py').write_text('import no_such_module_at_all\n')
     monkeypatch.syspath_prepend(tmp_path)
-    row = operator_table.TABLE['knn_forward']._replace(target='broken_operators:knn_forward')
+    row = operator_table.TABLE['knn_forward']._replace(target=target)
     monkeypatch.setitem(operator_table.TABLE, 'knn_forward', row)
-    with pytest.raises(ModuleNotFoundError, match='no_such_module_at_all'):
+    with pytest.raises(error, match=message):
         operator_table.implementation('knn_forward')
-
-
-def test_a_row_whose_module_or_function_is_missing_is_an_error(monkeypatch):
-    for target, error in (('mmrepro.ops.no_such_file:knn_forward', ModuleNotFoundError),
-                          ('mmrepro.ops.gather:knn_forward', AttributeError)):
-        row = operator_table.TABLE['knn_forward']._replace(target=target)
-        monkeypatch.setitem(operator_table.TABLE, 'knn_forward', row)
-        with pytest.raises(error):
-            operator_table.implementation('knn_forward')
 
 
 def test_one_name_has_one_row():

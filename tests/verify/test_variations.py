@@ -17,7 +17,6 @@ from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
 from mmrepro.runs import launcher
 from mmrepro.runs.config_edits import virtual_ranks
-from mmrepro.runs.launcher import launch_of
 from mmrepro.verify import variations as module
 
 CONFIG = 'faster-rcnn_r50_fpn'
@@ -185,33 +184,21 @@ def test_virtual_ranks_are_compared_on_other_numbers_of_processes(
     assert f'mmrepro compare {tmp_path}/w/reference {tmp_path}/w/ranks' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('name, rank, lacking', [('process', 0, ''), ('ranks', 1, ', rank 1')])
 def test_an_iteration_that_is_lacking_is_a_difference(config, stand_in, tmp_path, capsys,
-                                                      monkeypatch):
-    class Short(stand_in):
-        def __init__(self, launch):
-            if folder_of(launch).endswith('process'):
-                launch = launch_of(training_of(launch)._replace(iterations=2), launch.log)
-            super().__init__(launch)
-
-    monkeypatch.setattr(launcher, 'LaunchedTraining', Short)
-    assert run(config, tmp_path, '--vary', 'process') == 1
-    assert 'iteration 2, number of iterations: 5 and 2' in capsys.readouterr().out
-
-
-def test_a_rank_that_lacks_iterations_is_a_difference(config, stand_in, tmp_path, capsys,
-                                                      monkeypatch):
+                                                      monkeypatch, name, rank, lacking):
     class Short(stand_in):
         def __init__(self, launch):
             super().__init__(launch)
-            path = os.path.join(folder_of(launch), 'mmrepro', 'fingerprints.rank1.jsonl')
-            if folder_of(launch).endswith('ranks') and os.path.exists(path):
+            path = os.path.join(folder_of(launch), 'mmrepro', f'fingerprints.rank{rank}.jsonl')
+            if folder_of(launch).endswith(name) and os.path.exists(path):
                 with open(path, 'rb+') as file:
                     file.truncate(len(b''.join(file.readlines()[:3])))  # the start and two steps
 
     monkeypatch.setattr(launcher, 'LaunchedTraining', Short)
     monkeypatch.setattr(module, '_devices', lambda: (2, 'cores'))
-    assert run(config, tmp_path, '--vary', 'ranks') == 1
-    assert 'iteration 2, rank 1, number of iterations: 5 and 2' in capsys.readouterr().out
+    assert run(config, tmp_path, '--vary', name) == 1
+    assert f'iteration 2{lacking}, number of iterations: 5 and 2' in capsys.readouterr().out
 
 
 def test_a_config_without_validation(config, stand_in, tmp_path, capsys):
