@@ -119,6 +119,7 @@ def resumed(cfg, iteration, folder, **randomness):
     return cfg
 
 
+TWICE = dict(train_cfg=dict(_delete_=True, type='TwicePerEpoch', max_epochs=2))
 # what changes when the second epoch begins, where a run resumes, the row that names it
 MISFITS = {
     'a buffer of another size': (dict(model='Longer'), 5, 'weights.means .*(3,).*(1,)'),
@@ -143,22 +144,17 @@ def test_what_a_resume_does_not_restore_is_refused_by_name(case, tmp_path):
     assert re.search(row, text), text
 
 
-# where the hook does its work again, or has not begun, the resume is that of the whole run
-@pytest.mark.parametrize('hook, iteration', [
-    ('Activation', 3), ('Activation', 4), ('Freeze', 3), ('Freeze', 4), ('Freeze', 6),
-    ('FreezeAgain', 4), ('FreezeAgain', 6), ('FreezeAgain', 8), ('FreezeAgain', 9)])
-def test_hooks_that_set_up_the_model_again_may_resume(hook, iteration, tmp_path):
-    cfg = config(tmp_path / 'whole', hook)
+@pytest.mark.parametrize('changes, iteration', [
+    *((dict(hook=hook), iteration) for hook, iterations in dict(
+        Activation=(3, 4), Freeze=(3, 4, 6), FreezeAgain=(4, 6, 8, 9)).items()
+      for iteration in iterations),
+    (dict(model='Alias'), 3),  # another name for a part is no other model
+    (TWICE, 3), (TWICE, 11)], ids=str)  # the first pass
+def test_what_fits_is_the_whole_run(changes, iteration, tmp_path):
+    cfg = config(tmp_path / 'whole', **changes)
     expected = finish(cfg)
     assert finish(resumed(cfg, iteration, tmp_path / 'resumed')) == expected
-
-
-def test_another_name_for_a_part_is_no_other_model(tmp_path):
-    cfg = config(tmp_path / 'whole', model='Alias')
-    expected = finish(cfg)
-    assert finish(resumed(cfg, 3, tmp_path / 'resumed')) == expected
-    assert 'head.branches.0.weight' in torch.load(
-        tmp_path / 'resumed' / 'iter_4.pth', weights_only=False)['state_dict']
+    assert 'model' not in changes or 'head.branches.0.weight' in expected
 
 
 def test_resume_strict_false_accepts_what_does_not_fit(tmp_path):
@@ -172,17 +168,8 @@ def test_resume_strict_false_accepts_what_does_not_fit(tmp_path):
                for line in said)
 
 
-@pytest.mark.parametrize('iteration', [3, 11])
-def test_a_loop_with_two_passes_resumes_in_the_first(iteration, tmp_path):
-    cfg = config(tmp_path / 'whole')
-    cfg.train_cfg = dict(type='TwicePerEpoch', max_epochs=2)
-    expected = finish(cfg)
-    assert finish(resumed(cfg, iteration, tmp_path / 'resumed')) == expected
-
-
 def test_a_loop_with_two_passes_does_not_resume_in_the_second(tmp_path):
-    cfg = config(tmp_path / 'whole')
-    cfg.train_cfg = dict(type='TwicePerEpoch', max_epochs=2)
+    cfg = config(tmp_path / 'whole', **TWICE)
     finish(cfg)
     with pytest.raises(ResumeError, match='pass 2 over the data of epoch 0, and TwicePerEpoch'):
         finish(resumed(cfg, 6, tmp_path / 'resumed'))

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 from harness import python
-from policy_state import BITS, flags, nothing_leaks, run_python  # noqa: F401  a fixture
+from policy_state import BITS, flags, nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
 from mmrepro.config import RandomnessConfig
@@ -239,9 +239,9 @@ def test_snapshot_is_plain_and_follows_the_state():
 
 
 def test_cheap_and_without_cuda():
-    run_python('import sys, torch\n'
-               'from mmrepro import determinism\n'
-               'determinism.enable(); determinism.snapshot(); determinism.disable()\n'
-               'assert not torch.cuda.is_initialized()\n'
-               'late = {"mmengine", "torch._inductor", "torch._inductor.config", "cv2"}\n'
-               'assert not late & set(sys.modules), late & set(sys.modules)\n')
+    python('-W', 'error', '-c', (
+        'import sys, torch; from mmrepro import determinism\n'
+        'determinism.enable(); determinism.snapshot(); determinism.disable()\n'
+        'assert not torch.cuda.is_initialized()\n'
+        'late = {"mmengine", "torch._inductor", "torch._inductor.config", "cv2"}\n'
+        'assert not late & set(sys.modules), late & set(sys.modules)\n'))

@@ -7,8 +7,9 @@ import torch
 from harness import Child
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import FlexibleRunner, Runner
-from preempted_runs import Cloudlet, Small, SumOfOutputs, settings
+from preempted_runs import Small, SumOfOutputs, settings
 from ranks import free_port
+from small_runs import Points
 
 from dev.children import join_ranks
 from mmrepro import RandomnessError, on_virtual_ranks
@@ -37,8 +38,8 @@ def raising(owner, name, rank=2):
 # where the error is -> how to plant it, and changes of the config
 PLACES = {
     'the forward pass': (lambda: raising(Small, 'forward'), {}),
-    'a dataset': (lambda: raising(Cloudlet, '__getitem__'), {}),
-    'a worker of a loader': (lambda: raising(Cloudlet, '__getitem__'),
+    'a dataset': (lambda: raising(Points, '__getitem__'), {}),
+    'a worker of a loader': (lambda: raising(Points, '__getitem__'),
                              {'train_dataloader.num_workers': 1}),
     'a hook': (lambda: raising(CheckpointHook, 'after_train_iter'), {}),
     'the writing of a checkpoint': (lambda: raising(Runner, 'save_checkpoint', rank=0), {

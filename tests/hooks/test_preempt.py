@@ -79,15 +79,26 @@ def test_that_a_resume_will_be_refused_is_said_when_the_run_leaves(randomness, e
         is refused
 
 
-def test_more_signals_while_the_checkpoint_is_written_do_nothing(whole, tmp_path):
-    class Impatient(Signals):
-        def before_save_checkpoint(self, runner, checkpoint):
-            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
-                os.kill(os.getpid(), number)
+class Impatient(Signals):
+    """More signals while the checkpoint is written, which do nothing."""
 
-    first, preempted = run(settings(tmp_path), hook=Impatient(7))
+    def before_save_checkpoint(self, runner, checkpoint):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+
+
+class Early(Signals):
+    """A signal before the first iteration, which is kept."""
+
+    def before_train(self, runner):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize('kind, event, iteration', [(Impatient, 7, 5), (Early, None, 1)])
+def test_signals_at_other_moments_lose_nothing(kind, event, iteration, whole, tmp_path):
+    first, preempted = run(settings(tmp_path), hook=kind(event))
     second, _ = run(settings(tmp_path), resume=True)
-    assert preempted.iteration == 5
+    assert preempted.iteration == iteration
     assert {**first.records, **second.records} == whole
 
 
@@ -113,16 +124,6 @@ def test_handlers_are_what_they_were(end, tmp_path):
     finally:
         signal.signal(signal.SIGTERM, before[0]), signal.signal(signal.SIGUSR1, before[1])
     assert not [t for t in threading.enumerate() if t.name == 'mmrepro stop']
-
-
-def test_a_signal_before_the_first_iteration_is_kept(whole, tmp_path):
-    class Early(Signals):
-        def before_train(self, runner):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    first, preempted = run(settings(tmp_path), hook=Early())
-    second, _ = run(settings(tmp_path), resume=True)
-    assert preempted.iteration == 1 and {**first.records, **second.records} == whole
 
 
 def test_an_interrupt_from_the_keyboard_is_one(tmp_path):

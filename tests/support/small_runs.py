@@ -31,11 +31,16 @@ class DumpNothing(BaseMetric):
 
 @DATASETS.register_module(force=True)
 class Points(torch.utils.data.Dataset):
+    metainfo, size, noise = {}, 8, 1.
+
+    def __init__(self, size=8, noise=1.):
+        self.size, self.noise = size, noise
+
     def __len__(self):
-        return 8
+        return self.size
 
     def __getitem__(self, i):
-        return dict(x=torch.tensor([i, 1.]) + torch.rand(2))
+        return dict(x=torch.tensor([i, 1.]) + self.noise * torch.rand(2))
 
 
 def config(work_dir, **kwargs):

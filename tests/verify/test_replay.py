@@ -92,16 +92,13 @@ def test_a_shorter_replay_as_json(original, stand_in, tmp_path, capsys):
     assert training_of(stand_in.launches[0]).iterations == 3
 
 
-def test_an_iteration_that_is_lacking_is_a_difference(original, stand_in, tmp_path, capsys):
-    stand_in.content = stand_in.content[:4]
+@pytest.mark.parametrize('content, said', [
+    (slice(4), 'iteration 3, number of iterations: 8 and 3'), (None, 'it broke')])
+def test_a_training_that_ends_early_is_a_difference(original, stand_in, tmp_path, capsys, content,
+                                                    said):
+    stand_in.content = stand_in.content[content] if content else ['fail']
     assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
-    assert 'iteration 3, number of iterations: 8 and 3' in capsys.readouterr().out
-
-
-def test_a_training_that_fails(original, stand_in, tmp_path, capsys):
-    stand_in.content = ['fail']
-    assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
-    assert 'it broke' in capsys.readouterr().err
+    assert said in ''.join(capsys.readouterr())
 
 
 def test_options_are_checked_as_those_of_other_verbs(original, stand_in, tmp_path, capsys):

@@ -153,6 +153,8 @@ def test_nms_of_nothing_and_of_other_scores():
     for shape in ((0, 4), (0,)):
         kept = kernels.nms(torch.zeros(shape), torch.zeros(0), 0.5, 0)
         assert kept.shape == (0,) and kept.dtype == torch.long
+    dets, kept = soft_nms(torch.zeros(0, 4), torch.zeros(0))
+    assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.long
     boxes, scores = draw(50)
     expected = nms(boxes, scores, 0.3)[1]
     assert torch.equal(nms(boxes.requires_grad_(), scores, 0.3)[1], expected)
@@ -201,11 +203,6 @@ def test_soft_nms_follows_the_working_order_once_a_tie_appears():
     scores = torch.tensor([0.25, 0.5, 1.])
     dets, kept = soft_nms(boxes, scores)
     assert dets[:, 4].tolist() == [1., 0.25, 0.25] and kept.tolist() == [2, 1, 0]
-
-
-def test_soft_nms_of_nothing():
-    dets, kept = soft_nms(torch.zeros(0, 4), torch.zeros(0))
-    assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.long
 
 
 def test_nms_match_breaks_ties_by_index_and_takes_nothing():
