@@ -66,15 +66,12 @@ HARMLESS_CHANGES = {
 }
 
 
-def test_harmless_changes_are_said_in_one_line(base, tmp_path):
+def test_harmless_changes_are_said_in_one_line_and_nothing_of_the_same_run(base, tmp_path):
     runner = Runner.from_cfg(resumed(base, tmp_path, **HARMLESS_CHANGES))
     line, = runner.lifecycle.resume.differences
     assert '\n' not in line
     for name in ('num_workers 0 -> 2', 'log_level', 'checkpoint.interval'):
         assert name in line
-
-
-def test_the_same_run_says_nothing(base, tmp_path):
     assert Runner.from_cfg(resumed(base, tmp_path)).lifecycle.resume.differences == []
 
 

@@ -167,22 +167,17 @@ def test_in_another_thread_signals_are_left_alone(tmp_path):
     assert len(seen) == 12 and set(seen) == {before}
 
 
-def test_a_hook_of_the_config_replaces_ours(tmp_path):
+@pytest.mark.parametrize('signals, number, code', [
+    (('SIGUSR2', ), signal.SIGUSR2, 3), ((), signal.SIGUSR1, None)])
+def test_a_hook_of_the_config_replaces_ours_or_turns_it_off(signals, number, code, tmp_path):
     cfg = settings(tmp_path)
-    cfg.custom_hooks.append(dict(type='PreemptHook', signals=('SIGUSR2', ), exit_code=3))
-    _, preempted = run(cfg, hook=Signals(1, [signal.SIGUSR2]))
-    assert preempted.code == 3
-
-
-def test_it_can_be_turned_off(tmp_path):
-    cfg = settings(tmp_path)
-    cfg.custom_hooks.append(dict(type='PreemptHook', signals=()))
+    cfg.custom_hooks.append(dict(type='PreemptHook', signals=signals, exit_code=3))
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        hook, preempted = run(cfg, hook=Signals(1, [signal.SIGUSR1]))
+        hook, preempted = run(cfg, hook=Signals(1, [number]))
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert preempted is None and hook.events == 21
+    assert (preempted and preempted.code) == code and (code or hook.events == 21)
 
 
 @pytest.mark.parametrize('name', ['SIGKILL', 'SIGINT', 'TERM'])

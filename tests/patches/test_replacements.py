@@ -229,25 +229,15 @@ def test_sentences_depend_on_the_root_seed_alone(refcoco):
     patches.apply()
     chosen = refcoco(1)
     assert chosen == refcoco(2)
+    assert {text[-1] for texts in chosen for text in texts} == set('01234')
     seeds.set_root(43)
     assert refcoco(1) != chosen
 
 
-def test_sentences_are_spread(refcoco):
-    seeds.set_root(42)
-    patches.apply()
-    assert {text[-1] for texts in refcoco(1) for text in texts} == set('01234')
-
-
-def test_without_an_active_seed_sentences_are_stock(refcoco):
-    expected = refcoco(1)
-    patches.apply()
-    assert refcoco(1) == expected
-
-
-@pytest.mark.parametrize('text_mode', ['original', 'concat', 'select_first'])
-def test_other_text_modes_are_stock(refcoco, text_mode):
-    seeds.set_root(42)
+@pytest.mark.parametrize('root, text_mode', [
+    (None, 'random'), (42, 'original'), (42, 'concat'), (42, 'select_first')])
+def test_other_text_modes_and_those_without_an_active_seed_are_stock(refcoco, root, text_mode):
+    seeds.set_root(root)
     expected = refcoco(1, text_mode)
     patches.apply()
     assert refcoco(1, text_mode) == expected
