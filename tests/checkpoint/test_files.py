@@ -98,10 +98,7 @@ def test_newest_good_passes_over_what_is_damaged_and_says_so(good, tmp_path):
     path, passed = newest_good(str(tmp_path))
     assert os.path.samefile(path, good)
     assert 'iter_3.pth' in passed[0] and any('iter_2.pth is empty' in text for text in passed)
-
-
-def test_an_empty_pointer_is_not_the_end(good, tmp_path):
-    (tmp_path / 'last_checkpoint').write_text('')
+    (tmp_path / 'last_checkpoint').write_text('')  # an empty pointer is not the end
     assert os.path.samefile(newest_good(str(tmp_path))[0], good)
 
 
@@ -110,9 +107,7 @@ def test_the_newest_file_survives_the_hook_that_removes_it(good, tmp_path):
     os.remove(good)
     path, _ = newest_good(str(tmp_path))
     assert files.load(path)['meta']['iter'] == 1
-
-
-def test_nothing_to_resume_from(tmp_path):
+    os.remove(path)
     assert newest_good(str(tmp_path)) == (None, [])
     assert newest_good(str(tmp_path / 'missing')) == (None, [])
 

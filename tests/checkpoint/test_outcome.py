@@ -37,17 +37,13 @@ def test_it_has_the_weights_and_a_command_with_the_seed_in_effect(trained, tmp_p
     assert Config.fromfile(words[2]).randomness.seed == runner.seed
 
 
-def test_processes_of_a_launcher_are_in_the_command(trained, monkeypatch):
+def test_the_command_has_the_processes_of_a_launcher_and_needs_a_config(trained, monkeypatch):
     runner, _ = trained
     monkeypatch.setattr(runner, 'cfg', Config(dict(model=dict(), launcher='pytorch')))
     monkeypatch.setenv('WORLD_SIZE', '2')
     command = outcome.command_to_repeat(runner)
     assert command.startswith('torchrun --nproc_per_node=2 -m mmrepro train ')
     assert command.endswith(' --launcher pytorch')
-
-
-def test_a_runner_without_a_config_has_no_command(trained, monkeypatch):
-    runner, _ = trained
     monkeypatch.setattr(runner, 'cfg', Config(dict(randomness=dict(seed=1))))
     assert outcome.command_to_repeat(runner) is None
     assert 'to repeat' not in outcome.outcome(runner)

@@ -114,18 +114,14 @@ def test_who_accepts_another_result_may_begin_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('loop', LOOPS)
-def test_a_training_that_is_over_may_be_asked_for_again(loop, tmp_path):
+def test_a_training_that_is_over_may_be_asked_for_again_but_not_for_more(loop, tmp_path):
     runner = Runner.from_cfg(validating(tmp_path, loop))
     runner.train()
     before = runner.model.line.weight.clone()
     runner.train()
     assert torch.equal(before, runner.model.line.weight)
-
-
-def test_a_longer_training_of_the_same_runner_is_refused(tmp_path):
-    runner = Runner.from_cfg(validating(tmp_path))
-    runner.train()
-    runner.train_loop._max_epochs = 3
+    more = dict(epochs=('_max_epochs', 3), iterations=('_max_iters', 12))
+    setattr(runner.train_loop, *more[loop])
     with pytest.raises(ResumeError, match='iteration 8'):
         runner.train()
 

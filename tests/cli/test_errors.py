@@ -48,27 +48,24 @@ def refused(capsys, *arguments):
     return said[0]
 
 
-@pytest.mark.parametrize('hook, message', [
-    ("dict(type='FingerprintHook', level='deep')",
+@pytest.mark.parametrize('hook, option, message', [
+    ("dict(type='FingerprintHook', level='deep')", None,
      "FingerprintHook: level='deep' is not allowed; allowed: 'step', 'parameter'"),
-    ("dict(type='PreemptHook', signals=('SIGFOO', ))", "'SIGFOO' cannot announce an end"),
-    ("dict(type='OperatorGuardHook', on_unknown='shout')", "OperatorGuardHook: on_unknown='shout'"),
-    ("\"dict(type='FingerprintHook')\"", '--fingerprint'),
+    ("dict(type='PreemptHook', signals=('SIGFOO', ))", None, "'SIGFOO' cannot announce an end"),
+    ("dict(type='OperatorGuardHook', on_unknown='shout')", None,
+     "OperatorGuardHook: on_unknown='shout'"),
+    ("\"dict(type='FingerprintHook')\"", None, '--fingerprint'),
+    ('', 'nonsense', "'nonsense' must be KEY=VALUE"),
+    ('', 'a.b=[1,(2]', 'brackets'),
+    ('', "custom_hooks=[dict(type='FingerprintHook')]", '--fingerprint'),
+    ('', "custom_hooks=[dict(type='FingerprintHook',level='module')]", 'belongs into the config'),
 ])
-def test_a_hook_that_is_refused(config, capsys, hook, message):
+def test_a_hook_that_is_refused_and_an_option_that_cannot_be_read(config, capsys, hook, option,
+                                                                  message):
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'custom_hooks = [{hook}]\n')
-    assert message in refused(capsys, 'train', config)
-
-
-@pytest.mark.parametrize('option, message', [
-    ('nonsense', "'nonsense' must be KEY=VALUE"),
-    ('a.b=[1,(2]', 'brackets'),
-    ("custom_hooks=[dict(type='FingerprintHook')]", '--fingerprint'),
-    ("custom_hooks=[dict(type='FingerprintHook',level='module')]", 'belongs into the config'),
-])
-def test_an_option_that_cannot_be_read(config, capsys, option, message):
-    assert message in refused(capsys, 'train', config, '--cfg-options', option)
+    options = ['--cfg-options', option] if option else []
+    assert message in refused(capsys, 'train', config, *options)
 
 
 @pytest.mark.parametrize('command, option', [

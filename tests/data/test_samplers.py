@@ -119,13 +119,10 @@ def test_custom_size_cycles_through_a_source_before_it_repeats(ranks):
     assert len(set(seen[:6])) == 6  # two epochs of three of seven
 
 
-def batches_of(make, root=0, skip=0, epoch=0):
-    placement = Placement(root)
+def batches_of(make):
+    placement = Placement(0)
     sampler = adopt_sampler(DefaultSampler(Images(23), seed=1), placement)
-    batch_sampler = adopt_sampler(make(sampler), placement, batches=True)
-    sampler.set_epoch(epoch)
-    placement.skip = skip
-    return batch_sampler
+    return adopt_sampler(make(sampler), placement, batches=True)
 
 
 BATCH_SAMPLERS = {
@@ -145,13 +142,6 @@ def test_an_abandoned_pass_leaves_nothing_behind(name):
     begun = [next(abandoned), next(abandoned)]
     assert list(batch_sampler) == whole
     assert begun + list(abandoned) == whole, 'nor is it disturbed'
-
-
-def test_what_is_skipped_belongs_to_one_epoch():
-    batch_sampler = batches_of(BATCH_SAMPLERS['plain'], skip=2)
-    assert len(list(batch_sampler)) == 4
-    batch_sampler.sampler.set_epoch(1)
-    assert len(list(batch_sampler)) == 6
 
 
 def test_adopted_samplers_keep_class_attributes_and_length():

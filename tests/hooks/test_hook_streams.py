@@ -46,23 +46,18 @@ def test_validation_does_not_matter_to_what_hooks_draw_at_epochs(event, tmp_path
     assert with_it == without
 
 
-@pytest.mark.parametrize('by_epoch', [True, False])
-def test_a_hook_draws_the_same_where_an_epoch_goes_on(by_epoch, tmp_path):
+# the checkpoint of an epoch's last iteration: its end comes in the resumed run
+@pytest.mark.parametrize('by_epoch, event, points', [
+    (True, 'before_train_epoch', (2, 4, 5)), (False, 'before_train_epoch', (2, 4, 5)),
+    (True, 'after_train_epoch', (4, ))])
+def test_a_hook_draws_the_same_where_an_epoch_goes_on_or_ends(by_epoch, event, points, tmp_path):
     loop = {} if by_epoch else dict(
         train_cfg=dict(by_epoch=False, max_iters=12, val_interval=100))
-    expected = finish(each_iteration(tmp_path, **loop), Scales('before_train_epoch'))
-    for point in (2, 4, 5):
+    expected = finish(each_iteration(tmp_path, **loop), Scales(event))
+    for point in points:
         cfg = each_iteration(tmp_path / str(point), **loop)
         cfg.resume, cfg.load_from = True, str(tmp_path / f'iter_{point}.pth')
-        assert finish(cfg, Scales('before_train_epoch')) == expected, point
-
-
-def test_the_end_of_an_epoch_draws_the_same_right_after_a_resume(tmp_path):
-    """The checkpoint of an epoch's last iteration: its end comes in the resumed run."""
-    expected = finish(each_iteration(tmp_path), Scales('after_train_epoch'))
-    cfg = each_iteration(tmp_path / 'resumed')
-    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_4.pth')
-    assert finish(cfg, Scales('after_train_epoch')) == expected
+        assert finish(cfg, Scales(event)) == expected, point
 
 
 class InValidation(Hook):

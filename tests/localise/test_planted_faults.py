@@ -20,8 +20,6 @@ from mmrepro.runs.launcher import free_port, rank_variables
 
 ITERATIONS = 6
 DETECTOR_ITERATIONS = 2
-FAST = [name for name, fault in FAULTS.items() if fault.fast]
-SLOW = [name for name in FAULTS if name not in FAST]
 
 
 def run_planted(job, env, plant, run):
@@ -170,12 +168,8 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
             f'recorded in {folders[0]}' in text_of(result) and 'race' not in text_of(result)
 
 
-@pytest.mark.parametrize('name', FAST)
+@pytest.mark.parametrize('name', [
+    name if fault.fast else pytest.param(name, marks=pytest.mark.nightly)
+    for name, fault in FAULTS.items()])
 def test_fault_is_named(name, tmp_path, cache, configs):
-    check(name, search(name, tmp_path, cache, configs), tmp_path)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize('name', SLOW)
-def test_fault_is_named_too(name, tmp_path, cache, configs):
     check(name, search(name, tmp_path, cache, configs), tmp_path)

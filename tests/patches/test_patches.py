@@ -59,14 +59,11 @@ def test_every_row_is_well_formed():
         assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_every_cell_of_the_table_of_causes_fits_a_line():
+def test_the_page_of_causes_shows_the_table_and_every_cell_fits_a_line():
     for cause in patches.CAUSES:
         assert 0 < len(cause.why) <= MAX_CELL and '|' not in cause.why, cause
     for note in NOTES.values():
         assert all(0 < len(cell) <= MAX_CELL and '|' not in cell for cell in note[:3]), note
-
-
-def test_the_page_of_causes_shows_the_table():
     assert len(NOTES) == len(patches.CAUSES) and entries() in PAGE.read_text(encoding='utf-8')
 
 

@@ -15,7 +15,7 @@ SLEEP_1 = (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0)
 SLEEP_2 = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)
 
 
-def test_a_published_paired_t_test():
+def test_a_published_paired_t_test_and_swapping_the_two_changes_only_the_sign():
     result = paired(SLEEP_1, SLEEP_2)
     assert result.t == pytest.approx(4.0621, abs=5e-5)
     assert result.t_p == pytest.approx(0.002833, abs=5e-7)
@@ -23,10 +23,7 @@ def test_a_published_paired_t_test():
     assert result.difference.low == pytest.approx(0.7001142, abs=5e-8)
     assert result.difference.high == pytest.approx(2.4598858, abs=5e-8)
     assert result.larger and 'larger' in result.verdict
-
-
-def test_swapping_the_two_changes_only_the_sign():
-    result, swapped = paired(SLEEP_1, SLEEP_2), paired(SLEEP_2, SLEEP_1)
+    swapped = paired(SLEEP_2, SLEEP_1)
     assert (swapped.t, swapped.t_p, swapped.flip_p) == (-result.t, result.t_p, result.flip_p)
     assert 'smaller' in swapped.verdict
 
@@ -39,18 +36,14 @@ def test_interval_by_students_t():
     assert result.mean - result.low == pytest.approx(result.high - result.mean)
 
 
-def test_sign_flips_by_hand():
-    # +++ and --- are as extreme as 1, 2, 3: 2 of 8
-    assert sign_flip([1., 2., 3.]) == 2 / 8
-    # sums of +-1 +-2 +-3 with size >= 4: 6, 4 (-1 flipped) and their opposites
-    assert sign_flip([-1., 2., 3.]) == 4 / 8
-    assert sign_flip([0., 0.]) == 1.
-
-
-def test_rounding_does_not_break_ties():
-    # in floating point 0.1 + 0.2 - 0.3 is not 0
-    assert sign_flip([.1, .2, -.3]) == 1.
-    assert sign_flip([.1, .2, .3]) == 2 / 8
+@pytest.mark.parametrize('differences, p', [
+    ([1., 2., 3.], 2 / 8),  # +++ and --- are as extreme
+    ([-1., 2., 3.], 4 / 8),  # sums with size >= 4: 6, 4 (-1 flipped) and their opposites
+    ([0., 0.], 1.),
+    ([.1, .2, -.3], 1.),  # in floating point 0.1 + 0.2 - 0.3 is not 0
+    ([.1, .2, .3], 2 / 8)])
+def test_sign_flips_by_hand_and_rounding_does_not_break_ties(differences, p):
+    assert sign_flip(differences) == p
 
 
 def test_many_pairs_are_sampled_and_repeat():

@@ -58,20 +58,11 @@ def test_changed_weights_end_the_run(tmp_path):
         runner_of(tmp_path, 'Writes').train()
 
 
-def test_changed_attributes_are_a_warning_once(tmp_path):
-    runner = runner_of(tmp_path, 'Counts')
+@pytest.mark.parametrize('model, mode, said, times', [
+    ('Counts', True, 'has changed head.scale', 1), ('Writes', 'warn', 'head.fc.bias', 1),
+    ('Tiny', True, 'the validation', 0), ('Renames', True, 'the validation', 0)])
+def test_what_a_validation_has_changed_is_a_warning_once(tmp_path, model, mode, said, times):
+    """Attributes, or weights where warnings were asked for; an ordinary one changes nothing."""
+    runner = runner_of(tmp_path, model, mode)
     runner.train()
-    assert len([line for line in runner.said if 'has changed head.scale' in line]) == 1
-
-
-def test_a_run_that_only_warns_goes_on(tmp_path):
-    runner = runner_of(tmp_path, 'Writes', deterministic='warn')
-    runner.train()
-    assert any('head.fc.bias' in line for line in runner.said)
-
-
-@pytest.mark.parametrize('model', ['Tiny', 'Renames'])
-def test_an_ordinary_validation_changes_nothing(tmp_path, model):
-    runner = runner_of(tmp_path, model)
-    runner.train()
-    assert not [line for line in runner.said if 'the validation' in line]
+    assert len([line for line in runner.said if said in line]) == times

@@ -115,19 +115,15 @@ def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
             assert order[kept].tolist() == expected, (crowd, name)
 
 
-def test_a_chain_in_which_every_other_box_stays_is_settled_in_rounds():
-    chain = torch.zeros(101, 101, dtype=torch.bool)
+def test_conflicts_are_settled_in_rounds():
+    """A chain in which every other box stays; a sweep that is not symmetric."""
+    chain, sweep = (torch.zeros(size, size, dtype=torch.bool) for size in (101, 3))
     chain.diagonal(1)[:] = True
-    expected = torch.arange(101) % 2 == 0
-    assert torch.equal(greedy_nms._resolve_rounds(chain), expected)
-    assert torch.equal(greedy_nms.resolve(chain), expected)
-
-
-def test_a_sweep_that_is_not_symmetric_follows_the_better_box():
-    conflicts = torch.zeros(3, 3, dtype=torch.bool)
-    conflicts[1, 0] = conflicts[1, 2] = True
-    assert greedy_nms.resolve(conflicts.clone()).tolist() == [True, True, False]
-    assert greedy_nms._resolve_rounds(conflicts).tolist() == [True, True, False]
+    sweep[1, 0] = sweep[1, 2] = True
+    every_other = [i % 2 == 0 for i in range(101)]
+    for conflicts, kept in ((chain, every_other), (sweep, [True, True, False])):
+        for settle in (greedy_nms.resolve, greedy_nms._resolve_rounds):
+            assert settle(conflicts.clone()).tolist() == kept
 
 
 def test_equal_scores_go_by_index_on_any_number_of_boxes():
