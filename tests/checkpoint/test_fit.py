@@ -1,4 +1,5 @@
 """A resume is refused, by name, where the checkpoint does not fit the run that hooks have made."""
+import copy
 import re
 
 import pytest
@@ -105,7 +106,7 @@ def config(work_dir, hook=None, model='Tiny', **changes):
     cfg.model.type, cfg.train_cfg.max_epochs = model, 3
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
     cfg.custom_hooks = [dict(type=hook)] if hook else []
-    cfg.merge_from_dict(changes)
+    cfg.merge_from_dict(copy.deepcopy(changes))
     return cfg
 
 
