@@ -97,11 +97,6 @@ def test_no_check_is_the_same_as_none_of_each():
     assert RandomnessConfig(self_checks=False).self_checks == SelfChecks(samples=0, steps=0)
 
 
-def test_it_is_frozen():
-    with pytest.raises(AttributeError):
-        RandomnessConfig().seed = 3
-
-
 def test_the_table_says_what_is_promised_and_what_not():
     table = RandomnessConfig.parse(dict(seed=3, deterministic='warn')).table()
     assert 'seed' in table and "'warn'" in table

@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS, MODELS, init_default_scope
 from mmengine.runner import Runner
-from small_runs import config
+from small_runs import config, validating
 
 import mmrepro
 from dev.children import printed_result
@@ -116,13 +116,10 @@ class Drawn(BaseMetric):
         return dict(drawn=results)
 
 
-def drawing(folder, independent, phase, batch_size=4):
-    loader = dict(batch_size=batch_size, num_workers=0, dataset=dict(type='Points'),
-                  sampler=dict(type='DefaultSampler', shuffle=False))
+def drawing(folder, independent, phase):
     cfg = config(folder, randomness=dict(seed=3, independent_predictions=independent))
-    cfg[f'{phase}_dataloader'], cfg[f'{phase}_cfg'] = loader, dict()
-    cfg[f'{phase}_evaluator'] = dict(type='Drawn')
-    return getattr(Runner.from_cfg(cfg), phase)()['drawn']
+    runner = Runner.from_cfg(validating(cfg, 'Drawn', (phase, ), batch_size=4))
+    return getattr(runner, phase)()['drawn']
 
 
 def test_every_image_has_the_same_random_numbers(tmp_path):

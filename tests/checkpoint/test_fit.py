@@ -41,48 +41,31 @@ class Alias(tiny.Tiny):
         return super().forward(inputs, label, mode)
 
 
+def group(runner, model):
+    model.late = nn.Parameter(torch.zeros(2))
+    runner.optim_wrapper.optimizer.add_param_group(dict(params=[model.late], lr=0.1))
+
+
+CHANGES = {
+    'Layer': lambda runner, model: setattr(model, 'more', nn.Linear(2, 2)),
+    'Activation': lambda runner, model: setattr(model.backbone, '2', nn.LeakyReLU()),
+    'Dropout': lambda runner, model: setattr(model.head.drop, 'p', 0.5),
+    'Freeze': lambda runner, model: model.backbone.requires_grad_(False),
+    'Optimizer': lambda runner, model: setattr(
+        runner.optim_wrapper, 'optimizer', torch.optim.Adam(model.parameters(), 0.01)),
+    'Group': group}
+
+
+@HOOKS.register_module(force=True)
 class Since(Hook):
     """Changes the model when the second epoch begins, or in all later epochs as well."""
-    again = False
+
+    def __init__(self, change):
+        self.change, self.again = change.removesuffix('Again'), change.endswith('Again')
 
     def before_train_epoch(self, runner):
         if runner.epoch == 1 or self.again and runner.epoch > 1:
-            self.change(runner, runner.model)
-
-
-class Layer(Since):
-    def change(self, runner, model):
-        model.more = nn.Linear(2, 2)
-
-
-class Activation(Since):
-    def change(self, runner, model):
-        model.backbone[2] = nn.LeakyReLU()
-
-
-class Dropout(Since):
-    def change(self, runner, model):
-        model.head.drop.p = 0.5
-
-
-class Freeze(Since):
-    def change(self, runner, model):
-        model.backbone.requires_grad_(False)
-
-
-class FreezeAgain(Freeze):
-    again = True
-
-
-class Optimizer(Since):
-    def change(self, runner, model):
-        runner.optim_wrapper.optimizer = torch.optim.Adam(model.parameters(), 0.01)
-
-
-class Group(Since):
-    def change(self, runner, model):
-        model.late = nn.Parameter(torch.zeros(2))
-        runner.optim_wrapper.optimizer.add_param_group(dict(params=[model.late], lr=0.1))
+            CHANGES[self.change](runner, runner.model)
 
 
 @LOOPS.register_module(force=True)
@@ -97,15 +80,11 @@ class TwicePerEpoch(EpochBasedTrainLoop):
         self._epoch += 1
 
 
-for cls in (Layer, Activation, Dropout, Freeze, FreezeAgain, Optimizer, Group):
-    HOOKS.register_module(module=cls, force=True)
-
-
 def config(work_dir, hook=None, model='Tiny', **changes):
     cfg = tiny.tiny(work_dir)
     cfg.model.type, cfg.train_cfg.max_epochs = model, 3
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
-    cfg.custom_hooks = [dict(type=hook)] if hook else []
+    cfg.custom_hooks = [dict(type='Since', change=hook)] if hook else []
     cfg.merge_from_dict(copy.deepcopy(changes))
     return cfg
 

@@ -1,5 +1,6 @@
 """What a training starts from is decided by its seed and its checkpoint, or refused by name."""
 import pytest
+import small_runs
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, MODELS
@@ -31,12 +32,7 @@ class CountedPoints(Points):
 
 def validating(work_dir, loop='epochs', **changes):
     cfg = small_run(work_dir, train_cfg=dict(LOOPS[loop]), **{'model.type': 'ZeroLine', **changes})
-    cfg.val_cfg, cfg.val_evaluator = dict(), dict(type='DumpNothing')
-    cfg.val_dataloader = dict(batch_size=2, num_workers=0, dataset=dict(type='Points'),
-                              sampler=dict(type='DefaultSampler', shuffle=False))
-    cfg.test_cfg, cfg.test_evaluator = cfg.val_cfg, cfg.val_evaluator
-    cfg.test_dataloader = cfg.val_dataloader
-    return cfg
+    return small_runs.validating(cfg, phases=('val', 'test'))
 
 
 @pytest.mark.parametrize('what', ['val', 'test'])

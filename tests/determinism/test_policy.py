@@ -16,23 +16,17 @@ from mmrepro.determinism import policy, tables
 # ------------------------------------------------------------------------ tables
 
 
-def test_every_row_has_a_name_of_its_own():
+def test_rows_have_names_of_their_own_and_setters_and_precisions_that_exist():
     for table in (tables.ENV, tables.FLAGS):
         assert len({row.name for row in table}) == len(table)
-
-
-def test_the_config_takes_every_precision():
-    for precision in tables.PRECISIONS:
-        config = RandomnessConfig.parse(dict(numerics=dict(float32_precision=precision)))
-        assert config.numerics.float32_precision == precision
-
-
-def test_setters_of_flags_and_variables_of_cuda_exist():
+    assert set(tables.CUDA_ENV) <= {row.name for row in tables.ENV}
     for flag in tables.FLAGS:
         if flag.setter:
             module, _, name = flag.setter.rpartition('.')
             assert callable(getattr(importlib.import_module(module), name))
-    assert set(tables.CUDA_ENV) <= {row.name for row in tables.ENV}
+    for precision in tables.PRECISIONS:
+        config = RandomnessConfig.parse(dict(numerics=dict(float32_precision=precision)))
+        assert config.numerics.float32_precision == precision
 
 
 def test_every_default_is_a_value_that_is_accepted():

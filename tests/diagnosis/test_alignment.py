@@ -1,5 +1,4 @@
 """Aligning streams of records: equal ones, longer ones, unrelated ones."""
-import difflib
 import random
 
 import pytest
@@ -40,7 +39,6 @@ def test_long_streams_with_few_edits_align_fully():
     a = [draw.randrange(30) for _ in range(20000)]
     b = [*a[:50], 99, *a[50:9000], *a[9004:], 98]
     assert len(matches(a, b)) == len(a) - 4
-    assert difflib.SequenceMatcher(None, a[:100], b[:100], autojunk=False).ratio() > 0.9
 
 
 def test_unrelated_streams_align_as_far_as_the_limit_reaches(monkeypatch):

@@ -205,26 +205,19 @@ def test_with_an_accelerator_mpi_gets_the_variable_that_mmengine_forgets(monkeyp
     assert os.environ['LOCAL_RANK'] == '3'
 
 
-def test_an_unknown_launcher_is_named():
-    with pytest.raises(ValueError, match="launcher='lsf': expected one of pytorch, slurm, mpi"):
-        ensure_process_group('lsf')
-
-
-@pytest.mark.parametrize(('launcher', 'name'), [
-    ('pytorch', 'RANK'), ('slurm', 'SLURM_PROCID'), ('mpi', 'OMPI_COMM_WORLD_SIZE')])
-def test_a_missing_variable_is_named(launcher, name):
-    env = launched(launcher, 0, 2, 1)
-    del env[name]
-    with pytest.raises(KeyError, match=f'{name} is not set'):
-        launch_variables(launcher, env)
-
-
-def test_ranks_on_several_machines_need_an_address():
-    env = launched('mpi', 0, 4, 1)
-    env['OMPI_COMM_WORLD_LOCAL_SIZE'] = '2'
-    with pytest.raises(KeyError, match='MASTER_ADDR is not set'):
-        launch_variables('mpi', env)
-    assert launch_variables('mpi', dict(env, MASTER_ADDR='n1'))['MASTER_ADDR'] == 'n1'
+@pytest.mark.parametrize(('launcher', 'changes', 'error', 'text'), [
+    ('lsf', {}, ValueError, "launcher='lsf': expected one of pytorch, slurm, mpi"),
+    *((launcher, {name: None}, KeyError, f'{name} is not set') for launcher, name in dict(
+        pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_SIZE').items()),
+    # ranks on several machines
+    ('mpi', {'OMPI_COMM_WORLD_LOCAL_SIZE': '1'}, KeyError, 'MASTER_ADDR is not set')])
+def test_what_a_launcher_lacks_is_named(launcher, changes, error, text):
+    env = {**(launched(launcher, 0, 2, 1) if launcher in LAUNCHED else {}), **changes}
+    env = {name: value for name, value in env.items() if value is not None}
+    with pytest.raises(error, match=text):
+        launch_variables(launcher, env) if launcher in LAUNCHED else ensure_process_group(launcher)
+    if 'MASTER_ADDR' in text:
+        assert launch_variables('mpi', dict(env, MASTER_ADDR='n1'))['MASTER_ADDR'] == 'n1'
 
 
 def test_slurm_tells_the_first_host(monkeypatch, tmp_path):

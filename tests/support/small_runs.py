@@ -55,9 +55,18 @@ def config(work_dir, **kwargs):
         **{**dict(randomness=dict(seed=3), log_level='WARNING'), **kwargs}))
 
 
+def validating(cfg, metric='DumpNothing', phases=('val', ), batch_size=2):
+    """Let a run validate, or test, on the points in their order."""
+    for phase in phases:
+        cfg[f'{phase}_cfg'], cfg[f'{phase}_evaluator'] = dict(), dict(type=metric)
+        cfg[f'{phase}_dataloader'] = dict(
+            batch_size=batch_size, num_workers=0, dataset=dict(type='Points'),
+            sampler=dict(type='DefaultSampler', shuffle=False))
+    return cfg
+
+
 def small_run(work_dir, **changes):
     cfg = config(work_dir)
-    cfg.train_dataloader.batch_size = 2
     cfg.default_hooks.checkpoint = dict(
         type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
     cfg.train_cfg = changes.pop('train_cfg', cfg.train_cfg)
