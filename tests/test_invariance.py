@@ -25,10 +25,6 @@ def no_validation(cfg):
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
 
 
-def rare_validation(cfg):
-    cfg.train_cfg.val_interval = 2
-
-
 def other_logging(cfg):
     cfg.default_hooks.logger.interval = 7
     cfg.default_hooks.visualization = dict(type='DetVisualizationHook', draw=True, interval=1)
@@ -68,7 +64,7 @@ SINGLE = {
     'persistent workers': workers(2, True),
     'prefetch': workers(2, prefetch=5),
     'no validation': no_validation,
-    'rare validation': rare_validation,
+    'rare validation': lambda cfg: cfg.train_cfg.update(val_interval=2),
     'logging': other_logging,
     'noisy hooks': noisy_hooks,
 }

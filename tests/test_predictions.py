@@ -28,16 +28,12 @@ DETECTORS = dict(one_stage='retinanet_r50_fpn', two_stage='faster-rcnn_r50_fpn',
 class DigestsOfImages(BaseMetric):
     def process(self, data_batch, data_samples):
         from mmdet.structures import DetDataSample
-        self.results += [(one['img_id'], digest_of(DetDataSample(pred_instances=instances(one))))
-                         for one in data_samples]
+        from mmengine.structures import InstanceData
+        self.results += [(one['img_id'], digest_of(DetDataSample(pred_instances=InstanceData(
+            **one['pred_instances'])))) for one in data_samples]
 
     def compute_metrics(self, results):
         return {str(image): digest for image, digest in results}
-
-
-def instances(sample):
-    from mmengine.structures import InstanceData
-    return InstanceData(**sample['pred_instances'])
 
 
 def detector(name, data_root):

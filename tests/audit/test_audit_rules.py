@@ -37,10 +37,6 @@ SHIPPED = sorted(os.path.relpath(path, ROOT) for pattern in ('*.py', 'demo/*_dem
                  for path in glob.glob(os.path.join(ROOT, 'configs', pattern)))
 
 
-def changes_bits(findings):
-    return any(finding.severity == CHANGES for finding in findings)
-
-
 # what a machine has that starts runs with tools/train.py
 ENV = {'OMP_NUM_THREADS': '1', 'CUBLAS_WORKSPACE_CONFIG': ':4096:8', 'PYTHONHASHSEED': '0'}
 RANKS = {**ENV, 'WORLD_SIZE': '4'}
@@ -303,7 +299,7 @@ def test_every_argument_of_the_runner_is_a_known_key():
 
 def test_our_train_attaches_itself():
     for seen in (subject(stock()), subject(clean(), lazy=True)):
-        assert not seen.attached and changes_bits(findings_of(seen))
+        assert not seen.attached and CHANGES in {one.severity for one in findings_of(seen)}
         assert findings_of(seen.under_our_train()) == []
     unseeded = subject(stock(randomness=None)).under_our_train()
     assert [finding.rule for finding in findings_of(unseeded)] == ['no-seed', 'not-deterministic']

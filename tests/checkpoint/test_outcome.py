@@ -11,18 +11,14 @@ from mmrepro.checkpoint import outcome
 from mmrepro.digests import state_digest
 
 
-def text_of(work_dir):
-    log, = work_dir.glob('*/*.log')
-    return log.read_text()
-
-
 @pytest.fixture
 def trained(tmp_path):
     cfg = tiny.validating_and_saving(str(tmp_path / 'run'))
     cfg.log_level = 'INFO'
     runner = Runner.from_cfg(cfg)
     runner.train()
-    return runner, text_of(tmp_path / 'run').rstrip().splitlines()[-1]
+    log, = (tmp_path / 'run').glob('*/*.log')
+    return runner, log.read_text().rstrip().splitlines()[-1]
 
 
 def test_it_has_the_weights_and_a_command_with_the_seed_in_effect(trained, tmp_path):

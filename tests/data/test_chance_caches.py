@@ -39,12 +39,9 @@ class Patched(BaseMixImageTransform):
     transform = pure_by_chance(BaseMixImageTransform.transform)
 
 
-def with_dataset(results):
-    return dict(results, dataset=object())
-
-
 def epoch(kind, workers):
-    dataset = Pictures(pipeline=[draw, with_dataset, kind(), kind()])
+    dataset = Pictures(pipeline=[
+        draw, lambda results: dict(results, dataset=object()), kind(), kind()])
     loader = adopted(DataLoader(dataset, 4, sampler=DefaultSampler(dataset, seed=0),
                                 num_workers=workers, collate_fn=list))
     return [item['img'].tobytes() for batch in loader for item in batch]

@@ -142,17 +142,13 @@ def make(request, monkeypatch):
     return build
 
 
-def passed(loader, count=None):
-    return list(itertools.islice(loader, count))
-
-
 @pytest.mark.parametrize('case', CASES)
 def test_nothing_is_loaded_to_get_there(case, make):
     count = 12 if 'Infinite' in case or 'endless' in case or 'Source' in case else None
     for epoch in (0,) if count else (0, 2):
         loader = make(case)
         seek(loader, epoch, 0)
-        whole = passed(loader, count)
+        whole = list(itertools.islice(loader, count))
         assert len(whole) > 1
         for skip in range(len(whole)):
             loader = make(case)

@@ -57,10 +57,6 @@ def repeated(dataset, times):
     return dict(type=RepeatDataset, times=times, dataset=dataset)
 
 
-def balanced(dataset):
-    return dict(type=ClassBalancedDataset, oversample_thr=0.9, dataset=dataset)
-
-
 def joined(*datasets):
     return dict(type=ConcatDataset, datasets=list(datasets))
 
@@ -73,7 +69,8 @@ DATA = {
     'two parts': lambda: built(joined(part(0, 7), part(1, 9))),
     'one part without': lambda: built(joined(part(0, 7, [draw, labelled]), part(1, 9))),
     'wrapped parts': lambda: built(joined(
-        repeated(part(0, 4), 3), balanced(part(1, 5)), part(2, 3))),
+        repeated(part(0, 4), 3), part(2, 3),
+        dict(type=ClassBalancedDataset, oversample_thr=0.9, dataset=part(1, 5)))),
     'wrapped whole': lambda: _SlicedDataset(built(repeated(joined(
         joined(part(1, 4), part(2, 3)), part(0, 5)), 2)), 20),
     'one of many': lambda: built(part(0, 16)),

@@ -119,12 +119,6 @@ def test_custom_size_cycles_through_a_source_before_it_repeats(ranks):
     assert len(set(seen[:6])) == 6  # two epochs of three of seven
 
 
-def batches_of(make):
-    placement = Placement(0)
-    sampler = adopt_sampler(DefaultSampler(Images(23), seed=1), placement)
-    return adopt_sampler(make(sampler), placement, batches=True)
-
-
 BATCH_SAMPLERS = {
     'plain': lambda sampler: BatchSampler(sampler, 4, False),
     'drop last': lambda sampler: BatchSampler(sampler, 4, True),
@@ -136,7 +130,9 @@ BATCH_SAMPLERS = {
 @pytest.mark.parametrize('name', BATCH_SAMPLERS)
 def test_an_abandoned_pass_leaves_nothing_behind(name):
     """mmdet's aspect-ratio buckets carry samples into the next epoch, a second iter() too."""
-    batch_sampler = batches_of(BATCH_SAMPLERS[name])
+    placement = Placement(0)
+    sampler = adopt_sampler(DefaultSampler(Images(23), seed=1), placement)
+    batch_sampler = adopt_sampler(BATCH_SAMPLERS[name](sampler), placement, batches=True)
     whole = list(batch_sampler)
     abandoned = iter(batch_sampler)
     begun = [next(abandoned), next(abandoned)]

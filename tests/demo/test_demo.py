@@ -24,11 +24,6 @@ ANNOTATIONS = {
 
 
 
-def _annotations(root, split):
-    with open(dataset.annotation_file(root, split), encoding='utf-8') as file:
-        return json.load(file)
-
-
 @pytest.mark.parametrize('split', dataset.SPLITS)
 def test_annotations_are_pinned(data_root, split):
     import hashlib
@@ -50,7 +45,9 @@ def test_a_smaller_data_set_is_written_over_a_larger_one(tmp_path):
 
 def test_images_have_the_size_that_is_written_down(data_root):
     for split in dataset.SPLITS:
-        for record in _annotations(data_root, split)['images']:
+        with open(dataset.annotation_file(data_root, split), encoding='utf-8') as file:
+            content = json.load(file)
+        for record in content['images']:
             image = cv2.imread(os.path.join(data_root, split, record['file_name']))
             assert image.shape == (record['height'], record['width'], 3)
 

@@ -35,23 +35,6 @@ def averages(cfg):
     cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1, update_buffers=True)]
 
 
-def averages_of_parameters(cfg):
-    cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1, begin_iter=3)]  # a copy until then
-
-
-def clipping(cfg):
-    cfg.optim_wrapper.update(accumulative_counts=2, clip_grad=dict(max_norm=0.1))
-
-
-def adam(cfg):
-    cfg.optim_wrapper.optimizer = dict(type='AdamW', lr=1e-3)
-
-
-def seldom(cfg):
-    """Autocast and loss scaling need a GPU in MMEngine; a schedule does not."""
-    cfg.param_scheduler = [dict(type='MultiStepLR', by_epoch=False, milestones=[2])]
-
-
 @MODELS.register_module(force=True)
 class TeachingModel(tiny_run.Tiny):
     """The logits of a teacher, whose weights are an average, move the loss."""
@@ -74,11 +57,6 @@ def teacher(cfg):
     cfg.custom_hooks = [dict(type='mmdet.MeanTeacherHook', momentum=0.25)]
 
 
-def norms(cfg):
-    """Averages weights that are equal; with seven ranks, that rounds."""
-    cfg.custom_hooks = [dict(type='mmdet.SyncNormHook')]
-
-
 @HOOKS.register_module(force=True)
 class ReadingHook(Hook):
     """A hook of a user, of whom nobody knows that it writes to no weight; what it reads matters."""
@@ -93,7 +71,18 @@ def reading(cfg):
     cfg.custom_hooks.append(dict(type='ReadingHook'))
 
 
-CHANGES = [teacher, averages, averages_of_parameters, clipping, adam, seldom, reading]
+CHANGES = {
+    'a teacher': teacher, 'averages': averages, 'a hook that reads': reading,
+    # a copy until they begin
+    'averages of parameters': lambda cfg: cfg.update(
+        custom_hooks=[dict(type='EMAHook', momentum=0.1, begin_iter=3)]),
+    'clipping': lambda cfg: cfg.optim_wrapper.update(
+        accumulative_counts=2, clip_grad=dict(max_norm=0.1)),
+    'AdamW': lambda cfg: cfg.optim_wrapper.update(optimizer=dict(type='AdamW', lr=1e-3)),
+    # autocast and loss scaling need a GPU in MMEngine; a schedule does not
+    'a schedule': lambda cfg: cfg.update(
+        param_scheduler=[dict(type='MultiStepLR', by_epoch=False, milestones=[2])]),
+}
 
 
 def shared(change, memory='shared'):
@@ -103,10 +92,10 @@ def shared(change, memory='shared'):
     return both
 
 
-@pytest.mark.parametrize('change', CHANGES)
-def test_shared_weights_have_the_bits_of_separate_ones(cfg, change, tmp_path):
-    mine = changed(cfg, shared(change))
-    expected = run(changed(cfg, shared(change, 'separate')), 3, 1, tmp_path / '1')
+@pytest.mark.parametrize('name', CHANGES)
+def test_shared_weights_have_the_bits_of_separate_ones(cfg, name, tmp_path):
+    mine = changed(cfg, shared(CHANGES[name]))
+    expected = run(changed(cfg, shared(CHANGES[name], 'separate')), 3, 1, tmp_path / '1')
     assert any('metrics' in line for line in expected[0])
     assert run(mine, 3, 1, tmp_path / '2') == expected
     # two ranks share, one has its own
@@ -169,22 +158,23 @@ def noting(cfg):
     cfg.model.type = 'NotingModel'
 
 
-def noting_in_one_epoch(cfg):
-    noting(cfg)
-    cfg.train_cfg.max_epochs = 1
+# changes, and the number of ranks
+MORE = {
+    'repeated steps': (noting, 2),
+    'the last step before a checkpoint, repeated': (
+        lambda cfg: (noting(cfg), cfg.train_cfg.update(max_epochs=1)), 2),
+    # it averages weights that are equal; with seven ranks, that rounds
+    'a hook that may round equal weights': (
+        lambda cfg: cfg.update(custom_hooks=[dict(type='mmdet.SyncNormHook')]), 7),
+    # the last step before a validation, and the averages that it validates
+    'nothing makes ranks wait between two changes of averages': (
+        lambda cfg: (averages(cfg), cfg.default_hooks.update(checkpoint=None)), 3),
+}
 
 
-def without_checkpoints(cfg):
-    averages(cfg)
-    cfg.default_hooks.checkpoint = None
-
-
-# repeated steps leave shared weights to their owner, also in the last step before a checkpoint;
-# a hook that averages equal weights may round them; nothing makes ranks wait between two changes of
-# averages: the last step before a validation, and the averages that it validates
-@pytest.mark.parametrize('change, ranks', [
-    (noting, 2), (noting_in_one_epoch, 2), (norms, 7), (without_checkpoints, 3)])
-def test_shared_weights_of_one_process_have_the_bits_of_separate_ones(cfg, change, ranks, tmp_path):
+@pytest.mark.parametrize('name', MORE)
+def test_shared_weights_of_one_process_have_the_bits_of_separate_ones(cfg, name, tmp_path):
+    change, ranks = MORE[name]
     expected = run(changed(cfg, shared(change, 'separate')), ranks, 1, tmp_path / '1')
     assert run(changed(cfg, shared(change)), ranks, 1, tmp_path / '2') == expected
 
@@ -268,28 +258,16 @@ class OwnWrapper(OptimWrapper):
     pass
 
 
-def own_average(cfg):
-    cfg.custom_hooks = [dict(type='OwnEMAHook')]
-
-
-def own_wrapper(cfg):
-    cfg.optim_wrapper.type = 'OwnWrapper'
-
-
-def lbfgs(cfg):
-    cfg.optim_wrapper.optimizer = dict(type='LBFGS')
-
-
-def of_its_own(cfg):
-    cfg.randomness['virtual_ranks'] = dict(memory='separate')
-
-
-REASONS = [(own_average, 'the hook OwnEMAHook may change weights in a way of its own'),
-           (own_wrapper, 'the optimizer wrapper OwnWrapper may step in a way of its own')]
+REASONS = [
+    (lambda cfg: cfg.update(custom_hooks=[dict(type='OwnEMAHook')]),
+     'the hook OwnEMAHook may change weights in a way of its own'),
+    (lambda cfg: cfg.optim_wrapper.update(type='OwnWrapper'),
+     'the optimizer wrapper OwnWrapper may step in a way of its own')]
 
 
 @pytest.mark.parametrize('change, text', [
-    *REASONS, (of_its_own, "randomness.virtual_ranks.memory='separate'")])
+    *REASONS, (lambda cfg: cfg.randomness.update(virtual_ranks=dict(memory='separate')),
+               "randomness.virtual_ranks.memory='separate'")])
 def test_a_copy_for_each_rank_otherwise(cfg, change, text, tmp_path):
     def logged(cfg):
         change(cfg)
@@ -301,7 +279,9 @@ def test_a_copy_for_each_rank_otherwise(cfg, change, text, tmp_path):
     assert f'virtual ranks of a process have weights of their own: {text}\n' in log.read_text()
 
 
-@pytest.mark.parametrize('change, text', [*REASONS, (lbfgs, 'the optimizer LBFGS')])
+@pytest.mark.parametrize('change, text', [
+    *REASONS, (lambda cfg: cfg.optim_wrapper.update(optimizer=dict(type='LBFGS')),
+               'the optimizer LBFGS')])
 def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
     with pytest.raises(RuntimeError, match=f"virtual_ranks.memory='shared', and {text}.* allowed"):
         trained(cfg, tmp_path, addresses, shared(change))

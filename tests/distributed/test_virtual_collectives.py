@@ -101,13 +101,9 @@ COLLECTIVES = {
 }
 
 
-def collectives():
-    return {name: collective(dist.get_world_size()) for name, collective in COLLECTIVES.items()}
-
-
 def digests_and_first():
     """Return the digests of all results, and on rank 0 the results themselves."""
-    found = collectives()
+    found = {name: collective(dist.get_world_size()) for name, collective in COLLECTIVES.items()}
     return {name: state_digest(value) for name, value in found.items()}, (
         None if dist.get_rank() else {name: found[name] for name in (
             'all_gather', 'all_gather_into_tensor', 'all_gather_object', 'gather_object',

@@ -13,16 +13,12 @@ from dev.zoo.training import training
 RUNS = ((1, 0), (2, 0), (1, 2))
 
 
-def synchronised(cfg):
-    cfg.sync_bn = 'torch'
-
-
 # family: the width, and what is changed
 FAMILIES = {
     'faster_rcnn': ('quarter', None),
     'ssd': ('full', None),  # SSDLite
     'tood': ('quarter', None),
-    'yolox': ('full', synchronised),
+    'yolox': ('full', lambda cfg: cfg.update(sync_bn='torch')),
 }
 
 

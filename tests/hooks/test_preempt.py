@@ -245,10 +245,6 @@ class FullDisk(Signals):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
 
 
-def with_full_disk(cfg, at=None):
-    run(cfg, hook=FullDisk(6, at))
-
-
 @pytest.mark.parametrize('signal_in_turn', [None, 12], ids=['checkpoint', 'pre-emption'])
 def test_a_full_disk_loses_nothing_and_is_named(signal_in_turn, whole, tmp_path):
     interval = 100 if signal_in_turn else 1
@@ -257,7 +253,7 @@ def test_a_full_disk_loses_nothing_and_is_named(signal_in_turn, whole, tmp_path)
     if signal_in_turn:  # an older checkpoint, from an earlier pre-emption
         run(cfg, hook=Signals(2))
     with pytest.raises(RuntimeError, match='File too large'):
-        Child(with_full_disk, cfg, signal_in_turn).result()
+        Child(lambda: run(cfg, hook=FullDisk(6, signal_in_turn)) and None).result()
     found, _ = run(cfg, resume=True)
     first = min(iteration for kind, iteration in found.records if kind == 'loss')
     assert first == (3 if signal_in_turn else 6), 'from the last good checkpoint on'
