@@ -54,7 +54,7 @@ def test_a_runner_that_is_called_is_reproducible_too(tmp_path):
     assert type(Runner(model=torch.nn.Linear(1, 1), work_dir=str(tmp_path))) is Runner
 
 
-def test_deactivate_brings_back_the_stock_runner(tmp_path):
+def test_deactivate_brings_back_the_stock_runner_and_runner_type_needs_no_activation(tmp_path):
     mmrepro.deactivate()
     assert not mmrepro.is_active()
     assert type(Runner.from_cfg(config(tmp_path))) is Runner
@@ -63,10 +63,6 @@ def test_deactivate_brings_back_the_stock_runner(tmp_path):
     assert type(Runner.from_cfg(config(tmp_path))) is ReproRunner
     mmrepro.deactivate()
     assert type(Runner.from_cfg(config(tmp_path))) is Runner
-
-
-def test_runner_type_needs_no_activation(tmp_path):
-    mmrepro.deactivate()
     for name in ('ReproRunner', 'mmrepro.ReproRunner'):
         assert type(RUNNERS.build(config(tmp_path, runner_type=name))) is ReproRunner
 

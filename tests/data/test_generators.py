@@ -285,7 +285,7 @@ def undeclared(function):
     return wrapper
 
 
-CACHED, STATIC, CLASS, PROPERTY, WRAPPED, HELPED = (np.random.default_rng(i) for i in range(6))
+CACHED, STATIC, CLASS, PROPERTY, WRAPPED = (np.random.default_rng(i) for i in range(5))
 
 
 class Helper:

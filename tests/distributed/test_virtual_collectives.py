@@ -33,18 +33,6 @@ def filled(collective, output, *args):
     return output
 
 
-def from_rank(source):
-    value = own(4)
-    dist.broadcast(value, source)
-    return value
-
-
-def reduced_to_the_last():
-    value = own(3)
-    dist.reduce(value, dist.get_world_size() - 1)
-    return value
-
-
 def gathered():
     parts = places(2) if dist.get_rank() == 1 else None
     dist.gather(own(2), parts, 1)
@@ -78,9 +66,9 @@ COLLECTIVES = {
     'all_gather': lambda world: filled(dist.all_gather, places(2, 2), own(2, 2)),
     'all_gather_into_tensor': lambda world: filled(
         dist.all_gather_into_tensor, torch.zeros(world * 2, 2), own(2, 2)),
-    'broadcast of the first': lambda world: from_rank(0),
-    'broadcast of the last': lambda world: from_rank(world - 1),
-    'reduce': lambda world: reduced_to_the_last(),
+    'broadcast of the first': lambda world: filled(dist.broadcast, own(4), 0),
+    'broadcast of the last': lambda world: filled(dist.broadcast, own(4), world - 1),
+    'reduce': lambda world: filled(dist.reduce, own(3), world - 1),
     'gather': lambda world: gathered(),
     'scatter': lambda world: scattered(),
     'reduce_scatter': lambda world: filled(

@@ -98,9 +98,10 @@ def test_operators_belong_to_a_phase_and_a_module(records, phase, path, operator
     assert named(records, phase=phase, path=path, name=operator)
 
 
-def test_optimizer_operators_name_the_parameter(records):
+def test_optimizer_operators_name_the_parameter_and_random_ones_are_marked(records):
     changed = named(records, phase='optimizer', name='aten.addcdiv_.default')
     assert [r.labels[0] for r in changed] == [name for name, _ in Net().named_parameters()]
+    assert {r.name for r in records if r.drew} == {'aten.bernoulli_.float'}
 
 
 def test_the_line_of_a_custom_backward_is_the_innermost_call(records):
@@ -116,10 +117,6 @@ def test_what_is_written_in_place_counts_as_result(records):
     assert record.inputs[3:] != record.outputs[3:]
     add, = named(records, name='aten.add_.Tensor', path='norm')
     assert add.labels[0] == 'norm.num_batches_tracked' and add.inputs[0] != add.outputs[0]
-
-
-def test_random_operators_are_marked(records):
-    assert {r.name for r in records if r.drew} == {'aten.bernoulli_.float'}
 
 
 def recorded(function):
