@@ -4,21 +4,18 @@ Small real configs (dataset, augmentations, model, losses, optimizer, hooks, val
 for two epochs; batches, losses and weights are compared as bytes. Variants are combined for speed;
 the nightly test runs each of them separately as well.
 """
+import json
 import os
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from demo_runs import MODELS, changed, small, workers
 from detector_runs import narrow
-from harness import ROOT, environment, run_all, train
+from harness import ROOT, environment, python, run_all, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-
-from dev.children import printed_result
 
 
 def no_validation(cfg):
@@ -144,16 +141,15 @@ def test_each_variant_alone_does_not_change_bits(runs, tmp_path):
 def test_spawned_workers_and_hash_seeds_do_not_change_bits(runs, data_root, tmp_path):
     """In a fresh process, whose workers import everything again."""
     model, _, results = runs
-    process = start_training(model, data_root, 'spawn', tmp_path, PYTHONHASHSEED='7')
-    assert_same_bits(printed_result(process), results['baseline'], f'{model}, spawned')
+    found = trained_in_a_fresh_process(model, data_root, 'spawn', tmp_path, PYTHONHASHSEED='7')
+    assert_same_bits(found, results['baseline'], f'{model}, spawned')
 
 
-def start_training(model, data_root, start, folder, **variables):
-    """Start a fresh process that trains a small demo config; ``start``: how its workers start."""
-    return subprocess.Popen(
-        [sys.executable, ROOT / 'tests' / 'support' / 'train_fresh.py', model, data_root, start,
-         folder / start], env={**environment(), **variables}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def trained_in_a_fresh_process(model, data_root, start, folder, **variables):
+    """Train a small demo config; ``start``: how its workers start."""
+    said = python(ROOT / 'tests' / 'support' / 'train_fresh.py', model, data_root, start,
+                  folder / start, **variables)
+    return json.loads(said.splitlines()[-1])
 
 
 def test_compiled_mmcv_or_not(data_root, tmp_path):
@@ -167,6 +163,6 @@ def test_compiled_mmcv_or_not(data_root, tmp_path):
     narrow(cfg)
     lite = run_all({'lite': (train, (cfg, str(tmp_path / 'lite')), {})})['lite']
     path = os.pathsep.join([compiled, environment()['PYTHONPATH']])
-    result = printed_result(start_training(model, data_root, 'fork', tmp_path, PYTHONPATH=path))
+    result = trained_in_a_fresh_process(model, data_root, 'fork', tmp_path, PYTHONPATH=path)
     assert result['mmcv_is_compiled']
     assert_same_bits(result, lite, 'compiled mmcv')

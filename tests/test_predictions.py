@@ -1,14 +1,12 @@
 """On what the predictions for an image depend: its batch, and with one setting nothing else."""
 import json
-import subprocess
-import sys
 
 import infer_fresh
 import pytest
 import torch
 from demo_runs import changed, small
 from detector_runs import narrow
-from harness import ROOT, Child, environment
+from harness import Child, python
 from infer_fresh import digest_of
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
@@ -17,7 +15,6 @@ from mmengine.runner import Runner
 from small_runs import config, validating
 
 import mmrepro
-from dev.children import printed_result
 from mmrepro import RandomnessError
 
 DETECTORS = dict(one_stage='retinanet_r50_fpn', two_stage='faster-rcnn_r50_fpn',
@@ -148,10 +145,8 @@ def test_mmengines_own_streams_test_as_mmengine_does():
 
 
 def fresh(path, weights, images, hash_seed):
-    return printed_result(subprocess.Popen(
-        [sys.executable, '-W', 'ignore', infer_fresh.__file__, path, weights, *images],
-        env=dict(environment(), PYTHONHASHSEED=hash_seed), cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    said = python(infer_fresh.__file__, path, weights, *images, PYTHONHASHSEED=hash_seed)
+    return json.loads(said.splitlines()[-1])
 
 
 def test_inference_repeats_in_any_process_and_order(initialised, data_root):

@@ -34,6 +34,7 @@ def test_every_default_is_a_value_that_is_accepted():
     determinism.enable(env=env)
     assert set(env) == {row.name for row in tables.ENV if row.default is not None}
     determinism.enable(env=env)  # a conflict would raise
+    assert torch.utils.deterministic.fill_uninitialized_memory is False
 
 
 def test_docstring_example_runs():
@@ -98,11 +99,6 @@ def test_enable_again_starts_from_the_state_before_the_first():
     second = determinism.enable(False, env=env)
     assert second.changes == () and flags() == before and env == {}
     assert determinism.is_enabled() is False
-
-
-def test_unset_memory_is_not_filled():
-    determinism.enable(env={})
-    assert torch.utils.deterministic.fill_uninitialized_memory is False
 
 
 def test_a_failure_half_way_leaves_nothing_behind(monkeypatch):

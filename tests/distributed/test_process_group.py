@@ -1,7 +1,6 @@
 """Distributed runs without an accelerator, started by each of MMEngine's launchers."""
 import json
 import os
-import subprocess
 import sys
 import types
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from faults import tiny as tiny_run
+from harness import python
 from mmengine.runner import Runner
 from ranks import free_port
 from torch import nn
@@ -143,12 +143,8 @@ def test_every_launcher_starts_over_gloo(pool, launcher):
 
 
 def test_a_run_trains_and_validates_on_the_cpu_under_torchrun(tmp_path):
-    env = dict(os.environ, OMP_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo',
-               PYTHONPATH=os.pathsep.join(sys.path))
-    done = subprocess.run(
-        [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2',
-         __file__, str(tmp_path)], env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    python('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', __file__, tmp_path,
+           GLOO_SOCKET_IFNAME='lo')
     first, second = (json.loads((tmp_path / f'result{rank}').read_text()) for rank in range(2))
     assert first == second  # the weights, and the metric of the images of both ranks
     assert (first['wrapper'], first['world']) == ('MMDistributedDataParallel', 2)

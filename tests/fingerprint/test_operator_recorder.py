@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import random
+import secrets
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from faults import tiny
 from harness import python
+from numpy.random import RandomState
 from torch import nn
 
 from mmrepro.diagnosis.diagnosis import diagnose
@@ -300,3 +302,32 @@ def test_states_of_generators_show_every_draw():
         draw()
         seen.append(generator_states.states())
     assert len(set(seen)) == len(seen) and generator_states.states() == seen[-1]
+
+
+seed = 5
+UNSEEDED = None
+ENTROPY, SEEDED, CLOCK = 'entropy of the operating system', 'a generator is seeded', 'clock'
+READS = {
+    'a seed': (lambda: np.random.RandomState(5), []),
+    'a name': (lambda: RandomState(seed=seed), []),
+    'the clock': (lambda: RandomState(int(time.time() * 1000) % 2 ** 32), [CLOCK]),
+    'no seed': (lambda: RandomState(), [ENTROPY]),
+    'None': (lambda: RandomState(UNSEEDED), [ENTROPY]),
+    'a generator without a seed': (lambda: RandomState(np.random.default_rng().integers(9)),
+                                   [ENTROPY]),
+    'secrets': (lambda: RandomState(secrets.randbits(128) % 9), [ENTROPY]),
+    'default_rng': (lambda: np.random.default_rng(), [ENTROPY]),
+    'default_rng with a seed': (lambda: np.random.default_rng(5), []),
+    'Random': (lambda: random.Random(), [ENTROPY]),
+    'Random with a seed': (lambda: random.Random(5), [SEEDED]),
+}
+
+
+@pytest.mark.parametrize('name', READS)
+def test_a_seed_is_no_entropy(name):
+    """A generator that is given a seed asks for entropy and drops it."""
+    function, expected = READS[name]
+    watch = generator_states.Watch()
+    with watch:
+        function()
+    assert [call.split(': ')[0] for call in watch.take()] == expected

@@ -281,12 +281,10 @@ def test_without_replacements_the_check_fails(on_device, tmp_path):
 
 
 # those that resize while they train, sample points and pool adaptively reach what torch refuses
+@pytest.mark.nightly
 @pytest.mark.parametrize('only', [
-    pytest.param('SOLOv2', marks=pytest.mark.nightly),
-    pytest.param('YOLOX|Faster|Mask R|Cascade|RTMDet|PointRend|DCN|CARAFE',
-                 marks=pytest.mark.nightly),
-    pytest.param('DETR|DINO|Mask2Former|HTC', marks=pytest.mark.nightly),
-])
+    'SOLOv2', 'YOLOX|Faster|Mask R|Cascade|RTMDet|PointRend|DCN|CARAFE',
+    'DETR|DINO|Mask2Former|HTC'])
 def test_detectors(on_device, tmp_path, only):
     code, rows = check(on_device, tmp_path, f'^detectors/.*({only})')
     assert code == 0 and rows, rows
@@ -295,13 +293,11 @@ def test_detectors(on_device, tmp_path, only):
 
 @pytest.mark.parametrize('model, options', [
     ('deformable-detr_r50', ()),
-    pytest.param('yolox_s', (), marks=pytest.mark.nightly),
-    pytest.param('faster-rcnn_r50_fpn', (), marks=pytest.mark.nightly),
-    # half precision takes minutes on a CPU
-    pytest.param('yolox_s', ('--amp', 64), marks=pytest.mark.nightly),
-    pytest.param('yolox_s', ('--amp', 65536), marks=pytest.mark.nightly),
-    pytest.param('rtmdet_tiny', (), marks=pytest.mark.nightly),
-    pytest.param('soft-teacher_faster-rcnn_r50', (), marks=pytest.mark.nightly),
+    *(pytest.param(model, options, marks=pytest.mark.nightly) for model, options in (
+        ('yolox_s', ()), ('faster-rcnn_r50_fpn', ()), ('rtmdet_tiny', ()),
+        ('soft-teacher_faster-rcnn_r50', ()),
+        # half precision takes minutes on a CPU
+        ('yolox_s', ('--amp', 64)), ('yolox_s', ('--amp', 65536)))),
 ])
 def test_training_repeats_and_resumes(on_device, data_root, tmp_path, model, options):
     on_device(FOLDER / 'scenario.py', model, data_root, tmp_path, *options)

@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 import torch
+from demo_runs import small
+from detector_runs import narrow
 from faults import results
 from faults.planted import FAULTS
 from faults.tiny import tiny, validating
@@ -70,17 +72,6 @@ def cache():
     return {}
 
 
-def config_file(folder, randomness, validate):
-    path = folder / 'config.py'
-    cfg = tiny(folder)
-    cfg.randomness.update(randomness)
-    if validate:
-        validating(cfg)
-    cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
-    cfg.dump(str(path))
-    return str(path)
-
-
 @pytest.fixture(scope='session')
 def configs(tmp_path_factory, data_root):
     """Fault -> path of the config that it is planted in."""
@@ -95,21 +86,20 @@ def configs(tmp_path_factory, data_root):
         key = json.dumps([fault.randomness, fault.model, bool(fault.validate_at)])
         if key not in paths:
             folder = tmp_path_factory.mktemp('config')
-            paths[key] = detector_config(fault.model, data_root, folder) if fault.model \
-                else config_file(folder, fault.randomness, fault.validate_at)
+            cfg = small(fault.model, data_root) if fault.model else tiny(folder)
+            if fault.model:
+                cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+                narrow(cfg)
+            else:
+                cfg.randomness.update(fault.randomness)
+                cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
+                if fault.validate_at:
+                    validating(cfg)
+            paths[key] = str(folder / 'config.py')
+            cfg.dump(paths[key])
         return paths[key]
 
     return path_of
-
-
-def detector_config(model, data_root, folder):
-    from demo_runs import small
-    from detector_runs import narrow
-    cfg = small(model, data_root)
-    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    narrow(cfg)
-    cfg.dump(str(folder / 'config.py'))
-    return str(folder / 'config.py')
 
 
 def search(name, folder, cache, configs, values=False):

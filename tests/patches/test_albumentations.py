@@ -68,16 +68,10 @@ def test_own_generators_follow_the_sample(fake):
     assert draw(pipeline, 1) == first == draw(cls(), 1), 'also a pipeline of another process'
 
 
-def test_a_seed_of_the_user_is_kept(fake):
-    cls = fake(OwnGenerators)
-    expected = OwnGenerators(3)(image=None)
-    patches.apply()
-    assert draw(cls(3), 1) == expected
-
-
-def test_old_versions_are_left_alone(fake):
-    pipeline = fake(GlobalGenerators)()
-    expected = draw(pipeline, 1)
+@pytest.mark.parametrize('cls, arguments', [(OwnGenerators, (3, )), (GlobalGenerators, ())])
+def test_a_seed_of_the_user_is_kept_and_old_versions_are_left_alone(fake, cls, arguments):
+    pipeline = fake(cls)(*arguments)
+    expected = draw(cls(*arguments), 1)
     patches.apply()
     assert draw(pipeline, 1) == expected
 

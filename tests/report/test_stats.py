@@ -1,12 +1,16 @@
-"""Statistics against values from elsewhere."""
+"""Statistics against values from elsewhere, shares of variance against SciPy's bootstrap."""
 import itertools
+import json
 import math
 import sys
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from mmrepro.errors import MissingPackageError
 from mmrepro.report.stats import holm, paired, sign_flip, summary
+from mmrepro.report.variance import report_of, share
 
 # Student (1908), "The probable error of a mean", Biometrika 6: hours of sleep gained by ten
 # patients under two drugs. R's `sleep`; t.test(extra ~ group, paired = TRUE) prints
@@ -111,3 +115,43 @@ def test_holms_correction_is_that_of_r():
     assert holm([.01, .02, .03, .04, .05]) == pytest.approx([.05, .08, .09, .09, .09])
     assert holm([.05, .01, .03]) == pytest.approx([.06, .03, .06])
     assert holm([.9, .8]) == [1, 1] and holm([.02]) == [.02] and holm([]) == []
+
+
+# ------------------------------------------------------------------------------ variance
+
+DRAW = np.random.RandomState(7)
+PART, WHOLE = DRAW.normal(0, 1, 12).tolist(), DRAW.normal(0, 2, 12).tolist()
+
+
+def ratio(a, b, axis=-1):
+    return np.var(a, axis=axis, ddof=1) / np.var(b, axis=axis, ddof=1)
+
+
+def test_share_and_interval_are_those_of_scipy():
+    estimate = share(PART, WHOLE)
+    assert estimate.value == pytest.approx(ratio(PART, WHOLE), rel=1e-12)
+    theirs = stats.bootstrap((PART, WHOLE), ratio, n_resamples=20_000, method='percentile',
+                             vectorized=True, random_state=1).confidence_interval
+    # two sets of resamples: the ends differ by their noise
+    assert estimate.low == pytest.approx(theirs.low, rel=.06)
+    assert estimate.high == pytest.approx(theirs.high, rel=.06)
+    assert share(PART, WHOLE) == estimate
+
+
+def test_a_stream_that_nothing_draws_from_has_a_share_of_exactly_zero():
+    assert share([.1] * 5, WHOLE) == (0, 0, 0)
+
+
+def test_no_variance_at_all_is_one_clear_line():
+    with pytest.raises(ValueError, match='^m of base, 3 seeds: the metric is the same whatever'):
+        report_of('m', 'last', 'base', [0, 1, 2], {'all': [.3] * 3, 'init': [.3] * 3})
+
+
+def test_plot_report_and_notes():
+    report = report_of('coco/bbox_mAP', 'last', 'base', [0, 1, 2], {
+        'all': [.30, .32, .29], 'init': [.30, .31, .30], 'step': [.30, .30, .30]})
+    assert report.images['seeds'].startswith(b'\x89PNG')
+    page = report.html()
+    assert 'data:image/png;base64,' in page and 'http' not in page
+    assert 'step: the metric stays exactly the same' in page and '10 or more' in page
+    json.loads(report.json())

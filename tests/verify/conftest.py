@@ -1,8 +1,19 @@
 """A small training with fingerprints, which the tests of replay, export and goldens read."""
 import pytest
+from forked_trainings import ForkedTraining
 from harness import Child
 from mmengine.runner import Runner
 from small_runs import config
+
+from mmrepro.runs import launcher
+from mmrepro.verify.kills import attempt
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Launch trainings in forks of this process."""
+    for module in (attempt, launcher):
+        monkeypatch.setattr(module, 'LaunchedTraining', ForkedTraining)
 
 
 @pytest.fixture(scope='session')

@@ -15,10 +15,7 @@ from mmrepro.runs.config_edits import add_fingerprints
 from mmrepro.runs.launcher import plan, run_all
 from mmrepro.verify import control as module
 
-
-@pytest.fixture(autouse=True)
-def forked(monkeypatch):
-    monkeypatch.setattr(launcher, 'LaunchedTraining', ForkedTraining)
+pytestmark = pytest.mark.usefixtures('forked')
 
 
 @MODELS.register_module(force=True)

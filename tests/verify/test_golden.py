@@ -2,19 +2,16 @@
 import functools
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 from command import exit_code
+from harness import ROOT, python
 from launches import EndedTraining, folder_of, stand_in, training_of, write_steps
 from mmengine.config import Config
 
 from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.verify import golden as module
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 @pytest.fixture(scope='module')
@@ -157,8 +154,6 @@ def test_the_portable_golden_is_that_of_this_cpu(tmp_path):
     """Recorded on an Intel CPU with AVX-512; the command as it is typed in the repository."""
     for name in ('configs', 'goldens'):
         os.symlink(os.path.join(ROOT, name), tmp_path / name)
-    done = subprocess.run(
-        [sys.executable, '-m', 'mmrepro', 'golden', 'check', 'configs/demo/rtmdet_tiny_demo.py'],
-        cwd=tmp_path, text=True, capture_output=True, env={**os.environ, 'PYTHONPATH': ROOT})
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert 'EQUAL: rtmdet_tiny_demo, 3 iterations, x86-64_torch-2.13.0-cpu_' in done.stdout
+    said = python('-m', 'mmrepro', 'golden', 'check', 'configs/demo/rtmdet_tiny_demo.py',
+                  cwd=tmp_path)
+    assert 'EQUAL: rtmdet_tiny_demo, 3 iterations, x86-64_torch-2.13.0-cpu_' in said

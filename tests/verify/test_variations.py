@@ -1,13 +1,12 @@
 """verify: what it varies, what it says; nightly in real processes."""
 import json
 import os
-import subprocess
 import sys
 
 import launches
 import pytest
 from command import exit_code
-from harness import environment
+from harness import python
 from launches import EndedTraining, folder_of, training_of, write_steps
 from mmengine.config import Config
 
@@ -256,11 +255,9 @@ def test_real_processes(data_root, tmp_path):
     cfg = demo_config(CONFIG, data_root)
     path = tmp_path / 'config.py'
     cfg.dump(str(path))
-    command = [sys.executable, '-m', 'mmrepro', 'verify', str(path), '--iters', '4',
-               '--work-dir', str(tmp_path / 'w'), '--json']
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [one['equal'] for one in json.loads(done.stdout)['variations']] == [True] * 5
+    said = python('-m', 'mmrepro', 'verify', path, '--iters', 4, '--work-dir', tmp_path / 'w',
+                  '--json')
+    assert [one['equal'] for one in json.loads(said)['variations']] == [True] * 5
 
 
 @pytest.mark.parametrize('settings, name, iterations, reason', [
