@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
 import cv2
 import pytest
@@ -27,8 +28,7 @@ ANNOTATIONS = {
 
 @pytest.mark.parametrize('split', dataset.SPLITS)
 def test_annotations_are_pinned_and_images_have_the_size_that_is_written_down(data_root, split):
-    with open(dataset.annotation_file(data_root, split), 'rb') as file:
-        content = file.read()
+    content = Path(dataset.annotation_file(data_root, split)).read_bytes()
     assert hashlib.sha256(content).hexdigest() == ANNOTATIONS[split]
     for record in json.loads(content)['images']:
         image = cv2.imread(os.path.join(data_root, split, record['file_name']))

@@ -114,11 +114,6 @@ class DrawingIterations(IterBasedTrainLoop):
         super().run_iter(data_batch)
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    DRAWN.clear()
-
-
 class DrawsAfterAll(Hook):
     """Registered later than the hooks of the runner, with the same priority."""
 

@@ -1,6 +1,7 @@
 """The search: where two runs diverge, what is repeated, what is reported when nothing is found."""
 import json
 import os
+from pathlib import Path
 
 import pytest
 from result_text import text_of
@@ -42,16 +43,16 @@ class Scripted:
 
     def __call__(self, spec, folder, plan):
         self.plans.append((spec.name, plan))
-        os.makedirs(os.path.join(folder, 'mmrepro'))
+        records = Path(folder, 'mmrepro')
+        records.mkdir(parents=True)
         runs = self.losses[spec.name]
         steps = run_of(*runs.pop(0)).ranks[0].steps.values()
         lines = [dict(kind='start', format=1, level='step', rank=0, world_size=1, iteration=0),
                  *list(steps)[:plan.stop + 1]]
-        with open(os.path.join(folder, 'mmrepro', 'fingerprints.rank0.jsonl'), 'w') as file:
-            file.writelines(json.dumps(line) + '\n' for line in lines)
+        (records / 'fingerprints.rank0.jsonl').write_text(
+            ''.join(json.dumps(line) + '\n' for line in lines))
         if plan.record is not None:
-            with open(os.path.join(folder, 'batch.rank0.json'), 'w') as file:
-                json.dump(None, file)
+            Path(folder, 'batch.rank0.json').write_text('null')
             record = Record('forward', 'fc', 'aten.mm.default', inputs=('1',),
                             outputs=(self.records[spec.name].pop(0),))
             write_records(os.path.join(folder, 'operators.rank0.jsonl'), [record])

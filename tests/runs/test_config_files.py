@@ -69,7 +69,7 @@ def test_the_mark_adds_a_key_whatever_it_resembles():
      "a.py: ModuleNotFoundError: No module named 'no_such_module_x' (its folder must be on "
      'PYTHONPATH)'),
     ("_base_ = './base.py'\n", 'x = y\n', "base.py, line 1: NameError: name 'y'"),
-    ("_base_ = './base.py'\n", 'x = )\n', 'base.py, line 1: unmatched'),
+    ("_base_ = './base.py'\n", 'x = )\n', './base.py, line 1: unmatched'),
 ])
 def test_a_config_that_cannot_be_read(tmp_path, text, base, message):
     (tmp_path / 'base.py').write_text(base)

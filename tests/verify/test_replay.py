@@ -3,6 +3,7 @@ import copy
 import json
 import os
 import shutil
+from pathlib import Path
 
 import launches
 import pytest
@@ -32,16 +33,14 @@ class Recorded(EndedTraining):
         self._lines = list(self.content)
         folder = os.path.join(folder_of(launch), 'mmrepro')
         self._writer = Writer(f'{folder}/{self.name}')
-        with open(f'{folder}/manifest.json', 'w') as file:
-            json.dump(self.manifest, file)
+        Path(folder, 'manifest.json').write_text(json.dumps(self.manifest))
 
     def poll(self):
         if not self._lines:
             return True
         line = self._lines.pop(0)
         if line == 'fail':
-            with open(self.launch.log, 'w') as file:
-                file.write('it broke')
+            Path(self.launch.log).write_text('it broke')
             raise TrainingFailed(1, self.launch.log)
         self._writer.write(line)
         return False
@@ -53,8 +52,8 @@ class Recorded(EndedTraining):
 
 @pytest.fixture
 def stand_in(original, monkeypatch):
-    with open(original / 'mmrepro' / 'fingerprints.rank0.jsonl') as file:
-        content = [json.loads(line) for line in file]
+    lines = (original / 'mmrepro' / 'fingerprints.rank0.jsonl').read_text().splitlines()
+    content = list(map(json.loads, lines))
     manifest = read_manifest(str(original)).content
     return launches.stand_in(monkeypatch, Recorded, content=content, manifest=manifest)
 
