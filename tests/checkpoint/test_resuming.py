@@ -56,7 +56,6 @@ def test_a_copied_run_leaves_the_best_checkpoint_of_the_original_alone(tmp_path)
     assert 'copy of' in runner.lifecycle.resume.passed_over[0]
 
 
-
 def test_a_run_publishes_its_last_checkpoint(tmp_path):
     cfg = small_run(tmp_path)
     cfg.default_hooks.checkpoint.update(published_keys=['meta', 'state_dict'], save_last=True)

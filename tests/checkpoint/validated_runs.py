@@ -4,7 +4,7 @@ import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import HOOKS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import HOOKS, METRICS, MODELS
 from mmengine.runner import Runner
 from small_runs import small_run, validating
 
@@ -36,23 +36,7 @@ class TwoPlayers(BaseModel):
         return losses
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
-class OnePerPart:
-    def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
-        pass
-
-    def __call__(self, model):
-        from mmengine.optim import OptimWrapper, OptimWrapperDict
-        return OptimWrapperDict(
-            first=OptimWrapper(torch.optim.AdamW(model.first.parameters(), lr=0.01),
-                               accumulative_counts=3),
-            second=OptimWrapper(torch.optim.SGD(model.second.parameters(), lr=0.1, momentum=0.9)))
-
-
-KILLED_AT = []
-
-
-METRICS_SEEN = []
+KILLED_AT, METRICS_SEEN = [], []
 
 
 @METRICS.register_module(force=True)

@@ -62,24 +62,21 @@ def test_enable_refuses_operators_without_a_deterministic_form():
     put()
 
 
-def test_disable_restores_every_flag_and_variable():
-    torch.backends.cudnn.benchmark = True
-    try:
-        before, env = flags(), {'NCCL_ALGO': '^NVLS', 'HOME': '/'}
-        report = determinism.enable(
-            env=env, float32_precision='medium', num_threads=torch.get_num_threads() + 1)
-        assert flags() != before
-        assert env['NCCL_ALGO'] == '^NVLS' and env['CUBLAS_WORKSPACE_CONFIG'] == ':4096:8'
-        changed = {change.name: (change.before, change.after) for change in report.changes}
-        assert changed['torch.backends.cudnn.benchmark'] == (True, False)
-        assert changed['CUBLAS_WORKSPACE_CONFIG'] == (None, ':4096:8')
-        assert 'NCCL_ALGO' not in changed
-        assert all(change.before != change.after for change in report.changes)
-        determinism.disable()
-        assert flags() == before
-        assert env == {'NCCL_ALGO': '^NVLS', 'HOME': '/'}
-    finally:
-        torch.backends.cudnn.benchmark = False
+def test_disable_restores_every_flag_and_variable(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', True)
+    before, env = flags(), {'NCCL_ALGO': '^NVLS', 'HOME': '/'}
+    report = determinism.enable(
+        env=env, float32_precision='medium', num_threads=torch.get_num_threads() + 1)
+    assert flags() != before
+    assert env['NCCL_ALGO'] == '^NVLS' and env['CUBLAS_WORKSPACE_CONFIG'] == ':4096:8'
+    changed = {change.name: (change.before, change.after) for change in report.changes}
+    assert changed['torch.backends.cudnn.benchmark'] == (True, False)
+    assert changed['CUBLAS_WORKSPACE_CONFIG'] == (None, ':4096:8')
+    assert 'NCCL_ALGO' not in changed
+    assert all(change.before != change.after for change in report.changes)
+    determinism.disable()
+    assert flags() == before
+    assert env == {'NCCL_ALGO': '^NVLS', 'HOME': '/'}
 
 
 def test_a_variable_that_others_changed_meanwhile_stays():

@@ -3,8 +3,8 @@ import json
 import os
 import sys
 import types
-from contextlib import contextmanager
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -43,17 +43,6 @@ def launched(launcher, rank, world, port):
     return {name: str(value) for name, value in LAUNCHED[launcher](rank, world, port).items()}
 
 
-@contextmanager
-def environment(variables):
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 # ------------------------------------------------------------------------ on the ranks
 
 
@@ -61,7 +50,7 @@ def start(rank, world, launcher, port):
     env = launched(launcher, rank, world, port)
     if launcher == 'slurm':  # the port of the config counts
         env['MASTER_PORT'] = 'none'
-    with environment(env):
+    with mock.patch.dict(os.environ, env):
         made = ensure_process_group(launcher, dict(cudnn_benchmark=False, dist_cfg=dict(
             backend='nccl', timeout=25, port=port, init_backend='torch')))
         again = ensure_process_group(launcher)
@@ -95,7 +84,7 @@ def wrap(rank, world, wrapper, expected):
     def build(wrapper_cfg, model):
         return Runner.wrap_model(runner, wrapper_cfg, model)
 
-    with environment({'LOCAL_RANK': str(rank)}):
+    with mock.patch.dict(os.environ, {'LOCAL_RANK': str(rank)}):
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
         wrapped = wrap_model(runner, build, config, model, ordered=True)
         assert type(wrapped).__name__ == expected, wrapped
@@ -109,7 +98,7 @@ def wrap(rank, world, wrapper, expected):
 def wrap_sync_batch_norm(rank, world, layer, cfg):
     torch.manual_seed(1)
     runner = types.SimpleNamespace(cfg=cfg, distributed=True)
-    with environment({'LOCAL_RANK': str(rank)}):
+    with mock.patch.dict(os.environ, {'LOCAL_RANK': str(rank)}):
         wrapped = wrap_model(
             runner, lambda config, model: Runner.wrap_model(runner, config, model), None,
             nn.Sequential(nn.Linear(3, 2), layer(2)))

@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from demo_runs import changed, without_self_checks
+from demo_runs import changed
 from faults import tiny as tiny_run
 from harness import Child
 from mmengine.dist import all_reduce
@@ -208,24 +208,18 @@ def test_ranks_that_wait_keep_no_gradients():
 
 # ------------------------------------------------------------------------------ what is shared
 
-def _trained(cfg, ranks, work_dir, look):
+def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
     """``look(runner)`` of every rank behind a training, in a process of its own."""
     from mmengine.runner import Runner
-    found = []
+    cfg, found = changed(cfg, change), []
+    cfg.work_dir, cfg.randomness = str(work_dir), with_virtual_ranks(cfg.randomness, ranks)
 
     def main():
         runner = Runner.from_cfg(cfg)
         runner.train()
         found.append(look(runner))
 
-    cfg.work_dir = str(work_dir)
-    cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
-    on_virtual_ranks(ranks, main)
-    return found
-
-
-def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
-    return Child(_trained, changed(cfg, change), ranks, work_dir, look).result()
+    return Child(lambda: on_virtual_ranks(ranks, main) or found).result()
 
 
 def addresses(runner):
@@ -356,7 +350,8 @@ def test_a_hook_that_breaks_shared_weights_ends_the_run(cfg, name, text, tmp_pat
     def change(cfg):
         averages(cfg)
         cfg.custom_hooks.append(dict(type=name))
-        without_self_checks(cfg)  # a repeated step would find a shrinking weight before the owner
+        # a repeated step would find a shrinking weight before the owner
+        cfg.randomness.self_checks = False
 
     with pytest.raises(RuntimeError, match=text):
         trained(cfg, tmp_path, addresses, change)

@@ -16,9 +16,7 @@ _library.impl('scale', lambda x, by: x * by, 'CPU')
 
 
 @pytest.fixture
-def trained(tmp_path):
-
-
+def trained(tmp_path, monkeypatch):
     @MODELS.register_module(name='StrangeLine', force=True)
     class StrangeLine(small_runs.NoisyLine):
         def forward(self, x, mode='tensor'):
@@ -34,18 +32,14 @@ def trained(tmp_path):
         steps, told = [], []
         train_step = runner.model.train_step
         runner.logger.warning = told.append
-        monitor = OperatorGuard.watch
-
-        def counted(self):
-            steps.append(runner.iter)
-            return monitor(self)
-
-        OperatorGuard.watch = counted
-        try:
-            runner.train()
-        finally:
-            OperatorGuard.watch = monitor
-            determinism.disable()
+        watch = OperatorGuard.watch
+        with monkeypatch.context() as patch:
+            patch.setattr(OperatorGuard, 'watch',
+                          lambda self: steps.append(runner.iter) or watch(self))
+            try:
+                runner.train()
+            finally:
+                determinism.disable()
         assert runner.model.train_step == train_step
         return runner, steps, [text for text in told if 'passers_by' in str(text)]
 

@@ -22,6 +22,7 @@ from mmrepro.runs.launcher import free_port, rank_variables
 
 ITERATIONS = 6
 DETECTOR_ITERATIONS = 2
+RUNS = {}  # run A without a fault is the same for many faults: its folder
 
 
 def run_planted(job, env, plant, run):
@@ -68,11 +69,6 @@ class Forks:
 
 
 @pytest.fixture(scope='session')
-def cache():
-    return {}
-
-
-@pytest.fixture(scope='session')
 def configs(tmp_path_factory, data_root):
     """Fault -> path of the config that it is planted in."""
     # what a training imports, so that no child has to: seconds each
@@ -102,14 +98,14 @@ def configs(tmp_path_factory, data_root):
     return path_of
 
 
-def search(name, folder, cache, configs, values=False):
+def search(name, folder, configs, values=False):
     fault = FAULTS[name]
     iterations = DETECTOR_ITERATIONS if fault.model else ITERATIONS
     path = configs(fault)
     specs = (RunSpec('A', path, ranks=fault.ranks),
              RunSpec('B', path, fault.env, fault.ranks, fault.resume_at,
                   validate_at=fault.validate_at))
-    return Localiser(specs, str(folder), Forks(fault, cache)).search(iterations, values)
+    return Localiser(specs, str(folder), Forks(fault, RUNS)).search(iterations, values)
 
 
 def check(name, result, folder):
@@ -161,5 +157,5 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
 @pytest.mark.parametrize('name', [
     name if fault.fast else pytest.param(name, marks=pytest.mark.nightly)
     for name, fault in FAULTS.items()])
-def test_fault_is_named(name, tmp_path, cache, configs):
-    check(name, search(name, tmp_path, cache, configs), tmp_path)
+def test_fault_is_named(name, tmp_path, configs):
+    check(name, search(name, tmp_path, configs), tmp_path)

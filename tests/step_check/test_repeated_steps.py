@@ -11,9 +11,8 @@ from faults import tiny
 from harness import Child
 from mmengine.logging import MessageHub
 from mmengine.model import BaseModel
-from mmengine.optim import OptimWrapper, OptimWrapperDict
-from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
+from small_runs import OnePerPart  # noqa: F401  registered
 from virtual_runs import run as on_virtual_ranks
 
 
@@ -98,18 +97,7 @@ class NoisyPlayers(Players):
         return float(np.random.default_rng().random()) if self.noise[name] else 1.
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
-class OnePerPlayer:
-    def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
-        pass
-
-    def __call__(self, model):
-        return OptimWrapperDict(
-            first=OptimWrapper(torch.optim.AdamW(model.first.parameters(), lr=0.01)),
-            second=OptimWrapper(torch.optim.SGD(model.second.parameters(), lr=0.1, momentum=0.9)))
-
-
-PLAYERS = dict(optim_wrapper=dict(constructor='OnePerPlayer'), param_scheduler=None)
+PLAYERS = dict(optim_wrapper=dict(constructor='OnePerPart'), param_scheduler=None)
 
 
 def played(cfg):

@@ -29,12 +29,6 @@ def log_lines(work_dir):
     return steps
 
 
-def every_iteration(cfg):
-    cfg.default_hooks.checkpoint = dict(
-        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
-    return cfg
-
-
 def accumulating(cfg):
     cfg.optim_wrapper.accumulative_counts = 4
 

@@ -3,7 +3,8 @@ import torch
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, METRICS, MODELS
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import DATASETS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
 
 
@@ -41,6 +42,20 @@ class Points(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         return dict(x=torch.tensor([i, 1.]) + self.noise * torch.rand(2))
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
+class OnePerPart:
+    """An optimizer for each of the two parts of a model."""
+
+    def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
+        self.counts = optim_wrapper_cfg.get('accumulative_counts', 1)
+
+    def __call__(self, model):
+        return OptimWrapperDict(
+            first=OptimWrapper(torch.optim.AdamW(model.first.parameters(), lr=0.01),
+                               accumulative_counts=self.counts),
+            second=OptimWrapper(torch.optim.SGD(model.second.parameters(), lr=0.1, momentum=0.9)))
 
 
 def config(work_dir, **kwargs):
