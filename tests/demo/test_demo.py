@@ -144,14 +144,17 @@ def test_the_two_runs_differ_in_what_must_not_matter_only(data_root):
     assert first.to_dict() == second.to_dict()
 
 
+def demo_in(folder, *arguments):
+    return demo.main(['--data', f'{folder}/data', '--work-dir', f'{folder}/work',
+                      *map(str, arguments)])
+
+
 @pytest.mark.smoke
 def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
     cfg = two_runs.Config.fromfile(shipped_configs.shipped(demo.DEFAULT_CONFIG))
     narrow(cfg)
     cfg.dump(tmp_path / 'config.py')
-    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work'),
-                 '--config', str(tmp_path / 'config.py')]
-    assert demo.main([*arguments, '--images', '4', '--epochs', '1']) == 0
+    assert demo_in(tmp_path, '--config', tmp_path / 'config.py', '--images', 4, '--epochs', 1) == 0
     said = capfd.readouterr().out
     assert 'SAME BITS: loss, weights and optimizer state agree' in said
     assert 'PYTHONHASHSEED=1, resumed after iteration 1' in said
@@ -161,8 +164,7 @@ def test_two_processes_end_with_the_same_bits(tmp_path, capfd):
 
 @pytest.mark.nightly
 def test_the_weights_are_those_of_the_readme_on_this_cpu(tmp_path, capfd):
-    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
-    assert demo.main([*arguments, '--portable']) == 0
+    assert demo_in(tmp_path, '--portable') == 0
     row = next(line for line in capfd.readouterr().out.splitlines() if line.startswith(' 6 '))
     for readme in ('README.md', 'README_zh-CN.md'):
         text = (ROOT / readme).read_text(encoding='utf-8')
@@ -172,8 +174,7 @@ def test_the_weights_are_those_of_the_readme_on_this_cpu(tmp_path, capfd):
 
 @pytest.mark.nightly
 def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_path, capfd):
-    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
-    assert demo.main([*arguments, '--virtual-ranks', '2', '--images', '2', '--epochs', '1']) == 0
+    assert demo_in(tmp_path, '--virtual-ranks', 2, '--images', 2, '--epochs', 1) == 0
     assert 'SAME BITS' in capfd.readouterr().out
     config = two_runs.Config.fromfile(tmp_path / 'work' / '2_processes' / 'config.py')
     assert config.randomness.virtual_ranks.ranks == 2
@@ -185,7 +186,6 @@ def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp
     config = tmp_path / 'stock_streams.py'
     config.write_text(f"_base_ = {shipped_configs.shipped('configs/demo/yolox_s_demo.py')!r}\n"
                       "randomness = dict(worker_seed='mmengine')\n")
-    arguments = ['--data', str(tmp_path / 'data'), '--work-dir', str(tmp_path / 'work')]
     # the first batch comes from worker 0, whose seed is that of the main process
-    assert demo.main([*arguments, '--config', str(config), '--images', '8', '--epochs', '1']) == 1
+    assert demo_in(tmp_path, '--config', config, '--images', 8, '--epochs', 1) == 1
     assert 'DIFFERENT from iteration 2 on' in capfd.readouterr().out
