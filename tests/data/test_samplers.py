@@ -131,7 +131,9 @@ BATCH_SAMPLERS = {
 def test_an_abandoned_pass_leaves_nothing_behind(name):
     """mmdet's aspect-ratio buckets carry samples into the next epoch, a second iter() too."""
     placement = Placement(0)
-    sampler = adopt_sampler(DefaultSampler(Images(23), seed=1), placement)
+    sampler = DefaultSampler(Images(23), seed=1)
+    assert adopt_sampler(sampler, placement) is sampler and isinstance(sampler, DefaultSampler)
+    assert len(sampler) == 23 and sampler.seed == 1
     batch_sampler = adopt_sampler(BATCH_SAMPLERS[name](sampler), placement, batches=True)
     whole = list(batch_sampler)
     abandoned = iter(batch_sampler)
@@ -140,11 +142,6 @@ def test_an_abandoned_pass_leaves_nothing_behind(name):
     assert begun + list(abandoned) == whole, 'nor is it disturbed'
 
 
-def test_adopted_samplers_keep_class_attributes_and_length():
-    sampler = DefaultSampler(Images(23), seed=1)
-    adopted = adopt_sampler(sampler, Placement(0))
-    assert adopted is sampler and isinstance(sampler, DefaultSampler)
-    assert len(sampler) == 23 and sampler.seed == 1
 
 
 def test_positions_travel_to_workers():
