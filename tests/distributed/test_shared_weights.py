@@ -78,7 +78,7 @@ CHANGES = {
         custom_hooks=[dict(type='EMAHook', momentum=0.1, begin_iter=3)]),
     'clipping': lambda cfg: cfg.optim_wrapper.update(
         accumulative_counts=2, clip_grad=dict(max_norm=0.1)),
-    'AdamW': lambda cfg: cfg.optim_wrapper.update(optimizer=dict(type='AdamW', lr=1e-3)),
+    'AdamW': lambda cfg: setattr(cfg.optim_wrapper, 'optimizer', dict(type='AdamW', lr=1e-3)),
     # autocast and loss scaling need a GPU in MMEngine; a schedule does not
     'a schedule': lambda cfg: cfg.update(
         param_scheduler=[dict(type='MultiStepLR', by_epoch=False, milestones=[2])]),
@@ -274,7 +274,7 @@ def test_a_copy_for_each_rank_otherwise(cfg, change, text, tmp_path):
 
 
 @pytest.mark.parametrize('change, text', [
-    *REASONS, (lambda cfg: cfg.optim_wrapper.update(optimizer=dict(type='LBFGS')),
+    *REASONS, (lambda cfg: setattr(cfg.optim_wrapper, 'optimizer', dict(type='LBFGS')),
                'the optimizer LBFGS')])
 def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
     with pytest.raises(RuntimeError, match=f"virtual_ranks.memory='shared', and {text}.* allowed"):
