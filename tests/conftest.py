@@ -81,11 +81,10 @@ SLOW = (
     'distributed/test_training_on_ranks.py',
     'distributed/test_virtual_collectives.py',
     'distributed/test_virtual_ranks.py',
-    'distributed/test_virtual_ranks_errors.py',
     'distributed/test_virtual_ranks_state.py',
     'fingerprint/test_operator_recorder.py',
     'hooks/test_fingerprint_hook.py',
-    'hooks/test_seed_hook.py',
+    'hooks/test_hook_streams.py',
     'hooks/test_self_check.py',
     'hooks/test_self_check_bits.py',
     'ops/aten/test_sync_bn.py',
@@ -110,6 +109,7 @@ def pytest_collection_modifyitems(items):
     for item, name in zip(items, names):
         if name in SLOW:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.filterwarnings('ignore'))  # of libraries that train
     order = {name: (SLOW.index(name) if name in SLOW else len(SLOW), -count, name)
              for name, count in counts.items()}
     items[:] = [item for _, item in sorted(zip(names, items), key=lambda pair: order[pair[0]])]
@@ -144,6 +144,17 @@ def data_root(tmp_path_factory):
     from mmrepro.demo.dataset import write_dataset
     root = str(tmp_path_factory.mktemp('demo'))
     write_dataset(root)
+    return root
+
+
+@pytest.fixture(scope='session')
+def photographs(tmp_path_factory):
+    """Return the demonstration dataset with all that a family of the zoo reads."""
+    from dev.zoo.training import VAL_IMAGES, write_extras
+    from mmrepro.demo.dataset import write_dataset
+    root = str(tmp_path_factory.mktemp('photographs'))
+    write_dataset(root, num_val=VAL_IMAGES)
+    write_extras(root)
     return root
 
 

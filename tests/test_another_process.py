@@ -1,6 +1,4 @@
 """Variables of user code get their captured values for a block, and are as they were behind it."""
-from __future__ import annotations
-
 import functools
 
 from mmrepro.another_process import UserVariables

@@ -1,6 +1,4 @@
 """SHA-256 of nested values: every bit counts, addresses never do."""
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -63,11 +61,6 @@ def test_nothing_that_is_compared_within_a_run_counts_as_something_else():
         "['shape']", '(1, 2)', '[1, 2]')
 
 
-def test_a_single_element_with_odd_strides_has_a_digest():
-    odd = torch.arange(4.).as_strided((1, ), (3, ))
-    assert state_digest(odd) == state_digest(torch.zeros(1))
-
-
 def test_objects_count_by_content_and_not_by_address():
     def sample(x=1., bit=0, order=('a', 'b')):
         mask = np.zeros((1, 40, 40), np.uint8)
@@ -90,7 +83,8 @@ def test_objects_that_refer_to_each_other_have_a_digest():
 @pytest.mark.parametrize('tensor', [
     torch.tensor(5).expand(1, 1), torch.tensor([5]).expand(1), torch.empty_strided((1, ), (0, )),
     torch.empty_strided((0, ), (0, ), dtype=torch.long), torch.zeros(3, 0, dtype=torch.long)[:, :0],
-], ids=['0-d expanded', 'expanded', 'stride 0', 'empty, stride 0', 'empty slice'])
+    torch.arange(4.).as_strided((1, ), (3, )),
+], ids=['0-d expanded', 'expanded', 'stride 0', 'empty, stride 0', 'empty slice', 'stride 3'])
 def test_strides_of_small_tensors_do_not_matter(tensor):
     plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     assert state_digest(tensor) == state_digest(plain)

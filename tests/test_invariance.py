@@ -4,29 +4,22 @@ Small real configs (dataset, augmentations, model, losses, optimizer, hooks, val
 for two epochs; batches, losses and weights are compared as bytes. Variants are combined for speed;
 the nightly test runs each of them separately as well.
 """
+import json
 import os
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from demo_runs import MODELS, changed, small, workers
 from detector_runs import narrow
-from harness import ROOT, environment, run_all, train
+from harness import ROOT, environment, python, run_all, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
-
-from dev.children import printed_result
 
 
 def no_validation(cfg):
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-
-
-def rare_validation(cfg):
-    cfg.train_cfg.val_interval = 2
 
 
 def other_logging(cfg):
@@ -68,7 +61,7 @@ SINGLE = {
     'persistent workers': workers(2, True),
     'prefetch': workers(2, prefetch=5),
     'no validation': no_validation,
-    'rare validation': rare_validation,
+    'rare validation': lambda cfg: cfg.train_cfg.update(val_interval=2),
     'logging': other_logging,
     'noisy hooks': noisy_hooks,
 }
@@ -148,16 +141,15 @@ def test_each_variant_alone_does_not_change_bits(runs, tmp_path):
 def test_spawned_workers_and_hash_seeds_do_not_change_bits(runs, data_root, tmp_path):
     """In a fresh process, whose workers import everything again."""
     model, _, results = runs
-    process = start_training(model, data_root, 'spawn', tmp_path, PYTHONHASHSEED='7')
-    assert_same_bits(printed_result(process), results['baseline'], f'{model}, spawned')
+    found = trained_in_a_fresh_process(model, data_root, 'spawn', tmp_path, PYTHONHASHSEED='7')
+    assert_same_bits(found, results['baseline'], f'{model}, spawned')
 
 
-def start_training(model, data_root, start, folder, **variables):
-    """Start a fresh process that trains a small demo config; ``start``: how its workers start."""
-    return subprocess.Popen(
-        [sys.executable, ROOT / 'tests' / 'support' / 'train_fresh.py', model, data_root, start,
-         folder / start], env={**environment(), **variables}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def trained_in_a_fresh_process(model, data_root, start, folder, **variables):
+    """Train a small demo config; ``start``: how its workers start."""
+    said = python(ROOT / 'tests' / 'support' / 'train_fresh.py', model, data_root, start,
+                  folder / start, **variables)
+    return json.loads(said.splitlines()[-1])
 
 
 def test_compiled_mmcv_or_not(data_root, tmp_path):
@@ -171,6 +163,6 @@ def test_compiled_mmcv_or_not(data_root, tmp_path):
     narrow(cfg)
     lite = run_all({'lite': (train, (cfg, str(tmp_path / 'lite')), {})})['lite']
     path = os.pathsep.join([compiled, environment()['PYTHONPATH']])
-    result = printed_result(start_training(model, data_root, 'fork', tmp_path, PYTHONPATH=path))
+    result = trained_in_a_fresh_process(model, data_root, 'fork', tmp_path, PYTHONPATH=path)
     assert result['mmcv_is_compiled']
     assert_same_bits(result, lite, 'compiled mmcv')

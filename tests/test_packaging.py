@@ -1,6 +1,4 @@
 """What `pip install .` puts on the disk, and where MIM, MMEngine and the shell find it."""
-from __future__ import annotations
-
 import configparser
 import importlib.metadata
 import os
@@ -10,13 +8,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 import mmrepro
 from mmrepro import version
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', '_mmrepro_operators.py', '_mmrepro_pytest.py',
            'configs', 'docs', 'mmrepro', 'model-index.yml', 'pyproject.toml', 'requirements',
            'setup.cfg', 'setup.py', 'tools')
@@ -24,14 +23,13 @@ SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', '_mmrepro_operators.py', '_mmr
 
 def _setup():
     parser = configparser.ConfigParser()
-    parser.read(os.path.join(ROOT, 'setup.cfg'), encoding='utf-8')
+    parser.read(ROOT / 'setup.cfg', encoding='utf-8')
     return parser
 
 
 def _pins(name):
-    with open(os.path.join(ROOT, 'requirements', name), encoding='utf-8') as file:
-        lines = [line.strip() for line in file]
-    return [line for line in lines if line and not line.startswith('#')]
+    lines = (ROOT / 'requirements' / name).read_text(encoding='utf-8').splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith('#')]
 
 
 def _copy_sources(folder):
@@ -39,8 +37,8 @@ def _copy_sources(folder):
     copy.mkdir()
     ignore = shutil.ignore_patterns('__pycache__', '.mim', '*.egg-info')
     for name in SOURCES:
-        source = os.path.join(ROOT, name)
-        if os.path.isdir(source):
+        source = ROOT / name
+        if source.is_dir():
             shutil.copytree(source, copy / name, ignore=ignore)
         else:
             shutil.copy(source, copy / name)
@@ -67,36 +65,28 @@ def _unpack(wheel, folder):
 
 
 def _files(folder, suffixes):
-    for base, _, names in os.walk(os.path.join(ROOT, folder)):
-        for name in names:
-            if name.endswith(suffixes):
-                yield os.path.relpath(os.path.join(base, name), ROOT).replace(os.sep, '/')
+    return [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob('*')
+            if path.suffix in suffixes]
 
 
 def _content(path):
-    with open(os.path.join(ROOT, path), 'rb') as file:
-        return file.read()
+    return (ROOT / path).read_bytes()
 
 
 def test_every_module_is_in_the_wheel(wheel):
-    modules = [p for p in _files('mmrepro', '.py') if '/configs/' not in p and '/.mim/' not in p]
+    modules = [p for p in _files('mmrepro', ['.py']) if '/configs/' not in p and '/.mim/' not in p]
     assert modules and not [path for path in modules if path not in wheel]
 
 
-def test_configs_and_tools_are_under_mim(wheel):
-    for path in [*_files('configs', ('.py', '.yml')), 'tools/train.py', 'tools/test.py',
+def test_configs_tools_and_known_answers_are_in_the_wheel(wheel):
+    """The mixins also where lazy configs read them."""
+    for path in [*_files('configs', ['.py', '.yml']), 'tools/train.py', 'tools/test.py',
                  'tools/dist_train.sh', 'tools/slurm_train.sh', 'model-index.yml']:
         assert wheel[f'mmrepro/.mim/{path}'] == _content(path)
-
-
-def test_the_wheel_holds_the_known_answers(wheel):
-    path = 'mmrepro/ops/portable/known_answers.json'
-    assert wheel[path] == _content(path)
-
-
-def test_the_wheel_holds_the_mixins_where_lazy_configs_read_them(wheel):
     for name in ('reproducible', 'seeded'):
         assert wheel[f'mmrepro/configs/_base_/{name}.py'] == _content(f'configs/_base_/{name}.py')
+    answers = 'mmrepro/ops/portable/known_answers.json'
+    assert wheel[answers] == _content(answers)
 
 
 def test_nothing_else_is_in_the_wheel(wheel):
@@ -220,15 +210,15 @@ def test_the_lock_satisfies_the_package():
 
 
 def test_ci_and_tools_are_executable_and_parse():
-    scripts = ['.ci/run', *_files('tools', '.sh')]
+    scripts = ['.ci/run', *_files('tools', ['.sh'])]
     for path in scripts:
-        subprocess.run(['bash', '-n', os.path.join(ROOT, path)], check=True)
-        assert os.access(os.path.join(ROOT, path), os.X_OK) or path.endswith('environment.sh')
+        subprocess.run(['bash', '-n', ROOT / path], check=True)
+        assert os.access(ROOT / path, os.X_OK) or path.endswith('environment.sh')
 
 
 def test_slow_modules_exist():
-    slow = runpy.run_path(os.path.join(ROOT, 'tests', 'conftest.py'))['SLOW']
-    assert [name for name in slow if not os.path.exists(os.path.join(ROOT, 'tests', name))] == []
+    slow = runpy.run_path(str(ROOT / 'tests' / 'conftest.py'))['SLOW']
+    assert [name for name in slow if not (ROOT / 'tests' / name).exists()] == []
     assert len(set(slow)) == len(slow)
 
 
@@ -237,7 +227,7 @@ def test_an_unsupported_python_is_refused_with_the_fix(tmp_path):
     fake.write_text('#!/usr/bin/env bash\n[ "$1" = --version ] && echo "Python 3.8.1"\nexit 1\n')
     fake.chmod(0o755)
     result = subprocess.run(
-        ['bash', os.path.join(ROOT, 'tools', 'demo.sh')], capture_output=True, text=True,
+        ['bash', ROOT / 'tools' / 'demo.sh'], capture_output=True, text=True,
         env={**os.environ, 'PYTHON': str(fake), 'VENV': str(tmp_path / 'venv'),
              'ENVIRONMENT_IS_MADE': ''})
     assert result.returncode != 0 and not (tmp_path / 'venv').exists()

@@ -1,26 +1,22 @@
 """On what the predictions for an image depend: its batch, and with one setting nothing else."""
 import json
-import subprocess
-import sys
 
 import infer_fresh
 import pytest
 import torch
 from demo_runs import changed, small
 from detector_runs import narrow
-from harness import ROOT, Child, environment
+from harness import Child, python
 from infer_fresh import digest_of
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS, MODELS, init_default_scope
 from mmengine.runner import Runner
-from small_runs import config
+from small_runs import config, validating
 
 import mmrepro
-from dev.children import printed_result
 from mmrepro import RandomnessError
 
-pytestmark = pytest.mark.filterwarnings('ignore')
 DETECTORS = dict(one_stage='retinanet_r50_fpn', two_stage='faster-rcnn_r50_fpn',
                  transformer='deformable-detr_r50')
 
@@ -29,16 +25,12 @@ DETECTORS = dict(one_stage='retinanet_r50_fpn', two_stage='faster-rcnn_r50_fpn',
 class DigestsOfImages(BaseMetric):
     def process(self, data_batch, data_samples):
         from mmdet.structures import DetDataSample
-        self.results += [(one['img_id'], digest_of(DetDataSample(pred_instances=instances(one))))
-                         for one in data_samples]
+        from mmengine.structures import InstanceData
+        self.results += [(one['img_id'], digest_of(DetDataSample(pred_instances=InstanceData(
+            **one['pred_instances'])))) for one in data_samples]
 
     def compute_metrics(self, results):
         return {str(image): digest for image, digest in results}
-
-
-def instances(sample):
-    from mmengine.structures import InstanceData
-    return InstanceData(**sample['pred_instances'])
 
 
 def detector(name, data_root):
@@ -117,13 +109,10 @@ class Drawn(BaseMetric):
         return dict(drawn=results)
 
 
-def drawing(folder, independent, phase, batch_size=4):
-    loader = dict(batch_size=batch_size, num_workers=0, dataset=dict(type='Points'),
-                  sampler=dict(type='DefaultSampler', shuffle=False))
+def drawing(folder, independent, phase):
     cfg = config(folder, randomness=dict(seed=3, independent_predictions=independent))
-    cfg[f'{phase}_dataloader'], cfg[f'{phase}_cfg'] = loader, dict()
-    cfg[f'{phase}_evaluator'] = dict(type='Drawn')
-    return getattr(Runner.from_cfg(cfg), phase)()['drawn']
+    runner = Runner.from_cfg(validating(cfg, 'Drawn', (phase, ), batch_size=4))
+    return getattr(runner, phase)()['drawn']
 
 
 def test_every_image_has_the_same_random_numbers(tmp_path):
@@ -156,10 +145,8 @@ def test_mmengines_own_streams_test_as_mmengine_does():
 
 
 def fresh(path, weights, images, hash_seed):
-    return printed_result(subprocess.Popen(
-        [sys.executable, '-W', 'ignore', infer_fresh.__file__, path, weights, *images],
-        env=dict(environment(), PYTHONHASHSEED=hash_seed), cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    said = python(infer_fresh.__file__, path, weights, *images, PYTHONHASHSEED=hash_seed)
+    return json.loads(said.splitlines()[-1])
 
 
 def test_inference_repeats_in_any_process_and_order(initialised, data_root):

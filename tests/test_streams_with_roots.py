@@ -3,7 +3,7 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from small_runs import config, small_run
+from small_runs import config, small_run, validating
 
 from mmrepro import seeds
 from mmrepro.errors import ResumeError
@@ -36,11 +36,8 @@ class Draws(Hook):
 
 
 def draws(work_dir, seed, **streams):
-    cfg = config(work_dir, randomness=dict(seed=seed, streams=streams),
-                 val_dataloader=dict(batch_size=4, num_workers=0, dataset=dict(type='Points'),
-                                     sampler=dict(type='DefaultSampler', shuffle=False)),
-                 val_evaluator=dict(type='DumpNothing'), val_cfg=dict())
-    runner = Runner.from_cfg(cfg)
+    cfg = config(work_dir, randomness=dict(seed=seed, streams=streams))
+    runner = Runner.from_cfg(validating(cfg))
     hook = Draws()
     runner.register_hook(hook, priority=hook.priority)
     runner.train()

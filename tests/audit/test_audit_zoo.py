@@ -1,6 +1,4 @@
 """One config of every family of MMDetection: the audit reads it, and the two lines fix it."""
-from __future__ import annotations
-
 import glob
 import os
 

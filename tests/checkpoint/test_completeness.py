@@ -203,9 +203,3 @@ def test_a_pointer_to_nothing_is_a_new_run(pointer, tmp_path):
     runner = Runner.from_cfg(cfg)
     runner.train()
     assert runner.iter == 4
-
-
-def test_milestones_are_accepted_by_every_torch():
-    """MMEngine's MultiStepLR keeps them in a Counter, which older torch does not know."""
-    from mmrepro.checkpoint.safe_loading import allow_list
-    assert collections.Counter in allow_list()

@@ -1,4 +1,6 @@
 """On several ranks, one model is validated, saved and tested; training does not notice."""
+import functools
+
 import pytest
 import torch
 from harness import digest
@@ -70,12 +72,12 @@ def settings(work_dir, average='none', **changes):
     return cfg
 
 
-def trained(rank, world, port, cfg, work_dir):
-    kept = []
-    result = as_rank(rank, world, port, cfg, work_dir, kept.append)
-    runner, = kept
+def state_of(runner):
     averages = [hook.ema_model.state_dict() for hook in runner.hooks if hasattr(hook, 'ema_model')]
-    return dict(result, model=digest(runner.model.module.state_dict()), ema=digest(averages))
+    return dict(model=digest(runner.model.module.state_dict()), ema=digest(averages))
+
+
+trained = functools.partial(as_rank, look=state_of)
 
 
 def evaluated(rank, world, port, cfg, work_dir):
@@ -151,48 +153,33 @@ def test_statistics_are_averaged_and_other_buffers_are_those_of_rank_0(run):
     assert saved['seen'] == own[0][f'{prefix}seen']
 
 
+@HOOKS.register_module(force=True)
+class ValidatesInVain(Hook):
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == 5:
+            with pytest.raises(KeyError, match='in the middle'):
+                runner.val_loop.run()
+            runner.model.train()
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter == 5:
+            raise KeyError('in the middle of a validation')
+
+
 def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path):
-    cfg = settings(tmp_path)
-    for first, second in zip(on_ranks(2, cfg, tmp_path / 'a', function=validated_in_vain),
-                             on_ranks(2, cfg, tmp_path / 'b', function=trained)):
+    plain = settings(tmp_path)
+    in_vain = settings(tmp_path, custom_hooks=[dict(type='ValidatesInVain')])
+    for first, second in zip(on_ranks(2, in_vain, tmp_path / 'a', function=trained),
+                             on_ranks(2, plain, tmp_path / 'b', function=trained)):
         assert first['model'] == second['model']
 
 
-def validated_in_vain(rank, world, port, cfg, work_dir):
-    class Fails(Hook):
-        done = False
-
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            if runner.iter == 5 and not self.done:
-                Fails.done = True
-                try:
-                    runner.val_loop.run()
-                except KeyError:
-                    runner.model.train()
-
-        def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            if runner.iter == 5:
-                raise KeyError('in the middle of a validation')
-
-    kept = []
-
-    def prepare(runner):
-        kept.append(runner)
-        runner.register_hook(Fails())
-
-    as_rank(rank, world, port, cfg, work_dir, prepare)
-    return dict(model=digest(kept[0].model.module.state_dict()))
-
-
 @pytest.mark.parametrize('ranks', [2, 3, 5])
-def test_the_mean_of_equal_values_is_that_value(ranks):
-    value = torch.tensor([0.1, 1e-38, float('inf'), 3e38, -0.])
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        one = value.to(dtype)
-        assert digest(mean_of_ranks([one] * ranks)) == digest(one)
-
-
-def test_the_mean_does_not_overflow_and_shows_what_is_not_finite():
+def test_the_mean_of_equal_values_is_that_value_and_no_mean_overflows(ranks):
     large, nan = torch.tensor([3e38]), torch.tensor([float('nan')])
+    value = torch.tensor([0.1, 1e-38, float('inf'), 3e38, -0.])
+    for one in (value, value.double(), value.bfloat16()):
+        assert digest(mean_of_ranks([one] * ranks)) == digest(one)
     assert mean_of_ranks([large, large * 1.0625])[0] == large[0] * 1.03125
     assert mean_of_ranks([large, nan]).isnan().all()

@@ -18,11 +18,13 @@ def dict_of_one():
                 sampler=dict(type='DefaultSampler', shuffle=True))
 
 
-class OwnLoader(Hook):
-    """Looks at data of its own at the end of every epoch."""
-
+class Looking(Hook):
     def __init__(self):
-        self.seen = {}
+        self.seen, self.done = {}, False
+
+
+class OwnLoader(Looking):
+    """Looks at data of its own at the end of every epoch."""
 
     def before_train(self, runner):
         self.loader = runner.build_dataloader(dict_of_one())
@@ -31,11 +33,8 @@ class OwnLoader(Hook):
         self.seen['own', runner.epoch] = [digest(batch) for batch in self.loader]
 
 
-class LooksAtTheData(Hook):
+class LooksAtTheData(Looking):
     """Goes through the training data by itself, as hooks do that estimate statistics."""
-
-    def __init__(self):
-        self.seen = {}
 
     def look(self, event, runner):
         self.seen[event, runner.epoch] = [digest(batch) for batch in runner.train_dataloader]
@@ -50,11 +49,8 @@ class LooksAtTheData(Hook):
         self.look('end', runner)
 
 
-class AnotherLoader(Hook):
+class AnotherLoader(Looking):
     """Gives the loop other data from the second epoch on."""
-
-    def __init__(self):
-        self.seen, self.done = {}, False
 
     def before_train_epoch(self, runner):
         if runner.epoch >= 1 and not self.done:

@@ -11,48 +11,35 @@ from mmrepro.checkpoint import outcome
 from mmrepro.digests import state_digest
 
 
-def text_of(work_dir):
-    log, = work_dir.glob('*/*.log')
-    return log.read_text()
-
-
 @pytest.fixture
 def trained(tmp_path):
     cfg = tiny.validating_and_saving(str(tmp_path / 'run'))
     cfg.log_level = 'INFO'
     runner = Runner.from_cfg(cfg)
     runner.train()
-    return runner, text_of(tmp_path / 'run').rstrip().splitlines()[-1]
+    log, = (tmp_path / 'run').glob('*/*.log')
+    return runner, log.read_text().rstrip().splitlines()[-1]
 
 
-def test_it_has_the_digest_and_the_file_of_the_weights(trained):
+def test_it_has_the_weights_and_a_command_with_the_seed_in_effect(trained, tmp_path):
     runner, line = trained
     digest, path = re.search(r'weights ([0-9a-f]{16}) after \d+ iterations, (\S+);', line).groups()
     saved = torch.load(path, weights_only=False)['state_dict']
     assert digest == state_digest(saved)[:16]
     assert f' after {runner.iter} iterations' in line
-
-
-def test_the_command_trains_with_the_seed_in_effect(trained, tmp_path):
-    runner, line = trained
-    command = line.partition('; to repeat: ')[2]
-    words = command.split()
+    words = line.partition('; to repeat: ')[2].split()
     assert words[:2] == ['mmrepro', 'train'] and words[3:] == [
         '--work-dir', str(tmp_path / 'run-again')]
     assert Config.fromfile(words[2]).randomness.seed == runner.seed
 
 
-def test_processes_of_a_launcher_are_in_the_command(trained, monkeypatch):
+def test_the_command_has_the_processes_of_a_launcher_and_needs_a_config(trained, monkeypatch):
     runner, _ = trained
     monkeypatch.setattr(runner, 'cfg', Config(dict(model=dict(), launcher='pytorch')))
     monkeypatch.setenv('WORLD_SIZE', '2')
     command = outcome.command_to_repeat(runner)
     assert command.startswith('torchrun --nproc_per_node=2 -m mmrepro train ')
     assert command.endswith(' --launcher pytorch')
-
-
-def test_a_runner_without_a_config_has_no_command(trained, monkeypatch):
-    runner, _ = trained
     monkeypatch.setattr(runner, 'cfg', Config(dict(randomness=dict(seed=1))))
     assert outcome.command_to_repeat(runner) is None
     assert 'to repeat' not in outcome.outcome(runner)

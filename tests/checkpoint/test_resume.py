@@ -3,7 +3,7 @@ import copy
 
 import pytest
 from demo_runs import small
-from detector_runs import accumulating, dynamic, every_iteration, log_lines, narrow, shallow
+from detector_runs import accumulating, dynamic, log_lines, narrow, shallow
 from harness import Child, run_all, train
 from mmengine.runner import Runner
 from small_runs import Points, continued, finish, small_run
@@ -35,7 +35,9 @@ FAST = ('yolox', 'accumulation')
 def test_every_resume_point_gives_the_uninterrupted_run(case, data_root, tmp_path):
     import mmdet.models  # noqa: F401
     model, change, points = CASES[case]
-    cfg = every_iteration(small(model, data_root))
+    cfg = small(model, data_root)
+    cfg.default_hooks.checkpoint = dict(
+        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
     change(cfg)
     base = tmp_path / 'base'
     expected = run_all({'base': (train, (cfg, str(base)), {})})['base']

@@ -1,5 +1,6 @@
 """A resumed job of several ranks is the uninterrupted one, state of every rank included."""
 import copy
+import functools
 
 import pytest
 import torch
@@ -55,21 +56,21 @@ def settings(work_dir, accumulate=1):
 def state_of(runner):
     model = runner.model.module
     ema = next(hook for hook in runner.hooks if type(hook).__name__ == 'EMAHook').ema_model
-    return dict(model=digest(model.state_dict()), seen=model.seen.item().hex(),
-                largest=model.largest, ema=digest(ema.state_dict()),
-                optimizer=digest(runner.optim_wrapper.state_dict()))
+    return dict(state=dict(model=digest(model.state_dict()), seen=model.seen.item().hex(),
+                           largest=model.largest, ema=digest(ema.state_dict()),
+                           optimizer=digest(runner.optim_wrapper.state_dict())))
 
 
 @pytest.mark.parametrize('world, points', [(2, (4, 6, 11)), (3, (2, ))])
 def test_every_rank_continues_with_its_own_state(world, points, tmp_path):
-    cfg = settings(tmp_path / 'base', 3)
-    expected = on_ranks(world, cfg, tmp_path / 'base', function=as_rank_with_state)
+    with_state = functools.partial(as_rank, look=state_of)
+    expected = on_ranks(world, settings(tmp_path, 3), tmp_path / 'base', function=with_state)
     assert len({rank['state']['model'] for rank in expected}) == world, 'ranks hold their own BN'
     last = len(expected[0]['step'])
     for point in points:
         cfg = settings(tmp_path / str(point), 3)
         cfg.resume, cfg.load_from = True, str(tmp_path / 'base' / f'iter_{point}.pth')
-        found = on_ranks(world, cfg, tmp_path / str(point), function=as_rank_with_state)
+        found = on_ranks(world, cfg, tmp_path / str(point), function=with_state)
         for rank, (before, after) in enumerate(zip(expected, found)):
             where = f'rank {rank} of {world}, resumed at {point}'
             assert isinstance(after, dict), after
@@ -79,10 +80,6 @@ def test_every_rank_continues_with_its_own_state(world, points, tmp_path):
             assert after['state'] == before['state'], where
 
 
-def as_rank_with_state(rank, world, port, cfg, work_dir):
-    kept = []
-    result = as_rank(rank, world, port, cfg, work_dir, kept.append)
-    return dict(result, state=state_of(*kept))
 
 
 def test_ranks_that_are_equal_hand_nothing_over(tmp_path):

@@ -102,7 +102,7 @@ VARIANTS = {
         dict(type='EMAHook', interval=2, update_buffers=True)]),
     'several optimizers': {
         'model.own_steps': True,
-        'optim_wrapper': dict(constructor='OnePerPart'),
+        'optim_wrapper': dict(constructor='OnePerPart', accumulative_counts=3),
         'param_scheduler': dict(
             first=dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=9),
             second=dict(type='MultiStepLR', milestones=[1, 2], by_epoch=True))},

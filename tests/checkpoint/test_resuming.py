@@ -1,6 +1,7 @@
-"""The checkpoint of a resume: checked once, and taken from a copy of a work directory."""
+"""A checkpoint is saved by one object, and checked once by a resume, also from a copied folder."""
 import shutil
 
+import mmengine.config.config
 import pytest
 import torch
 from counted import Counted
@@ -53,3 +54,32 @@ def test_a_copied_run_leaves_the_best_checkpoint_of_the_original_alone(tmp_path)
     assert runner.message_hub.get_info('best_ckpt') == str(copied / 'best_iter_2.pth')
     assert runner.lifecycle.resume.point.path == str(copied / 'iter_3.pth')
     assert 'copy of' in runner.lifecycle.resume.passed_over[0]
+
+
+def test_a_run_publishes_its_last_checkpoint(tmp_path):
+    cfg = small_run(tmp_path)
+    cfg.default_hooks.checkpoint.update(published_keys=['meta', 'state_dict'], save_last=True)
+    expected = finish(cfg)
+    (published, ) = tmp_path.glob('iter_8-*.pth')
+    content = torch.load(published, weights_only=False)
+    assert set(content) == {'meta', 'state_dict'}
+    assert content['state_dict']['line.weight'].numpy().tobytes() == expected['line.weight']
+
+
+def test_weights_can_be_saved_before_the_optimizer_is_built(tmp_path):
+    runner = Runner.from_cfg(small_run(tmp_path))
+    runner.save_checkpoint(str(tmp_path), 'early.pth', save_optimizer=False,
+                           save_param_scheduler=False)
+    content = torch.load(tmp_path / 'early.pth', weights_only=False)
+    assert torch.equal(content['state_dict']['line.weight'], runner.model.line.weight)
+    with pytest.raises(TypeError, match='OptimWrapper'):
+        runner.save_checkpoint(str(tmp_path), 'early.pth')
+
+
+def test_the_text_of_the_config_is_formatted_once_for_all_checkpoints(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(mmengine.config.config, 'FormatCode',
+                        lambda text, **style: (calls.append(text), (text, True))[1])
+    finish(small_run(tmp_path))
+    assert len(list(tmp_path.glob('iter_*.pth'))) == 8
+    assert len(calls) == len(set(calls)) <= 2

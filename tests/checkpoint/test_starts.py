@@ -1,5 +1,6 @@
 """What a training starts from is decided by its seed and its checkpoint, or refused by name."""
 import pytest
+import small_runs
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, MODELS
@@ -31,12 +32,7 @@ class CountedPoints(Points):
 
 def validating(work_dir, loop='epochs', **changes):
     cfg = small_run(work_dir, train_cfg=dict(LOOPS[loop]), **{'model.type': 'ZeroLine', **changes})
-    cfg.val_cfg, cfg.val_evaluator = dict(), dict(type='DumpNothing')
-    cfg.val_dataloader = dict(batch_size=2, num_workers=0, dataset=dict(type='Points'),
-                              sampler=dict(type='DefaultSampler', shuffle=False))
-    cfg.test_cfg, cfg.test_evaluator = cfg.val_cfg, cfg.val_evaluator
-    cfg.test_dataloader = cfg.val_dataloader
-    return cfg
+    return small_runs.validating(cfg, phases=('val', 'test'))
 
 
 @pytest.mark.parametrize('what', ['val', 'test'])
@@ -50,34 +46,22 @@ def test_a_validation_alone_leaves_the_training_data_on_disk(what, tmp_path):
     assert CountedPoints.built == 1 and runner.iter == 8
 
 
-def looked_at(runner):
-    assert len(runner.train_dataloader) == 4 and runner.train_loop
-
-
 BEFORE = {'val': lambda runner: runner.val(), 'test': lambda runner: runner.test(),
-          'a look at the loop': looked_at}
+          'a look at the loop': lambda runner: (len(runner.train_dataloader), runner.train_loop)}
 
 
 @pytest.mark.parametrize('before', BEFORE)
-@pytest.mark.parametrize('loop', LOOPS)
-def test_what_comes_before_a_resumed_training_changes_nothing(loop, before, tmp_path):
+@pytest.mark.parametrize('loop, resume', [('epochs', True), ('iterations', True),
+                                          ('epochs', False)])
+def test_what_comes_before_a_training_changes_nothing(loop, resume, before, tmp_path):
+    """One that is resumed, and one that starts from the weights of a checkpoint."""
     cfg = validating(tmp_path, loop, custom_hooks=[dict(type='EMAHook')])
     expected = finish(cfg)
-    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_3.pth')
-    cfg.work_dir = str(tmp_path / 'resumed')
+    cfg.resume, cfg.load_from = resume, str(tmp_path / 'iter_3.pth')
+    cfg.work_dir = str(tmp_path / 'from')
+    expected = expected if resume else finish(cfg)
     runner = Runner.from_cfg(cfg)
     BEFORE[before](runner)
-    runner.train()
-    assert weights_of(runner) == expected
-
-
-def test_weights_to_start_from_survive_a_validation(tmp_path):
-    finish(validating(tmp_path))
-    cfg = validating(tmp_path / 'from')
-    cfg.load_from = str(tmp_path / 'iter_3.pth')
-    expected = finish(cfg)
-    runner = Runner.from_cfg(cfg)
-    runner.val()
     runner.train()
     assert weights_of(runner) == expected
 
@@ -122,18 +106,14 @@ def test_who_accepts_another_result_may_begin_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('loop', LOOPS)
-def test_a_training_that_is_over_may_be_asked_for_again(loop, tmp_path):
+def test_a_training_that_is_over_may_be_asked_for_again_but_not_for_more(loop, tmp_path):
     runner = Runner.from_cfg(validating(tmp_path, loop))
     runner.train()
     before = runner.model.line.weight.clone()
     runner.train()
     assert torch.equal(before, runner.model.line.weight)
-
-
-def test_a_longer_training_of_the_same_runner_is_refused(tmp_path):
-    runner = Runner.from_cfg(validating(tmp_path))
-    runner.train()
-    runner.train_loop._max_epochs = 3
+    more = dict(epochs=('_max_epochs', 3), iterations=('_max_iters', 12))
+    setattr(runner.train_loop, *more[loop])
     with pytest.raises(ResumeError, match='iteration 8'):
         runner.train()
 

@@ -4,9 +4,9 @@ import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import HOOKS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import HOOKS, METRICS, MODELS
 from mmengine.runner import Runner
-from small_runs import config
+from small_runs import small_run, validating
 
 from mmrepro.digests import state_digest
 
@@ -36,23 +36,7 @@ class TwoPlayers(BaseModel):
         return losses
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
-class OnePerPart:
-    def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
-        pass
-
-    def __call__(self, model):
-        from mmengine.optim import OptimWrapper, OptimWrapperDict
-        return OptimWrapperDict(
-            first=OptimWrapper(torch.optim.AdamW(model.first.parameters(), lr=0.01),
-                               accumulative_counts=3),
-            second=OptimWrapper(torch.optim.SGD(model.second.parameters(), lr=0.1, momentum=0.9)))
-
-
-KILLED_AT = []
-
-
-METRICS_SEEN = []
+KILLED_AT, METRICS_SEEN = [], []
 
 
 @METRICS.register_module(force=True)
@@ -95,13 +79,8 @@ class Killed(Hook):
 
 
 def settings(work_dir, **changes):
-    cfg = config(work_dir)
-    cfg.model = dict(type='TwoPlayers')
-    cfg.train_cfg = dict(by_epoch=True, max_epochs=3)
-    cfg.default_hooks.checkpoint = dict(
-        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
-    cfg.merge_from_dict(changes)
-    return cfg
+    return small_run(work_dir, train_cfg=dict(by_epoch=True, max_epochs=3),
+                     **{'model.type': 'TwoPlayers', **changes})
 
 
 def validated(work_dir, by_epoch, **changes):
@@ -109,9 +88,7 @@ def validated(work_dir, by_epoch, **changes):
     cfg = settings(work_dir, **changes)
     cfg.train_cfg = dict(by_epoch=True, max_epochs=5) if by_epoch else dict(
         by_epoch=False, max_iters=20, val_interval=4)
-    cfg.val_cfg, cfg.val_evaluator = dict(), dict(type='LossOnPoints')
-    cfg.val_dataloader = dict(batch_size=2, num_workers=0, dataset=dict(type='Points'),
-                              sampler=dict(type='DefaultSampler', shuffle=False))
+    validating(cfg, 'LossOnPoints')
     cfg.default_hooks.checkpoint = dict(
         type='CheckpointHook', interval=1 if by_epoch else 4, by_epoch=by_epoch,
         save_best='error', rule='less')

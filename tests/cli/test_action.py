@@ -1,6 +1,4 @@
 """action.yml: what its script makes of the exit codes of ``mmrepro golden check``."""
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,6 +1,4 @@
 """``mmrepro audit``: exit codes, JSON, plain errors."""
-from __future__ import annotations
-
 import json
 import os
 
@@ -57,10 +55,19 @@ def test_json_says_the_same(write, capsys):
     assert [f['rule'] for f in said['with_two_lines'] if f['severity'] != 'hint'] == []
 
 
-def test_options_change_the_config(write, capsys):
-    path = write(CLEAN)
-    assert run([path, '--device', 'cpu', '--cfg-options', 'runner_type=FlexibleRunner']) == 1
-    assert 'other-runner' in capsys.readouterr().out
+@pytest.mark.parametrize('arguments, code, said', [
+    (['CLEAN', '--cfg-options', 'runner_type=FlexibleRunner'], 1, ['other-runner']),
+    (['IMPORTS'], 0, ["No module named 'no_such_module'"]),
+    (['mmdet::retinanet/retinanet_r50_fpn_1x_coco'], 1, ['not-attached', 'with the two lines']),
+    (['--rules'], 0, ['foreign-generator'])],
+    ids=['options change the config', 'a custom import that fails is a finding',
+         'a config of the zoo has a name', 'rules can be listed'])
+def test_what_the_command_says(arguments, code, said, write, capsys):
+    given = dict(CLEAN=write(CLEAN), IMPORTS=write(
+        CLEAN.replace("['mmrepro']", "['mmrepro', 'no_such_module']"), 'imports.py'))
+    assert run([*(given.get(word, word) for word in arguments), '--device', 'cpu']) == code
+    out = capsys.readouterr().out
+    assert all(words in out for words in said)
 
 
 @pytest.mark.parametrize('name, said', [
@@ -74,23 +81,6 @@ def test_a_bad_path_is_a_plain_error(name, said, write, capsys):
     assert run([name]) == 2
     error = capsys.readouterr().err
     assert said in error and 'Traceback' not in error
-
-
-def test_a_custom_import_that_fails_is_a_finding(write, capsys):
-    text = CLEAN.replace("['mmrepro']", "['mmrepro', 'no_such_module']")
-    assert run([write(text), '--device', 'cpu']) == 0
-    assert "No module named 'no_such_module'" in capsys.readouterr().out
-
-
-def test_a_config_of_the_zoo_has_a_name(capsys):
-    assert run(['mmdet::retinanet/retinanet_r50_fpn_1x_coco', '--device', 'cpu']) == 1
-    out = capsys.readouterr().out
-    assert 'not-attached' in out and 'with the two lines' in out
-
-
-def test_rules_can_be_listed(capsys):
-    assert run(['--rules']) == 0
-    assert 'foreign-generator' in capsys.readouterr().out
 
 
 LAZY = """

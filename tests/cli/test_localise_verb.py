@@ -1,13 +1,12 @@
 """``mmrepro localise``: usage, settings of run A and run B, and the whole in fresh processes."""
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 from command import exit_code
 from faults.tiny import tiny
-from harness import ROOT, environment
+from harness import environment
 from mmengine.config import Config
 
 from mmrepro import cli
@@ -64,12 +63,10 @@ def test_from_a_config_and_from_two_runs_in_fresh_processes(tmp_path):
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
     path = str(tmp_path / 'config.py')
     cfg.dump(path)
-    env = environment()
-    env['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'tests' / 'support'), env['PYTHONPATH']])
 
     def run(*arguments):
         done = subprocess.run([sys.executable, '-m', 'mmrepro', 'localise', *arguments],
-                              env=env, capture_output=True, text=True, cwd=tmp_path)
+                              env=environment(), capture_output=True, text=True, cwd=tmp_path)
         return done.returncode, done.stdout, done.stderr
 
     code, out, err = run(path, '--iters', '5', '--work-dir', 'same')

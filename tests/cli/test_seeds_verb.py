@@ -1,9 +1,8 @@
 """``mmrepro seeds``: what is run, what is not run again, what is said."""
-from __future__ import annotations
-
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 from command import exit_code
@@ -60,8 +59,7 @@ def ended(monkeypatch):
         def start(runs):
             log = runs[0].launches[0].log
             os.makedirs(os.path.dirname(log), exist_ok=True)
-            with open(log, 'w') as file:
-                file.write(text)
+            Path(log).write_text(text)
             if code:
                 raise TrainingFailed(code, log)
 
@@ -107,10 +105,9 @@ def test_a_finished_seed_is_not_run_again_and_an_unfinished_one_is_resumed(
         config, started, tmp_path, capsys):
     path, out = config(), str(tmp_path / 'out')
     run(path, '--seeds', '0..1', '--work-dir', out)
-    folder = os.path.join(out, 'base', 'seed_2')
-    os.makedirs(folder)
-    with open(os.path.join(folder, 'epoch_1.pth'), 'w'):
-        pass
+    folder = Path(out, 'base', 'seed_2')
+    folder.mkdir()
+    (folder / 'epoch_1.pth').touch()
     started.clear()
     run(path, '--seeds', '0..3', '--work-dir', out)
     assert [command[command.index('--seed') + 1] for command in started] == ['2', '3']
@@ -127,10 +124,8 @@ def test_a_changed_config_is_not_mixed_in(config, started, tmp_path, capsys):
     assert run(path, '--seeds', '0', '--work-dir', out, '--report-only', '--cfg-options',
                'model.width=1') == 0
     config(width=1)  # another seed in the file itself changes nothing, and neither a work_dir
-    with open(path) as file:
-        text = file.read()
-    with open(path, 'w') as file:
-        file.write(text.replace('seed=42', 'seed=7') + "work_dir = 'x'\n")
+    text = Path(path).read_text()
+    Path(path).write_text(text.replace('seed=42', 'seed=7') + "work_dir = 'x'\n")
     assert cli.run('seeds', [path, '--seeds', '0', '--work-dir', out, '--report-only']) == 0
     assert {'seeds.png', 'seeds.html', 'seeds.json'} <= set(os.listdir(out))
 
@@ -149,8 +144,7 @@ def test_a_seed_without_a_result_says_why(config, tmp_path, ended, code, output,
     with pytest.raises(error, match=message):
         run_job(job, metrics_of)
     assert result_of(job) is None
-    with open(os.path.join(job.folder, 'result.json'), 'w') as file:
-        file.write('{')
+    Path(job.folder, 'result.json').write_text('{')
     with pytest.raises(SeedsError, match='not JSON.*remove it'):
         result_of(job)
 

@@ -1,7 +1,7 @@
 """The command lines of ``train`` and ``test``."""
-from __future__ import annotations
-
 import os
+import re
+from pathlib import Path
 
 import pytest
 from command import exit_code
@@ -75,10 +75,8 @@ def test_train_takes_every_argument_of_mmdetections_script(config, built, tmp_pa
 def test_arguments_are_those_of_the_installed_mmdetection(capsys):
     import mmdet
     for verb in ('train', 'test'):
-        path = os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'tools', f'{verb}.py')
-        with open(path, encoding='utf-8') as file:
-            words = file.read().replace('(', ' ').replace(',', ' ').split()
-        theirs = {word.strip("'") for word in words if word.startswith("'--")}
+        script = Path(mmdet.__file__).parent / '.mim' / 'tools' / f'{verb}.py'
+        theirs = set(re.findall("'(--[^']*)", script.read_text(encoding='utf-8')))
         pytest.raises(SystemExit, cli.load(verb), ['--help'])
         ours = capsys.readouterr().out
         # hidden from the help: the launcher gives it, not a person

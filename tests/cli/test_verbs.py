@@ -1,17 +1,17 @@
 """The command ``mmrepro VERB``: verbs, help, exit codes."""
-from __future__ import annotations
-
 import re
 
 import pytest
+from command import exit_code
 
 from mmrepro import cli, exit_codes
 
 
-def test_verbs_are_listed_and_unknown_ones_refused(capsys):
+def test_the_help_names_all_verbs_and_exit_codes_and_unknown_verbs_are_refused(capsys):
     assert cli.main(['--help']) == 0
     out = capsys.readouterr().out
-    assert all(verb in out for verb in cli.VERBS)
+    assert all(verb in out for verb in cli.VERBS) and len(cli.VERBS) <= 12
+    assert all(f'{code:>3}  {text}' in out for code, text in exit_codes.MEANINGS.items())
     assert cli.main(['trian']) == 2
     assert capsys.readouterr().err == (
         "mmrepro: unknown verb 'trian'; did you mean 'train'? (see mmrepro --help)\n")
@@ -38,11 +38,7 @@ def test_the_arguments_of_an_earlier_name_are_translated(given, verb, arguments,
     seen = []
     monkeypatch.setattr(cli, 'run', lambda *words: seen.append(words) or 0)
     assert cli.main(given.split()) == 0
-    assert seen == [(verb, arguments.split())]
-
-
-def test_there_are_at_most_twelve_verbs():
-    assert len(cli.VERBS) <= 12 and not set(cli.VERBS) & set(cli.RENAMED)
+    assert seen == [(verb, arguments.split())] and not set(cli.VERBS) & set(cli.RENAMED)
 
 
 @pytest.mark.parametrize('verb, said', [
@@ -59,28 +55,14 @@ def test_an_interrupted_verb_says_one_line(verb, said, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('verb', cli.VERBS)
-def test_every_verb_has_help_with_an_example(verb, capsys):
-    with pytest.raises(SystemExit) as error:
-        cli.main([verb, '--help'])
+def test_every_verb_has_help_with_an_example_and_wrong_usage_is_one_line(verb, capsys):
+    assert exit_code(verb, '--help') == 0
     out = capsys.readouterr().out
-    assert error.value.code == 0 and re.search(rf'examples?:\n  mmrepro {verb}', out)
-    assert '==SUPPRESS==' not in out
-
-
-@pytest.mark.parametrize('verb', cli.VERBS)
-def test_wrong_usage_of_every_verb_is_one_line_and_its_exit_code(verb, capsys):
-    with pytest.raises(SystemExit) as error:
-        cli.main([verb, '--no-such-option'])
+    assert re.search(rf'examples?:\n  mmrepro {verb}', out) and '==SUPPRESS==' not in out
+    assert exit_code(verb, '--no-such-option') == exit_codes.USAGE
     said = capsys.readouterr().err
-    assert error.value.code == exit_codes.USAGE
     assert said.startswith(f'mmrepro {verb}: ') and said.count('\n') == 1
     assert said.endswith(f'(see mmrepro {verb} --help)\n')
-
-
-def test_the_help_names_every_exit_code(capsys):
-    cli.main(['--help'])
-    said = capsys.readouterr().out
-    assert all(f'{code:>3}  {text}' in said for code, text in exit_codes.MEANINGS.items())
 
 
 def test_a_signal_is_named():

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from loaders import settings, train
 from mmdet.datasets import BaseVideoDataset, ConcatDataset, MultiImageMixDataset
 from mmdet.datasets.samplers import (
     AspectRatioBatchSampler,
@@ -19,17 +20,12 @@ from mmdet.datasets.samplers import (
     TrackAspectRatioBatchSampler,
     TrackImgSampler,
 )
-from mmengine.config import Config
 from mmengine.dataset import (
     ClassBalancedDataset,
     DefaultSampler,
     InfiniteSampler,
     RepeatDataset,
 )
-from mmengine.hooks import Hook
-from mmengine.model import BaseModel
-from mmengine.registry import MODELS
-from mmengine.runner import Runner
 from pictures import SizedPictures, pretend_rank
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -146,17 +142,13 @@ def make(request, monkeypatch):
     return build
 
 
-def passed(loader, count=None):
-    return list(itertools.islice(loader, count))
-
-
 @pytest.mark.parametrize('case', CASES)
 def test_nothing_is_loaded_to_get_there(case, make):
     count = 12 if 'Infinite' in case or 'endless' in case or 'Source' in case else None
     for epoch in (0,) if count else (0, 2):
         loader = make(case)
         seek(loader, epoch, 0)
-        whole = passed(loader, count)
+        whole = list(itertools.islice(loader, count))
         assert len(whole) > 1
         for skip in range(len(whole)):
             loader = make(case)
@@ -221,39 +213,16 @@ def test_every_sampler_and_batch_sampler_that_is_shipped_has_a_case():
 # ------------------------------------------------------ epochs that are not as long as they say
 
 
-@MODELS.register_module(force=True)
-class Summing(BaseModel):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-
-    def forward(self, batch, mode='tensor'):
-        return dict(loss=sum(float(noise) + name[0] for name, noise in batch) * self.weight.sum())
-
-
 def train_on(case, work_dir, train_cfg, resume_at=None):
-    """Return the names and noise of all samples, batch by batch."""
-    seen = []
+    """Return the digests of all batches, of names and noise, and of the weights."""
+    def make():
+        dataset, sampler, batches = VARYING[case]
+        sampler = sampler(dataset())
+        return DataLoader(sampler.dataset, batch_sampler=batches(sampler), collate_fn=lambda batch:
+                          dict(x=[torch.tensor([float(name[0]), noise]) for name, noise in batch]))
 
-    class Look(Hook):
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            seen.append((runner.epoch, batch_idx, data_batch['batch']))
-
-    dataset, sampler, batches = VARYING[case]
-    sampler = sampler(dataset())
-    loader = DataLoader(sampler.dataset, batch_sampler=batches(sampler),
-                        collate_fn=lambda samples: dict(batch=samples))
-    runner = Runner.from_cfg(Config(dict(
-        model=dict(type='Summing'), work_dir=str(work_dir), log_level='ERROR',
-        default_hooks=dict(checkpoint=dict(
-            type='CheckpointHook', interval=1000 if resume_at else 1, by_epoch=False)),
-        train_dataloader=loader, train_cfg=train_cfg, randomness=dict(seed=3),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-6)),
-        resume=resume_at is not None,
-        load_from=resume_at and str(work_dir / f'iter_{resume_at}.pth'))))
-    runner.register_hook(Look())
-    runner.train()
-    return seen
+    cfg = settings(make, work_dir, 'iterations', resume_at, validation=False)
+    return train(None, None, cfg=dict(cfg, train_cfg=train_cfg))
 
 
 VARYING = {
@@ -273,6 +242,7 @@ VARYING = {
     dict(by_epoch=True, max_epochs=3), dict(by_epoch=False, max_iters=26, val_interval=100)],
     ids=['epochs', 'iterations'])
 def test_epochs_may_differ_in_length(case, train_cfg, tmp_path):
-    whole = train_on(case, tmp_path, train_cfg)
-    for point in range(3, len(whole), 4):
-        assert train_on(case, tmp_path, train_cfg, point) == whole[point:], point
+    seen, weights = train_on(case, tmp_path, train_cfg)
+    assert len(set(seen)) == len(seen)
+    for point in range(3, len(seen), 4):
+        assert train_on(case, tmp_path, train_cfg, point) == (seen[point:], weights), point

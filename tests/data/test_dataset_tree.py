@@ -16,7 +16,7 @@ from stock_mmdet import patched, stock  # noqa: F401  fixtures
 from torch.utils.data import DataLoader, Subset
 
 from mmrepro.data.batch_context import BatchContext
-from mmrepro.data.dataset_tree import holder, nodes, path_of
+from mmrepro.data.dataset_tree import holder, path_of
 from mmrepro.data.samplers import with_position
 
 pytestmark = pytest.mark.usefixtures('patched')
@@ -57,10 +57,6 @@ def repeated(dataset, times):
     return dict(type=RepeatDataset, times=times, dataset=dataset)
 
 
-def balanced(dataset):
-    return dict(type=ClassBalancedDataset, oversample_thr=0.9, dataset=dataset)
-
-
 def joined(*datasets):
     return dict(type=ConcatDataset, datasets=list(datasets))
 
@@ -73,10 +69,12 @@ DATA = {
     'two parts': lambda: built(joined(part(0, 7), part(1, 9))),
     'one part without': lambda: built(joined(part(0, 7, [draw, labelled]), part(1, 9))),
     'wrapped parts': lambda: built(joined(
-        repeated(part(0, 4), 3), balanced(part(1, 5)), part(2, 3))),
+        repeated(part(0, 4), 3), part(2, 3),
+        dict(type=ClassBalancedDataset, oversample_thr=0.9, dataset=part(1, 5)))),
     'wrapped whole': lambda: _SlicedDataset(built(repeated(joined(
         joined(part(1, 4), part(2, 3)), part(0, 5)), 2)), 20),
     'one of many': lambda: built(part(0, 16)),
+    'subset': lambda: Subset(DATA['two parts'](), range(1, 16)),
 }
 
 
@@ -110,30 +108,6 @@ def test_samples_mix_within_their_part(name):
         assert len(set((labels // OF_PART).tolist())) <= 1, 'an image of another part'
         mixed += len(set(labels.tolist())) > 2
     assert mixed > 8
-
-
-LEAVES = {
-    **DATA,
-    'subset': lambda: Subset(DATA['two parts'](), range(3, 12)),
-    'mixed': lambda: built(dict(
-        type=MultiImageMixDataset, pipeline=[], dataset=balanced(part(0, 4)))),
-}
-
-
-@pytest.mark.parametrize('name', LEAVES)
-def test_a_path_leads_to_the_part_that_loads_the_sample(name, monkeypatch):
-    loaded = []
-    monkeypatch.setattr(Part, '__getitem__', lambda self, i: loaded.append(self))
-    dataset = LEAVES[name]()
-    leaves = {id(node.dataset): node.path for node in nodes(dataset)
-              if isinstance(node.dataset, Part)}
-    for index in range(len(dataset)):
-        loaded.clear()
-        try:
-            dataset[index]
-        except AttributeError:  # MultiImageMixDataset wants more than a None
-            assert name == 'mixed'
-        assert leaves[id(loaded[0])] == path_of(dataset, index)
 
 
 def test_a_transform_is_found_where_it_is():

@@ -13,7 +13,6 @@ from mmcv.transforms.utils import cache_randomness
 from mmengine.dataset import Compose, DefaultSampler, default_collate, pseudo_collate
 from torch.utils.data import DataLoader
 
-from mmrepro import seeds
 from mmrepro.data import generators
 from mmrepro.data.fetch import KeyedCollate, keyed_collate
 from mmrepro.errors import RandomnessError
@@ -270,17 +269,6 @@ def test_in_worker_mode_streams_go_on_from_sample_to_sample():
     assert batches(1) == alone
 
 
-def test_own_generators_start_where_the_sample_does():
-    """The global ones do, and the sum of all is what the tests above compare."""
-    made = adopted(loader(lambda data: DefaultSampler(data, shuffle=False), dataset=Own))
-    index = next(iter(made.batch_sampler))[2]
-    made._mmrepro_fetch.__getitems__([index])
-    seeds.seed_all(3, 'sample', index.epoch, index.position)
-    generators.begin_stream(generators.find(made.dataset, 'dataset'), 3, 'sample', 0, 2)
-    expected = made.dataset[2]
-    assert digest(made._mmrepro_fetch.__getitems__([index])) == digest([expected])
-
-
 def decorated(function):
     rng = random.Random(4)
 
@@ -297,7 +285,7 @@ def undeclared(function):
     return wrapper
 
 
-CACHED, STATIC, CLASS, PROPERTY, WRAPPED, HELPED = (np.random.default_rng(i) for i in range(6))
+CACHED, STATIC, CLASS, PROPERTY, WRAPPED = (np.random.default_rng(i) for i in range(5))
 
 
 class Helper:

@@ -1,6 +1,5 @@
 """Batches have the same bits on every x86-64 CPU with AVX2; variables emulate other hosts."""
-from __future__ import annotations
-
+import functools
 import json
 import re
 
@@ -27,13 +26,8 @@ def data(avx2, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def found(data):
-    """Return {host: what it computed}; computed when it is asked for."""
-    class Found(dict):
-        def __missing__(self, name):
-            self[name] = printed_result(start(data[0], hosts()[name].variables))
-            return self[name]
-
-    return Found()
+    """Return a function of a host, which computes its outcome once."""
+    return functools.cache(lambda host: printed_result(start(data[0], hosts()[host].variables)))
 
 
 @pytest.mark.parametrize('host', [
@@ -41,19 +35,19 @@ def found(data):
     pytest.param('torch, MKL and oneDNN without AVX2', marks=pytest.mark.nightly)])
 def test_hosts_with_avx2_load_the_same_batches(found, host):
     assert hosts()[host].promised
-    assert differing(found[host]['digests'], found['this CPU']['digests']) == []
-    assert len(found[host]['digests']) >= 10
+    assert differing(found(host)['digests'], found('this CPU')['digests']) == []
+    assert len(found(host)['digests']) >= 10
 
 
 @pytest.mark.parametrize('host, pipeline', list(zip(CONTROLS, ('YOLOX', 'CenterNet'))))
 def test_other_hosts_do_not(found, host, pipeline):
     """Otherwise the variables would have done nothing, and the test above would show nothing."""
-    assert pipeline in differing(found[host]['digests'], found['this CPU']['digests'])
+    assert pipeline in differing(found(host)['digests'], found('this CPU')['digests'])
 
 
 def test_batches_are_those_of_the_machine_that_recorded_them(found, data):
     """A real comparison between CPUs, where this one is another."""
-    recorded, here = json.loads(RESULTS.read_text()), found['this CPU']
+    recorded, here = json.loads(RESULTS.read_text()), found('this CPU')
     if here['versions'] != recorded['versions']:
         pytest.skip(f'recorded with {recorded["versions"]}; here is {here["versions"]}')
     machines = f'{recorded["cpu"]} ({recorded["features"]}) and {here["cpu"]} ({here["features"]})'

@@ -252,11 +252,6 @@ class Buffered:
         return dict(x=self.memory.copy_(item['x']))
 
 
-def test_memory_that_later_samples_overwrite_is_an_error():
-    with pytest.raises(SampleDiffersError, match='returns memory that it keeps'):
-        list(checking(Buffered()))
-
-
 class Annotated(Piped):
     """Hands out the boxes that it keeps."""
 
@@ -273,11 +268,24 @@ def shifted(item):
     return item
 
 
-@pytest.mark.parametrize('batch_size', [1, 4])
-def test_annotations_that_a_transform_changes_in_place_are_an_error(batch_size):
-    """A sample that is loaded again has been moved once more, in the first result as well."""
-    with pytest.raises(SampleDiffersError, match=r'overwritten.*\n.*what reaches shifted'):
-        list(strict(DataLoader(Annotated(shifted), batch_size=batch_size)))
+class Vanishes(Noisy):
+    def __init__(self):
+        self.left = {i: i for i in range(14)}
+
+    def __getitem__(self, i):
+        return self.left.pop(i)
+
+
+@pytest.mark.parametrize('make, message', [
+    (lambda: checking(Buffered()), 'returns memory that it keeps'),  # later samples overwrite it
+    # a sample that is loaded again has been moved once more, in the first result as well
+    *((lambda size=size: strict(DataLoader(Annotated(shifted), batch_size=size)),
+       r'overwritten.*\n.*what reaches shifted') for size in (1, 4)),
+    (lambda: strict(DataLoader(Vanishes(), batch_size=2)),
+     'could not be loaded once more.*KeyError: 0')])
+def test_samples_that_change_or_vanish_behind_their_load_are_an_error(make, message):
+    with pytest.raises(SampleDiffersError, match=message):
+        list(make())
 
 
 def test_a_collate_function_that_counts_in_memory_that_it_returns_is_an_error():
@@ -317,18 +325,6 @@ def test_datasets_that_cannot_repeat_are_left_out():
         made = strict(DataLoader(Once(), batch_size=batch_size),
                       self_checks=dict(nonrepeatable_datasets=['Once']))
         assert len(list(made)) == 14 // batch_size and checked(made) == 0
-
-
-def test_a_sample_that_cannot_be_loaded_again_is_an_error():
-    class Vanishes(Noisy):
-        def __init__(self):
-            self.left = {i: i for i in range(14)}
-
-        def __getitem__(self, i):
-            return self.left.pop(i)
-
-    with pytest.raises(SampleDiffersError, match='could not be loaded once more.*KeyError: 0'):
-        list(strict(DataLoader(Vanishes(), batch_size=2)))
 
 
 def test_names_of_datasets_must_exist():

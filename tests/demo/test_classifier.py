@@ -1,6 +1,4 @@
 """The demonstration for MMEngine alone."""
-from __future__ import annotations
-
 import json
 
 from harness import python

@@ -88,17 +88,13 @@ class CompiledLine(NoisyLine):
 DETERMINISTIC = dict(seed=3, deterministic=True)
 
 
-def test_a_dynamic_model_is_refused_by_name(tmp_path):
-    changes = {'model.type': 'CompiledLine', 'model.dynamic': True, 'randomness': DETERMINISTIC}
-    with pytest.raises(DeterminismError, match='line is compiled: dynamic=True lets'):
-        Runner.from_cfg(small_run(tmp_path, **changes)).train()
-
-
-@pytest.mark.parametrize('compiled', [dict(dynamic=True), dict(dynamic=True, backend='eager')])
-def test_a_dynamic_setting_is_refused_by_name(compiled, tmp_path):
-    cfg = small_run(tmp_path, randomness=DETERMINISTIC, compile=compiled)
-    with pytest.raises(DeterminismError, match='compile.dynamic=True: dynamic=True lets'):
-        Runner.from_cfg(cfg).train()
+@pytest.mark.parametrize('changes, message', [
+    ({'model.type': 'CompiledLine', 'model.dynamic': True}, 'line is compiled: dynamic=True lets'),
+    *((dict(compile=dict(dynamic=True, **more)), 'compile.dynamic=True: dynamic=True lets')
+      for more in ({}, dict(backend='eager')))])
+def test_a_dynamic_model_or_setting_is_refused_by_name(changes, message, tmp_path):
+    with pytest.raises(DeterminismError, match=message):
+        Runner.from_cfg(small_run(tmp_path, randomness=DETERMINISTIC, **changes)).train()
 
 
 def test_a_release_that_cannot_say_it_gives_up_is_refused(tmp_path, monkeypatch):

@@ -1,6 +1,4 @@
 """The determinism policy: checked first, applied second, and put back exactly."""
-from __future__ import annotations
-
 import doctest
 import importlib
 import sys
@@ -9,7 +7,7 @@ import types
 import pytest
 import torch
 from harness import python
-from policy_state import BITS, flags, nothing_leaks, run_python  # noqa: F401  a fixture
+from policy_state import BITS, flags, nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
 from mmrepro.config import RandomnessConfig
@@ -18,23 +16,17 @@ from mmrepro.determinism import policy, tables
 # ------------------------------------------------------------------------ tables
 
 
-def test_every_row_has_a_name_of_its_own():
+def test_rows_have_names_of_their_own_and_setters_and_precisions_that_exist():
     for table in (tables.ENV, tables.FLAGS):
         assert len({row.name for row in table}) == len(table)
-
-
-def test_the_config_takes_every_precision():
-    for precision in tables.PRECISIONS:
-        config = RandomnessConfig.parse(dict(numerics=dict(float32_precision=precision)))
-        assert config.numerics.float32_precision == precision
-
-
-def test_setters_of_flags_and_variables_of_cuda_exist():
+    assert set(tables.CUDA_ENV) <= {row.name for row in tables.ENV}
     for flag in tables.FLAGS:
         if flag.setter:
             module, _, name = flag.setter.rpartition('.')
             assert callable(getattr(importlib.import_module(module), name))
-    assert set(tables.CUDA_ENV) <= {row.name for row in tables.ENV}
+    for precision in tables.PRECISIONS:
+        config = RandomnessConfig.parse(dict(numerics=dict(float32_precision=precision)))
+        assert config.numerics.float32_precision == precision
 
 
 def test_every_default_is_a_value_that_is_accepted():
@@ -42,6 +34,7 @@ def test_every_default_is_a_value_that_is_accepted():
     determinism.enable(env=env)
     assert set(env) == {row.name for row in tables.ENV if row.default is not None}
     determinism.enable(env=env)  # a conflict would raise
+    assert torch.utils.deterministic.fill_uninitialized_memory is False
 
 
 def test_docstring_example_runs():
@@ -69,24 +62,21 @@ def test_enable_refuses_operators_without_a_deterministic_form():
     put()
 
 
-def test_disable_restores_every_flag_and_variable():
-    torch.backends.cudnn.benchmark = True
-    try:
-        before, env = flags(), {'NCCL_ALGO': '^NVLS', 'HOME': '/'}
-        report = determinism.enable(
-            env=env, float32_precision='medium', num_threads=torch.get_num_threads() + 1)
-        assert flags() != before
-        assert env['NCCL_ALGO'] == '^NVLS' and env['CUBLAS_WORKSPACE_CONFIG'] == ':4096:8'
-        changed = {change.name: (change.before, change.after) for change in report.changes}
-        assert changed['torch.backends.cudnn.benchmark'] == (True, False)
-        assert changed['CUBLAS_WORKSPACE_CONFIG'] == (None, ':4096:8')
-        assert 'NCCL_ALGO' not in changed
-        assert all(change.before != change.after for change in report.changes)
-        determinism.disable()
-        assert flags() == before
-        assert env == {'NCCL_ALGO': '^NVLS', 'HOME': '/'}
-    finally:
-        torch.backends.cudnn.benchmark = False
+def test_disable_restores_every_flag_and_variable(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', True)
+    before, env = flags(), {'NCCL_ALGO': '^NVLS', 'HOME': '/'}
+    report = determinism.enable(
+        env=env, float32_precision='medium', num_threads=torch.get_num_threads() + 1)
+    assert flags() != before
+    assert env['NCCL_ALGO'] == '^NVLS' and env['CUBLAS_WORKSPACE_CONFIG'] == ':4096:8'
+    changed = {change.name: (change.before, change.after) for change in report.changes}
+    assert changed['torch.backends.cudnn.benchmark'] == (True, False)
+    assert changed['CUBLAS_WORKSPACE_CONFIG'] == (None, ':4096:8')
+    assert 'NCCL_ALGO' not in changed
+    assert all(change.before != change.after for change in report.changes)
+    determinism.disable()
+    assert flags() == before
+    assert env == {'NCCL_ALGO': '^NVLS', 'HOME': '/'}
 
 
 def test_a_variable_that_others_changed_meanwhile_stays():
@@ -106,11 +96,6 @@ def test_enable_again_starts_from_the_state_before_the_first():
     second = determinism.enable(False, env=env)
     assert second.changes == () and flags() == before and env == {}
     assert determinism.is_enabled() is False
-
-
-def test_unset_memory_is_not_filled():
-    determinism.enable(env={})
-    assert torch.utils.deterministic.fill_uninitialized_memory is False
 
 
 def test_a_failure_half_way_leaves_nothing_behind(monkeypatch):
@@ -241,9 +226,9 @@ def test_snapshot_is_plain_and_follows_the_state():
 
 
 def test_cheap_and_without_cuda():
-    run_python('import sys, torch\n'
-               'from mmrepro import determinism\n'
-               'determinism.enable(); determinism.snapshot(); determinism.disable()\n'
-               'assert not torch.cuda.is_initialized()\n'
-               'late = {"mmengine", "torch._inductor", "torch._inductor.config", "cv2"}\n'
-               'assert not late & set(sys.modules), late & set(sys.modules)\n')
+    python('-W', 'error', '-c', (
+        'import sys, torch; from mmrepro import determinism\n'
+        'determinism.enable(); determinism.snapshot(); determinism.disable()\n'
+        'assert not torch.cuda.is_initialized()\n'
+        'late = {"mmengine", "torch._inductor", "torch._inductor.config", "cv2"}\n'
+        'assert not late & set(sys.modules), late & set(sys.modules)\n'))

@@ -1,9 +1,8 @@
 """Precision, threads and cuDNN count in every mode of the policy."""
-from __future__ import annotations
-
 import pytest
 import torch
-from policy_state import nothing_leaks, run_python  # noqa: F401  a fixture
+from harness import python
+from policy_state import nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
 from mmrepro.determinism import tables
@@ -97,4 +96,4 @@ assert refused  # of 2.11 not every time
 
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, 'conv'), reason='torch < 2.9 has one API')
 def test_precision_set_through_the_new_api_is_understood_and_restored():
-    run_python(NEW_API)
+    python('-W', 'error', '-c', NEW_API)

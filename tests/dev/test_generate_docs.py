@@ -1,8 +1,10 @@
-"""Tables in the docs are made from what they show, and show it."""
+"""Tables in the docs are made from what they show; docstrings are shown as they were meant."""
 import importlib.util
 from pathlib import Path
 
 import pytest
+
+from dev.site_hooks import on_page_content
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,3 +38,9 @@ def test_a_page_that_is_out_of_date_is_named_and_regenerated(pages, tmp_path, mo
         with pytest.raises(ValueError, match='the page has no <!-- '):
             pages.main([])
         assert a.read_text() == text
+
+
+def test_roles_of_sphinx_become_code():
+    html = '<p>raises :class:<code>Wrong</code>, see :func:<code>~a.b.run</code> and ratio 1:2</p>'
+    assert on_page_content(html) == (
+        '<p>raises <code>Wrong</code>, see <code>run</code> and ratio 1:2</p>')

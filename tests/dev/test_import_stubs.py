@@ -1,6 +1,4 @@
 """The stubs that let the check run where MMDetection's compiled dependencies are missing."""
-from __future__ import annotations
-
 from harness import python
 
 

@@ -1,6 +1,4 @@
 """The operators' part of the check for a GPU, run on the CPU: the same code, small."""
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -43,23 +41,23 @@ def check(case, **kwargs):
     return checking.check(case, 'cpu', True, times=3, **kwargs)
 
 
-@pytest.mark.parametrize('name', ['RoIAlign', 'DCNv2', 'NMS', 'CARAFE', 'focal loss, sigmoid'])
-def test_operators_of_mmcv_agree_and_repeat(name):
-    row = check(cases_mmcv.CASES[name])
+CASES = {kind: cases for module in (cases_mmcv, cases_torch, cases_compiled, cases_selection)
+         for kind, cases in module.CASES.items()} | cases_scatter.SORTED
+
+
+@pytest.mark.parametrize('name, against', [
+    *((name, None) for name in (
+        'RoIAlign', 'DCNv2', 'NMS', 'CARAFE', 'focal loss, sigmoid', 'grid sample: sorted',
+        'RoIAlign, sampled: sorted')),
+    *((name, 'flags') for name in (
+        'bilinear resize', 'grid sample', 'topk', 'gather', 'topk, 100 of 50000, 4 rows')),
+    *(pytest.param(name, 'flags', marks=pytest.mark.nightly)
+      for name in ('cumsum', 'scatter_add'))])
+def test_operators_agree_and_repeat(name, against):
+    row = check(CASES[name], **(dict(against=against) if against else {}))
     assert row['agrees'] and row['equal'] and row['times'] == 3, row
     assert report.verdict(row) == 'equal' and row['ms'] > 0
-
-
-@pytest.mark.parametrize('name', ['bilinear resize', 'grid sample', 'topk', 'gather'])
-def test_operators_of_torch_agree_and_repeat(name):
-    row = check(cases_torch.CASES[name], against='flags')
-    assert row['agrees'] and row['equal'] and row['default'] == 'torch', row
-
-
-@pytest.mark.parametrize('name', ['grid sample: sorted', 'RoIAlign, sampled: sorted'])
-def test_scattered_sums_agree_and_repeat(name):
-    row = check(cases_scatter.SORTED[name])
-    assert row['agrees'] and row['equal'], row
+    assert name not in cases_torch.CASES or row['default'] == 'torch', row
 
 
 @pytest.mark.parametrize('halved', [1, 2, None])
@@ -84,16 +82,6 @@ def test_bits_on_fewer_multiprocessors_are_said_and_not_judged(halved, monkeypat
     assert row['equal'] is (halved is not None)
     assert report.verdict(row) == ('DIFFERS: output' if halved is None else
                                    'equal, different bits on fewer multiprocessors')
-
-
-@pytest.mark.parametrize('name', [
-    'topk, 100 of 50000, 4 rows',
-    pytest.param('cumsum', marks=pytest.mark.nightly),
-    pytest.param('scatter_add', marks=pytest.mark.nightly)])
-def test_ties_and_compiled_code_agree_and_repeat(name):
-    cases = {**cases_compiled.CASES, **cases_selection.CASES}
-    row = check(cases[name], against='flags')
-    assert row['agrees'] and row['equal'], row
 
 
 def test_processes_need_a_gpu_each(monkeypatch):

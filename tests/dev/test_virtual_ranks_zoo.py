@@ -7,20 +7,11 @@ import pytest
 from dev import virtual_ranks_zoo as zoo
 from dev.zoo.families import FAMILIES, Member
 from dev.zoo.run_facts import FILE, facts_of
-from dev.zoo.training import VAL_IMAGES, training, write_extras
+from dev.zoo.training import training
 
 RESULTS = Path(__file__).resolve().parents[2] / 'docs' / 'results'
 REPORTS = {3: RESULTS / 'virtual_ranks_zoo.json', 1: RESULTS / 'zoo_trained.json'}  # by ranks
 NAMES = list(dict.fromkeys(member.family for member in FAMILIES))
-
-
-@pytest.fixture(scope='module')
-def photographs(tmp_path_factory):
-    from mmrepro.demo.dataset import write_dataset
-    root = str(tmp_path_factory.mktemp('photographs'))
-    write_dataset(root, num_val=VAL_IMAGES)
-    write_extras(root)
-    return root
 
 
 @pytest.mark.nightly

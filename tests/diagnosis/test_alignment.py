@@ -1,5 +1,4 @@
 """Aligning streams of records: equal ones, longer ones, unrelated ones."""
-import difflib
 import random
 
 import pytest
@@ -40,7 +39,6 @@ def test_long_streams_with_few_edits_align_fully():
     a = [draw.randrange(30) for _ in range(20000)]
     b = [*a[:50], 99, *a[50:9000], *a[9004:], 98]
     assert len(matches(a, b)) == len(a) - 4
-    assert difflib.SequenceMatcher(None, a[:100], b[:100], autojunk=False).ratio() > 0.9
 
 
 def test_unrelated_streams_align_as_far_as_the_limit_reaches(monkeypatch):
@@ -53,8 +51,9 @@ def test_unrelated_streams_align_as_far_as_the_limit_reaches(monkeypatch):
 SAME = [op('one', ['00'], ['11']), op('two', ['11'], ['22']), op('three', ['22'], ['33'])]
 
 
-def test_equal_streams_have_no_difference():
-    assert first_differing_record(SAME, list(SAME)) is None
+def state(outputs, numbers=''):
+    return Record('hook', 'EMAHook.after_train_iter', 'state after the hook', arguments=numbers,
+                  labels=('parameter a', 'parameter b')[:len(outputs)], outputs=outputs)
 
 
 NOISE = [SAME[0], op('noise', ['11'], ['1f']), op('two', ['1f'], ['2f']),
@@ -86,7 +85,23 @@ DIFFERENCES = {
         [op('one', ['00'], ['1f'], shapes='32'), SAME[1]], RESIZED, dict(a=None, b=0)),
     'another operator': (RESIZED, [op('crop', ['00'], ['0e']), *SAME],
                          dict(kind='replaced', a=0, b=0)),
+    'a tensor of a state': ([state(('1', '2'))], [state(('1', 'f'))],
+                            dict(kind='output', which=('parameter b', ))),
+    'a tensor that a state lacks': ([state(('1', '2'))], [state(('1', ))],
+                                    dict(which=('parameter b', ))),
+    'a number of a state before its tensors': (
+        [state(('1', '2'), 'lr=0.1; m=0')], [state(('1', 'f'), 'lr=0.2; m=0')],
+        dict(kind='argument', which=('lr=0.1', 'lr=0.2'))),
+    'an operator in the hook that made the state': (
+        [state(('1', '2'))], [op('mul_', ['2'], ['f']), state(('1', 'f'))],
+        dict(kind='extra', b=0)),
 }
+
+
+@pytest.mark.parametrize('other', [SAME, [*SAME, state(('1', '2'))]],
+                         ids=['equal', 'a state that only one run recorded'])
+def test_equal_streams_have_no_difference(other):
+    assert first_differing_record(SAME, list(other)) is None
 
 
 @pytest.mark.parametrize('name', DIFFERENCES)
@@ -108,36 +123,3 @@ def test_a_generator_that_was_moved_before():
     found = first_differing_record(stream(False), stream(True))
     assert (found.kind, found.a) == ('generator', 3)
     assert (found.moved.a, found.moved.b) == (1, 1)
-
-
-def state(outputs, numbers=''):
-    return Record('hook', 'EMAHook.after_train_iter', 'state after the hook', arguments=numbers,
-                  labels=('parameter a', 'parameter b'), outputs=outputs)
-
-
-def test_a_state_names_the_tensors_that_differ():
-    found = first_differing_record([state(('1', '2'))], [state(('1', 'f'))])
-    assert (found.kind, found.which) == ('output', ('parameter b',))
-
-
-def test_a_state_that_lacks_a_tensor_differs():
-    lacking = state(('1',))._replace(labels=('parameter a',))
-    found = first_differing_record([state(('1', '2'))], [lacking])
-    assert found.which == ('parameter b',)
-
-
-def test_a_number_of_a_state_comes_before_its_tensors():
-    found = first_differing_record([state(('1', '2'), 'lr=0.1; m=0')],
-                                   [state(('1', 'f'), 'lr=0.2; m=0')])
-    assert (found.kind, found.which) == ('argument', ('lr=0.1', 'lr=0.2'))
-
-
-def test_a_state_that_only_one_run_recorded_is_not_a_difference():
-    assert first_differing_record(SAME, [*SAME, state(('1', '2'))]) is None
-
-
-def test_an_operator_in_a_hook_that_made_the_state_is_named():
-    a = [state(('1', '2'))]
-    b = [op('mul_', ['2'], ['f']), state(('1', 'f'))]
-    found = first_differing_record(a, b)
-    assert (found.kind, found.b) == ('extra', 0)

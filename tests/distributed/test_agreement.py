@@ -1,6 +1,4 @@
 """Ranks that differ stop, all of them, for the same reason; ranks that do not come are named."""
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -157,14 +155,10 @@ def test_decisions_reach_a_world_of_one():
 # ------------------------------------------------------------------------ seed
 
 
-def test_no_seed_is_drawn_by_rank_0_and_shared(pool):
-    seeds = pool.run(draw, 4, [None] * 4)
-    assert len(set(seeds)) == 1 and type(seeds[0]) is int and 0 <= seeds[0] < 2**32
-
-
-def test_each_draw_is_another(pool):
-    pairs = pool.run(draw_twice, 2)
-    assert pairs[0] == pairs[1] and pairs[0][0] != pairs[0][1]
+def test_no_seed_is_drawn_by_rank_0_and_shared_and_each_draw_is_another(pool):
+    (first, second), *others = pool.run(draw_twice, 4)
+    assert set(others) == {(first, second)} and first != second
+    assert type(first) is int and 0 <= first < 2**32
 
 
 @pytest.mark.parametrize('seeds', [[1, 2], [None, 3], [0, None]])

@@ -1,6 +1,4 @@
 """A rank that has ended is named by those that wait for it, within seconds, with its reason."""
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re
@@ -73,29 +71,23 @@ def named(rank, ending, how):
 
 
 @pytest.mark.parametrize('ending', [0, 1])
-def test_a_killed_rank_is_named(ending):
-    found = on_ranks(3, named, ending, kill, killed=ending)
-    for rank in {0, 1, 2} - {ending}:
-        assert re.match(f'RankEnded: rank {ending} {KILLED}', found[rank]), found[rank]
-
-
-@pytest.mark.parametrize('ending', [0, 1])
-def test_the_error_of_a_rank_is_told(ending):
-    found = on_ranks(3, named, ending, fail)
-    assert found[ending] == 'Planted: here'
-    for rank in {0, 1, 2} - {ending}:
-        assert found[rank].startswith(f'RankEnded: rank {ending} has ended with Planted: here\n')
-
-
-def twice(rank):
-    """A process group that lost nobody in one block may lose somebody in the next."""
-    with naming_lost_ranks(f'rank {rank}'):
-        agree('start', 0, max)
-    return named(rank, 1, fail)
+@pytest.mark.parametrize('how, text', [(kill, KILLED), (fail, 'has ended with Planted: here\n')],
+                         ids=['killed', 'error'])
+def test_a_rank_that_has_ended_is_named_with_its_reason(ending, how, text):
+    found = on_ranks(3, named, ending, how, killed=ending if how is kill else None)
+    assert found.pop(ending) == ('Planted: here' if how is fail else None)
+    for said in found:
+        assert re.match(f'RankEnded: rank {ending} {text}', said), said
 
 
 def test_an_earlier_block_does_not_count():
-    found = on_ranks(2, twice)
+    """A process group that lost nobody in one block may lose somebody in the next."""
+    def story(rank):
+        with naming_lost_ranks(f'rank {rank}'):
+            agree('start', 0, max)
+        return named(rank, 1, fail)
+
+    found = on_ranks(2, story)
     assert found[0].startswith('RankEnded: rank 1 has ended with Planted: here\n')
     assert found[1] == 'Planted: here'
 
@@ -109,10 +101,6 @@ def test_another_error_stays_what_it_is():
 
 
 # ------------------------------------------------------------------------------ virtual ranks
-
-
-def on_virtual(rank, story, *args):
-    on_virtual_ranks(4, lambda: story(*args), 'pytorch')
 
 
 def in_an_operation(how):
@@ -130,7 +118,10 @@ ENDS = {'killed': (kill, f'the process of virtual ranks 2, 3 {KILLED}'),
 @pytest.mark.parametrize('end', ENDS)
 def test_the_ranks_of_another_process_say_who_has_ended_and_who_waits_where(end):
     how, text = ENDS[end]
-    found = on_ranks(2, on_virtual, in_an_operation, how, killed=1 if how is kill else None)[0]
+    def story(rank):
+        on_virtual_ranks(4, lambda: in_an_operation(how), 'pytorch')
+
+    found = on_ranks(2, story, killed=1 if how is kill else None)[0]
     assert re.match(f'RankEnded: {text}', found), found
     assert 'virtual rank 1 waits in all_reduce SUM((3,) torch.float32)' in found
 

@@ -1,10 +1,7 @@
 """The order of gradient sums belongs to the element, not to DDP's buckets."""
-from __future__ import annotations
-
-import hashlib
-
 import pytest
 import torch
+from harness import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,8 +14,6 @@ from mmrepro.distributed.ordered_reduction import (
 CAPS = [0.05, 1, 25]  # MB: a bucket per layer, a few, one
 
 
-def digest(tensors):
-    return hashlib.sha256(b''.join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()
 
 
 def model():
@@ -59,7 +54,7 @@ def ddp_gradients(rank, hook, cap, steps=3):
         layouts.append([])
         wrapped.zero_grad()
         wrapped(batch(rank)).square().sum().backward()
-        digests.append(digest(p.grad for p in wrapped.parameters()))
+        digests.append(digest([p.grad for p in wrapped.parameters()]))
     return digests, layouts
 
 

@@ -1,18 +1,16 @@
 """Distributed runs without an accelerator, started by each of MMEngine's launchers."""
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
 import types
-from contextlib import contextmanager
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from faults import tiny as tiny_run
+from harness import python
 from mmengine.runner import Runner
 from ranks import free_port
 from torch import nn
@@ -46,17 +44,6 @@ def launched(launcher, rank, world, port):
     return {name: str(value) for name, value in LAUNCHED[launcher](rank, world, port).items()}
 
 
-@contextmanager
-def environment(variables):
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 # ------------------------------------------------------------------------ on the ranks
 
 
@@ -64,7 +51,7 @@ def start(rank, world, launcher, port):
     env = launched(launcher, rank, world, port)
     if launcher == 'slurm':  # the port of the config counts
         env['MASTER_PORT'] = 'none'
-    with environment(env):
+    with mock.patch.dict(os.environ, env):
         made = ensure_process_group(launcher, dict(cudnn_benchmark=False, dist_cfg=dict(
             backend='nccl', timeout=25, port=port, init_backend='torch')))
         again = ensure_process_group(launcher)
@@ -98,7 +85,7 @@ def wrap(rank, world, wrapper, expected):
     def build(wrapper_cfg, model):
         return Runner.wrap_model(runner, wrapper_cfg, model)
 
-    with environment({'LOCAL_RANK': str(rank)}):
+    with mock.patch.dict(os.environ, {'LOCAL_RANK': str(rank)}):
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
         wrapped = wrap_model(runner, build, config, model, ordered=True)
         assert type(wrapped).__name__ == expected, wrapped
@@ -112,7 +99,7 @@ def wrap(rank, world, wrapper, expected):
 def wrap_sync_batch_norm(rank, world, layer, cfg):
     torch.manual_seed(1)
     runner = types.SimpleNamespace(cfg=cfg, distributed=True)
-    with environment({'LOCAL_RANK': str(rank)}):
+    with mock.patch.dict(os.environ, {'LOCAL_RANK': str(rank)}):
         wrapped = wrap_model(
             runner, lambda config, model: Runner.wrap_model(runner, config, model), None,
             nn.Sequential(nn.Linear(3, 2), layer(2)))
@@ -146,12 +133,8 @@ def test_every_launcher_starts_over_gloo(pool, launcher):
 
 
 def test_a_run_trains_and_validates_on_the_cpu_under_torchrun(tmp_path):
-    env = dict(os.environ, OMP_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo',
-               PYTHONPATH=os.pathsep.join(sys.path))
-    done = subprocess.run(
-        [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2',
-         __file__, str(tmp_path)], env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    python('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', __file__, tmp_path,
+           GLOO_SOCKET_IFNAME='lo')
     first, second = (json.loads((tmp_path / f'result{rank}').read_text()) for rank in range(2))
     assert first == second  # the weights, and the metric of the images of both ranks
     assert (first['wrapper'], first['world']) == ('MMDistributedDataParallel', 2)
@@ -208,32 +191,21 @@ def test_with_an_accelerator_mpi_gets_the_variable_that_mmengine_forgets(monkeyp
     assert os.environ['LOCAL_RANK'] == '3'
 
 
-def test_an_unknown_launcher_is_named():
-    with pytest.raises(ConfigError, match="launcher='lsf': expected one of pytorch, slurm, mpi"):
-        ensure_process_group('lsf')
-
-
-@pytest.mark.parametrize(('launcher', 'name'), [
-    ('pytorch', 'RANK'), ('slurm', 'SLURM_PROCID'), ('mpi', 'OMPI_COMM_WORLD_SIZE')])
-def test_a_missing_variable_is_named(launcher, name):
-    env = launched(launcher, 0, 2, 1)
-    del env[name]
-    with pytest.raises(ConfigError, match=f'{name} is not set'):
-        launch_variables(launcher, env)
-
-
-@pytest.mark.parametrize('port', ['http', '-1', '65536', ''])
-def test_a_port_that_is_none_is_named(port):
-    with pytest.raises(ConfigError, match=f'MASTER_PORT={port}: allowed are 0 to 65535'):
-        launch_variables('pytorch', dict(launched('pytorch', 0, 1, 1), MASTER_PORT=port))
-
-
-def test_ranks_on_several_machines_need_an_address():
-    env = launched('mpi', 0, 4, 1)
-    env['OMPI_COMM_WORLD_LOCAL_SIZE'] = '2'
-    with pytest.raises(ConfigError, match='MASTER_ADDR is not set'):
-        launch_variables('mpi', env)
-    assert launch_variables('mpi', dict(env, MASTER_ADDR='n1'))['MASTER_ADDR'] == 'n1'
+@pytest.mark.parametrize(('launcher', 'changes', 'text'), [
+    ('lsf', {}, "launcher='lsf': expected one of pytorch, slurm, mpi"),
+    *((launcher, {name: None}, f'{name} is not set') for launcher, name in dict(
+        pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_SIZE').items()),
+    # ranks on several machines
+    ('mpi', {'OMPI_COMM_WORLD_LOCAL_SIZE': '1'}, 'MASTER_ADDR is not set'),
+    *(('pytorch', {'MASTER_PORT': port}, f'MASTER_PORT={port}: allowed are 0 to 65535')
+      for port in ('http', '-1', '65536', ''))])
+def test_what_is_wrong_with_a_launch_is_named(launcher, changes, text):
+    env = {**(launched(launcher, 0, 2, 1) if launcher in LAUNCHED else {}), **changes}
+    env = {name: value for name, value in env.items() if value is not None}
+    with pytest.raises(ConfigError, match=text):
+        launch_variables(launcher, env) if launcher in LAUNCHED else ensure_process_group(launcher)
+    if 'MASTER_ADDR' in text:
+        assert launch_variables('mpi', dict(env, MASTER_ADDR='n1'))['MASTER_ADDR'] == 'n1'
 
 
 def test_slurm_tells_the_first_host(monkeypatch, tmp_path):

@@ -1,6 +1,4 @@
 """A reduction over ranks: its bits depend on the number of ranks, not on who adds up what."""
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,12 +1,8 @@
 """Whatever runs first: equal bits, or one named error on all ranks, within a number of turns."""
-from __future__ import annotations
-
 import pytest
 from harness import Child
 from schedule_faults import FAULTS
 from schedules import KINDS, Plan, run_many
-
-pytestmark = [pytest.mark.filterwarnings('ignore'), pytest.mark.slow]
 
 SCHEDULES, AT_ONCE = 200, 50
 NIGHTLY = 20_000

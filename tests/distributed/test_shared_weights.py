@@ -1,6 +1,4 @@
 """Virtual ranks of one process that share weights have the bits of ranks that do not."""
-from __future__ import annotations
-
 import copy
 import functools
 import gc
@@ -8,7 +6,7 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from demo_runs import changed, without_self_checks
+from demo_runs import changed
 from faults import tiny as tiny_run
 from harness import Child
 from mmengine.dist import all_reduce
@@ -24,8 +22,6 @@ from mmrepro.config import with_virtual_ranks
 from mmrepro.digests import state_digest
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 
 @pytest.fixture(scope='module')
 def cfg(tmp_path_factory):
@@ -37,23 +33,6 @@ def cfg(tmp_path_factory):
 
 def averages(cfg):
     cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1, update_buffers=True)]
-
-
-def averages_of_parameters(cfg):
-    cfg.custom_hooks = [dict(type='EMAHook', momentum=0.1, begin_iter=3)]  # a copy until then
-
-
-def clipping(cfg):
-    cfg.optim_wrapper.update(accumulative_counts=2, clip_grad=dict(max_norm=0.1))
-
-
-def adam(cfg):
-    cfg.optim_wrapper.optimizer = dict(type='AdamW', lr=1e-3)
-
-
-def seldom(cfg):
-    """Autocast and loss scaling need a GPU in MMEngine; a schedule does not."""
-    cfg.param_scheduler = [dict(type='MultiStepLR', by_epoch=False, milestones=[2])]
 
 
 @MODELS.register_module(force=True)
@@ -78,11 +57,6 @@ def teacher(cfg):
     cfg.custom_hooks = [dict(type='mmdet.MeanTeacherHook', momentum=0.25)]
 
 
-def norms(cfg):
-    """Averages weights that are equal; with seven ranks, that rounds."""
-    cfg.custom_hooks = [dict(type='mmdet.SyncNormHook')]
-
-
 @HOOKS.register_module(force=True)
 class ReadingHook(Hook):
     """A hook of a user, of whom nobody knows that it writes to no weight; what it reads matters."""
@@ -97,7 +71,18 @@ def reading(cfg):
     cfg.custom_hooks.append(dict(type='ReadingHook'))
 
 
-CHANGES = [teacher, averages, averages_of_parameters, clipping, adam, seldom, reading]
+CHANGES = {
+    'a teacher': teacher, 'averages': averages, 'a hook that reads': reading,
+    # a copy until they begin
+    'averages of parameters': lambda cfg: cfg.update(
+        custom_hooks=[dict(type='EMAHook', momentum=0.1, begin_iter=3)]),
+    'clipping': lambda cfg: cfg.optim_wrapper.update(
+        accumulative_counts=2, clip_grad=dict(max_norm=0.1)),
+    'AdamW': lambda cfg: setattr(cfg.optim_wrapper, 'optimizer', dict(type='AdamW', lr=1e-3)),
+    # autocast and loss scaling need a GPU in MMEngine; a schedule does not
+    'a schedule': lambda cfg: cfg.update(
+        param_scheduler=[dict(type='MultiStepLR', by_epoch=False, milestones=[2])]),
+}
 
 
 def shared(change, memory='shared'):
@@ -107,10 +92,10 @@ def shared(change, memory='shared'):
     return both
 
 
-@pytest.mark.parametrize('change', CHANGES)
-def test_shared_weights_have_the_bits_of_separate_ones(cfg, change, tmp_path):
-    mine = changed(cfg, shared(change))
-    expected = run(changed(cfg, shared(change, 'separate')), 3, 1, tmp_path / '1')
+@pytest.mark.parametrize('name', CHANGES)
+def test_shared_weights_have_the_bits_of_separate_ones(cfg, name, tmp_path):
+    mine = changed(cfg, shared(CHANGES[name]))
+    expected = run(changed(cfg, shared(CHANGES[name], 'separate')), 3, 1, tmp_path / '1')
     assert any('metrics' in line for line in expected[0])
     assert run(mine, 3, 1, tmp_path / '2') == expected
     # two ranks share, one has its own
@@ -173,17 +158,25 @@ def noting(cfg):
     cfg.model.type = 'NotingModel'
 
 
-@pytest.mark.parametrize('epochs', [1, 2])
-def test_repeated_steps_leave_shared_weights_to_their_owner(cfg, epochs, tmp_path):
-    """Also in the last step before a checkpoint."""
-    cfg = changed(cfg, lambda cfg: cfg.train_cfg.update(max_epochs=epochs))
-    expected = run(changed(cfg, shared(noting, 'separate')), 2, 1, tmp_path / '1')
-    assert run(changed(cfg, shared(noting)), 2, 1, tmp_path / '2') == expected
+# changes, and the number of ranks
+MORE = {
+    'repeated steps': (noting, 2),
+    'the last step before a checkpoint, repeated': (
+        lambda cfg: (noting(cfg), cfg.train_cfg.update(max_epochs=1)), 2),
+    # it averages weights that are equal; with seven ranks, that rounds
+    'a hook that may round equal weights': (
+        lambda cfg: cfg.update(custom_hooks=[dict(type='mmdet.SyncNormHook')]), 7),
+    # the last step before a validation, and the averages that it validates
+    'nothing makes ranks wait between two changes of averages': (
+        lambda cfg: (averages(cfg), cfg.default_hooks.update(checkpoint=None)), 3),
+}
 
 
-def test_a_hook_that_averages_equal_weights_may_round_them(cfg, tmp_path):
-    expected = run(changed(cfg, shared(norms, 'separate')), 7, 1, tmp_path / '1')
-    assert run(changed(cfg, shared(norms)), 7, 1, tmp_path / '2') == expected
+@pytest.mark.parametrize('name', MORE)
+def test_shared_weights_of_one_process_have_the_bits_of_separate_ones(cfg, name, tmp_path):
+    change, ranks = MORE[name]
+    expected = run(changed(cfg, shared(change, 'separate')), ranks, 1, tmp_path / '1')
+    assert run(changed(cfg, shared(change)), ranks, 1, tmp_path / '2') == expected
 
 
 # ------------------------------------------------------------------------------ what is kept
@@ -215,24 +208,18 @@ def test_ranks_that_wait_keep_no_gradients():
 
 # ------------------------------------------------------------------------------ what is shared
 
-def _trained(cfg, ranks, work_dir, look):
+def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
     """``look(runner)`` of every rank behind a training, in a process of its own."""
     from mmengine.runner import Runner
-    found = []
+    cfg, found = changed(cfg, change), []
+    cfg.work_dir, cfg.randomness = str(work_dir), with_virtual_ranks(cfg.randomness, ranks)
 
     def main():
         runner = Runner.from_cfg(cfg)
         runner.train()
         found.append(look(runner))
 
-    cfg.work_dir = str(work_dir)
-    cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
-    on_virtual_ranks(ranks, main)
-    return found
-
-
-def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
-    return Child(_trained, changed(cfg, change), ranks, work_dir, look).result()
+    return Child(lambda: on_virtual_ranks(ranks, main) or found).result()
 
 
 def addresses(runner):
@@ -243,17 +230,6 @@ def addresses(runner):
     weight = model.head.fc.weight
     return [one.data_ptr() for one in
             (weight, optimizer.state[weight]['momentum_buffer'], *average)]
-
-
-def without_checkpoints(cfg):
-    averages(cfg)
-    cfg.default_hooks.checkpoint = None
-
-
-def test_nothing_makes_ranks_wait_between_two_changes_of_averages(cfg, tmp_path):
-    """The last step before a validation, and the averages that it validates."""
-    expected = run(changed(cfg, shared(without_checkpoints, 'separate')), 3, 1, tmp_path / '1')
-    assert run(changed(cfg, shared(without_checkpoints)), 3, 1, tmp_path / '2') == expected
 
 
 def test_one_copy_whatever_hooks_there_are(cfg, tmp_path):
@@ -276,28 +252,16 @@ class OwnWrapper(OptimWrapper):
     pass
 
 
-def own_average(cfg):
-    cfg.custom_hooks = [dict(type='OwnEMAHook')]
-
-
-def own_wrapper(cfg):
-    cfg.optim_wrapper.type = 'OwnWrapper'
-
-
-def lbfgs(cfg):
-    cfg.optim_wrapper.optimizer = dict(type='LBFGS')
-
-
-def of_its_own(cfg):
-    cfg.randomness['virtual_ranks'] = dict(memory='separate')
-
-
-REASONS = [(own_average, 'the hook OwnEMAHook may change weights in a way of its own'),
-           (own_wrapper, 'the optimizer wrapper OwnWrapper may step in a way of its own')]
+REASONS = [
+    (lambda cfg: cfg.update(custom_hooks=[dict(type='OwnEMAHook')]),
+     'the hook OwnEMAHook may change weights in a way of its own'),
+    (lambda cfg: cfg.optim_wrapper.update(type='OwnWrapper'),
+     'the optimizer wrapper OwnWrapper may step in a way of its own')]
 
 
 @pytest.mark.parametrize('change, text', [
-    *REASONS, (of_its_own, "randomness.virtual_ranks.memory='separate'")])
+    *REASONS, (lambda cfg: cfg.randomness.update(virtual_ranks=dict(memory='separate')),
+               "randomness.virtual_ranks.memory='separate'")])
 def test_a_copy_for_each_rank_otherwise(cfg, change, text, tmp_path):
     def logged(cfg):
         change(cfg)
@@ -309,7 +273,9 @@ def test_a_copy_for_each_rank_otherwise(cfg, change, text, tmp_path):
     assert f'virtual ranks of a process have weights of their own: {text}\n' in log.read_text()
 
 
-@pytest.mark.parametrize('change, text', [*REASONS, (lbfgs, 'the optimizer LBFGS')])
+@pytest.mark.parametrize('change, text', [
+    *REASONS, (lambda cfg: setattr(cfg.optim_wrapper, 'optimizer', dict(type='LBFGS')),
+               'the optimizer LBFGS')])
 def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
     with pytest.raises(RuntimeError, match=f"virtual_ranks.memory='shared', and {text}.* allowed"):
         trained(cfg, tmp_path, addresses, shared(change))
@@ -384,7 +350,8 @@ def test_a_hook_that_breaks_shared_weights_ends_the_run(cfg, name, text, tmp_pat
     def change(cfg):
         averages(cfg)
         cfg.custom_hooks.append(dict(type=name))
-        without_self_checks(cfg)  # a repeated step would find a shrinking weight before the owner
+        # a repeated step would find a shrinking weight before the owner
+        cfg.randomness.self_checks = False
 
     with pytest.raises(RuntimeError, match=text):
         trained(cfg, tmp_path, addresses, change)

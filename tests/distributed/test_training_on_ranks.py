@@ -4,8 +4,6 @@ from demo_runs import changed, workers
 from faults import tiny as tiny_run
 from ranks import on_ranks
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 
 @pytest.fixture(scope='module')
 def cfg(tmp_path_factory):

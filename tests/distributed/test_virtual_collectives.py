@@ -1,6 +1,4 @@
 """Collective operations of V ranks: the same bits for every number of processes."""
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -12,8 +10,6 @@ from virtual_processes import alone, on_processes, same_for_every_number
 from mmrepro.digests import state_digest
 from mmrepro.distributed.agreement import agree
 from mmrepro.distributed.virtual import exchange
-
-pytestmark = pytest.mark.filterwarnings('ignore')
 
 
 def own(*shape, kind=torch.float32, scale=3):
@@ -35,18 +31,6 @@ def places(*shape):
 def filled(collective, output, *args):
     collective(output, *args)
     return output
-
-
-def from_rank(source):
-    value = own(4)
-    dist.broadcast(value, source)
-    return value
-
-
-def reduced_to_the_last():
-    value = own(3)
-    dist.reduce(value, dist.get_world_size() - 1)
-    return value
 
 
 def gathered():
@@ -82,9 +66,9 @@ COLLECTIVES = {
     'all_gather': lambda world: filled(dist.all_gather, places(2, 2), own(2, 2)),
     'all_gather_into_tensor': lambda world: filled(
         dist.all_gather_into_tensor, torch.zeros(world * 2, 2), own(2, 2)),
-    'broadcast of the first': lambda world: from_rank(0),
-    'broadcast of the last': lambda world: from_rank(world - 1),
-    'reduce': lambda world: reduced_to_the_last(),
+    'broadcast of the first': lambda world: filled(dist.broadcast, own(4), 0),
+    'broadcast of the last': lambda world: filled(dist.broadcast, own(4), world - 1),
+    'reduce': lambda world: filled(dist.reduce, own(3), world - 1),
     'gather': lambda world: gathered(),
     'scatter': lambda world: scattered(),
     'reduce_scatter': lambda world: filled(
@@ -105,13 +89,9 @@ COLLECTIVES = {
 }
 
 
-def collectives():
-    return {name: collective(dist.get_world_size()) for name, collective in COLLECTIVES.items()}
-
-
 def digests_and_first():
     """Return the digests of all results, and on rank 0 the results themselves."""
-    found = collectives()
+    found = {name: collective(dist.get_world_size()) for name, collective in COLLECTIVES.items()}
     return {name: state_digest(value) for name, value in found.items()}, (
         None if dist.get_rank() else {name: found[name] for name in (
             'all_gather', 'all_gather_into_tensor', 'all_gather_object', 'gather_object',

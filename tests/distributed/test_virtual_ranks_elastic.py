@@ -1,6 +1,4 @@
 """Tools under torchrun: a node is lost, the run goes on without it, the bits and metrics stay."""
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -29,10 +27,6 @@ def dump(cfg, tmp_path):
     return path
 
 
-def with_support():
-    """Return the environment of a process that finds `preempted_runs`."""
-    env = environment()
-    return {**env, 'PYTHONPATH': os.pathsep.join([str(ROOT / 'tests/support'), env['PYTHONPATH']])}
 
 
 def config(tmp_path):
@@ -84,7 +78,7 @@ def kill_with_children(node):
 @pytest.mark.parametrize('nodes', [2, 4])
 def test_a_run_that_loses_a_node_goes_on_with_the_others_and_keeps_its_bits(tmp_path, nodes):
     path = config(tmp_path)
-    env = with_support()
+    env = environment()
     subprocess.run([sys.executable, *training(path, tmp_path / 'whole')], env=env, check=True,
                    capture_output=True)
     command, port = training(path, tmp_path / 'elastic'), free_port()
@@ -129,7 +123,7 @@ def tool(name, processes, *arguments):
                   f'--master_port={free_port()}']
         arguments += ('--launcher', 'pytorch')
     done = subprocess.run([*start, str(ROOT / 'tools' / name), *map(str, arguments)],
-                          env=with_support(), capture_output=True, text=True)
+                          env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 

@@ -2,22 +2,15 @@
 
 Every family of the zoo: dev/virtual_ranks_zoo.py.
 """
-from __future__ import annotations
-
 import gc
 
 import pytest
 
 from dev import virtual_ranks_zoo as zoo
-from dev.zoo.training import VAL_IMAGES, training, write_extras
-from mmrepro.demo.dataset import write_dataset
+from dev.zoo.training import training
 
 # one process, two, and one that goes on with the checkpoint of two
 RUNS = ((1, 0), (2, 0), (1, 2))
-
-
-def synchronised(cfg):
-    cfg.sync_bn = 'torch'
 
 
 # family: the width, and what is changed
@@ -25,19 +18,17 @@ FAMILIES = {
     'faster_rcnn': ('quarter', None),
     'ssd': ('full', None),  # SSDLite
     'tood': ('quarter', None),
-    'yolox': ('full', synchronised),
+    'yolox': ('full', lambda cfg: cfg.update(sync_bn='torch')),
 }
 
 
-@pytest.fixture(scope='module')
-def photographs(tmp_path_factory):
+@pytest.fixture(scope='module', autouse=True)
+def imported_once():
+    """Before the processes are forked."""
     import mmdet.datasets
-    import mmdet.models  # noqa: F401  once, before the processes are forked
-    root = str(tmp_path_factory.mktemp('photographs'))
-    write_dataset(root, num_val=VAL_IMAGES)
-    write_extras(root)
+    import mmdet.models  # noqa: F401
     gc.freeze()
-    yield root
+    yield
     gc.unfreeze()
 
 

@@ -5,45 +5,21 @@ import sys
 import pytest
 from harness import environment
 
-MODULE = '''
-import torch
-from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, MODELS
-
-@MODELS.register_module()
-class Line(BaseModel):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def forward(self, x, mode='tensor'):
-        return dict(loss=self.layer(x.float()).square().mean())
-
-@DATASETS.register_module()
-class Numbers(torch.utils.data.Dataset):
-    metainfo = {}
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return dict(x=torch.tensor([index, 1.]) + torch.rand(2))
-'''
 CONFIG = '''
-custom_imports = dict(imports=['mmrepro', 'line'], allow_failed_imports=False)
+custom_imports = dict(imports=['mmrepro', 'small_runs'], allow_failed_imports=False)
 randomness = dict(seed=42, deterministic=True)
 default_scope = 'mmengine'
-model = dict(type='Line')
+model = dict(type='NoisyLine')
 train_dataloader = dict(
-    batch_size=4, num_workers=0, dataset=dict(type='Numbers'),
-    sampler=dict(type='DefaultSampler', shuffle=True), collate_fn=dict(type='default_collate'))
+    batch_size=4, num_workers=0, dataset=dict(type='Points'),
+    sampler=dict(type='DefaultSampler', shuffle=True))
 train_cfg = dict(by_epoch=True, max_epochs=1)
 optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.05, momentum=0.9))
 default_hooks = dict(checkpoint=dict(type='CheckpointHook', interval=1))
 '''
 STOCK = '''
 import sys
-import line
+import small_runs
 from mmengine.config import Config
 from mmengine.runner import Runner
 cfg = Config.fromfile(sys.argv[1], import_custom_modules=False)
@@ -60,7 +36,7 @@ print('iterations', runner.iter, 'mmrepro' in sys.modules, type(runner).__name__
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp('leave')
-    for name, text in (('line.py', MODULE), ('config.py', CONFIG), ('stock.py', STOCK)):
+    for name, text in (('config.py', CONFIG), ('stock.py', STOCK)):
         (path / name).write_text(text)
     run(path, '-m', 'mmrepro', 'train', 'config.py', '--work-dir', 'run')
     return path
@@ -76,12 +52,10 @@ def run(folder, *arguments, check=True):
     return done.stdout
 
 
-@pytest.mark.slow
 def test_stock_mmengine_continues_a_checkpoint(folder):
     assert 'iterations 4 False Runner' in run(folder, 'stock.py', 'config.py')
 
 
-@pytest.mark.slow
 def test_of_the_written_config_only_the_keys_of_mmengine_may_stay(folder):
     assert 'unexpected keyword argument' in run(folder, 'stock.py', 'run/config.py', check=False)
     assert 'iterations 4 False Runner' in run(

@@ -166,7 +166,6 @@ def test_every_command_and_output_is_checked_or_has_a_reason():
     assert not_in_order('a\nb', 'b\na') == ['b']
 
 
-@pytest.mark.slow
 def test_two_virtual_ranks_train(shell):
     """The command of the page with a small detector and few images."""
     shell.type('mmrepro demo --data-only')
@@ -177,7 +176,6 @@ def test_two_virtual_ranks_train(shell):
     assert f'weights {weights} after' in shell.type(again)
 
 
-@pytest.mark.slow
 def test_verify_names_the_transform_without_a_traceback(shaded):
     before = list(steps('find-a-difference'))[:3]
     assert 'Traceback' not in [shaded.type(*step) for step in before][-1]

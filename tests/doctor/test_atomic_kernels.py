@@ -1,6 +1,4 @@
 """Which kernels of a GPU are known to add with atomics, by the names that a profiler gives them."""
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -110,16 +108,13 @@ def test_nothing_is_recorded_without_cuda():
     assert recorded_kernels(lambda: torch.ones(1) + 1) == []
 
 
-class Properties:
-    multi_processor_count = 132
-
-
 def contexts(monkeypatch, request, create):
     """torch's module of green contexts, with another way to create one."""
     module = types.ModuleType('torch.cuda.green_contexts')
     module.SUPPORTED, module.GreenContext = True, types.SimpleNamespace(create=create)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: Properties)
+    properties = types.SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda index: properties)
     monkeypatch.setattr(torch.cuda, 'synchronize', lambda: None)
     disturbance.fewer_multiprocessors.cache_clear()
     request.addfinalizer(disturbance.fewer_multiprocessors.cache_clear)

@@ -1,6 +1,4 @@
 """The check for a GPU, run on the CPU: the same code, small."""
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -112,16 +110,14 @@ def test_rows_of_the_caller_are_run_and_shown(tmp_path, capsys):
     assert 'checkout' not in said and '1 of 1 rows ran: ' in said
 
 
-def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    assert check('--out', tmp_path) == 2
-    assert '--device cpu' in capsys.readouterr().err and not list(tmp_path.iterdir())
-
-
-def test_without_mmdetection_it_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr('mmrepro.cli.doctor.has_mmdet', lambda: False)
-    assert check('--out', tmp_path, '--device', 'cpu') == 2
-    assert 'pip install "mmcv-lite<2.2" mmdet' in capsys.readouterr().err
+@pytest.mark.parametrize('missing, arguments, said', [
+    ('torch.cuda.is_available', [], '--device cpu'),
+    ('mmrepro.cli.doctor.has_mmdet', ['--device', 'cpu'], 'pip install "mmcv-lite<2.2" mmdet')])
+def test_without_a_gpu_or_mmdetection_it_says_so(tmp_path, capsys, monkeypatch, missing, arguments,
+                                                 said):
+    monkeypatch.setattr(missing, lambda: False)
+    assert check('--out', tmp_path, *arguments) == 2
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_the_machine_is_described_without_its_name():

@@ -1,6 +1,4 @@
 """What differs first: one order of causes, and every verb names the same difference."""
-from __future__ import annotations
-
 import copy
 import itertools
 import os

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from harness import Child
@@ -61,10 +62,8 @@ def test_what_is_in_it(manifest):
 
 
 def test_secrets_are_never_written(run):
-    for folder, _, names in os.walk(os.path.join(run, 'mmrepro')):
-        for name in names:
-            with open(os.path.join(folder, name)) as file:
-                assert SECRET not in file.read()
+    for path in filter(Path.is_file, Path(run, 'mmrepro').rglob('*')):
+        assert SECRET not in path.read_text()
 
 
 def changed(manifest, path, value):

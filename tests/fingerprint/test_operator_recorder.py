@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import random
+import secrets
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from faults import tiny
-from harness import ROOT, python
+from harness import python
+from numpy.random import RandomState
 from torch import nn
 
 from mmrepro.diagnosis.diagnosis import diagnose
@@ -98,9 +100,10 @@ def test_operators_belong_to_a_phase_and_a_module(records, phase, path, operator
     assert named(records, phase=phase, path=path, name=operator)
 
 
-def test_optimizer_operators_name_the_parameter(records):
+def test_optimizer_operators_name_the_parameter_and_random_ones_are_marked(records):
     changed = named(records, phase='optimizer', name='aten.addcdiv_.default')
     assert [r.labels[0] for r in changed] == [name for name, _ in Net().named_parameters()]
+    assert {r.name for r in records if r.drew} == {'aten.bernoulli_.float'}
 
 
 def test_the_line_of_a_custom_backward_is_the_innermost_call(records):
@@ -116,10 +119,6 @@ def test_what_is_written_in_place_counts_as_result(records):
     assert record.inputs[3:] != record.outputs[3:]
     add, = named(records, name='aten.add_.Tensor', path='norm')
     assert add.labels[0] == 'norm.num_batches_tracked' and add.inputs[0] != add.outputs[0]
-
-
-def test_random_operators_are_marked(records):
-    assert {r.name for r in records if r.drew} == {'aten.bernoulli_.float'}
 
 
 def recorded(function):
@@ -280,8 +279,7 @@ def test_backward_in_another_thread_is_seen():
     """
     code = ('import json, sys; sys.path[:0] = sys.argv[1:]; import test_operator_recorder as t; '
             'print(json.dumps(t.recorded_in_threads()))')
-    folders = [str(ROOT / 'tests' / 'support'), str(Path(__file__).parent)]
-    found = json.loads(python('-c', code, *folders))
+    found = json.loads(python('-c', code, Path(__file__).parent))
     assert found['threads'], 'autograd used one thread: the test shows nothing'
     assert ['backward', 'aten.mul.Tensor', 'other=3'] in found['operators']
 
@@ -304,3 +302,32 @@ def test_states_of_generators_show_every_draw():
         draw()
         seen.append(generator_states.states())
     assert len(set(seen)) == len(seen) and generator_states.states() == seen[-1]
+
+
+seed = 5
+UNSEEDED = None
+ENTROPY, SEEDED, CLOCK = 'entropy of the operating system', 'a generator is seeded', 'clock'
+READS = {
+    'a seed': (lambda: np.random.RandomState(5), []),
+    'a name': (lambda: RandomState(seed=seed), []),
+    'the clock': (lambda: RandomState(int(time.time() * 1000) % 2 ** 32), [CLOCK]),
+    'no seed': (lambda: RandomState(), [ENTROPY]),
+    'None': (lambda: RandomState(UNSEEDED), [ENTROPY]),
+    'a generator without a seed': (lambda: RandomState(np.random.default_rng().integers(9)),
+                                   [ENTROPY]),
+    'secrets': (lambda: RandomState(secrets.randbits(128) % 9), [ENTROPY]),
+    'default_rng': (lambda: np.random.default_rng(), [ENTROPY]),
+    'default_rng with a seed': (lambda: np.random.default_rng(5), []),
+    'Random': (lambda: random.Random(), [ENTROPY]),
+    'Random with a seed': (lambda: random.Random(5), [SEEDED]),
+}
+
+
+@pytest.mark.parametrize('name', READS)
+def test_a_seed_is_no_entropy(name):
+    """A generator that is given a seed asks for entropy and drops it."""
+    function, expected = READS[name]
+    watch = generator_states.Watch()
+    with watch:
+        function()
+    assert [call.split(': ')[0] for call in watch.take()] == expected

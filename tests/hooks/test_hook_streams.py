@@ -1,10 +1,15 @@
-"""What hooks draw is a function of the event, whatever ran before and wherever a run resumed."""
+"""What hooks and loops draw depends on event and iteration, wherever a run resumed."""
 import os
+import random
 import signal
 
+import numpy as np
 import pytest
 import torch
+from loaders import loader, train
 from mmengine.hooks import Hook
+from mmengine.registry import LOOPS
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from preempted_runs import settings
 from small_runs import finish
 
@@ -34,35 +39,26 @@ def each_iteration(work_dir, **changes):
     return cfg
 
 
-def without_validation(cfg):
-    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    return cfg
-
-
 @pytest.mark.parametrize('event', EVENTS)
 def test_validation_does_not_matter_to_what_hooks_draw_at_epochs(event, tmp_path):
     with_it = finish(settings(tmp_path / 'a'), Scales(event))
-    without = finish(without_validation(settings(tmp_path / 'b')), Scales(event))
-    assert with_it == without
+    cfg = settings(tmp_path / 'b')
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    assert with_it == finish(cfg, Scales(event))
 
 
-@pytest.mark.parametrize('by_epoch', [True, False])
-def test_a_hook_draws_the_same_where_an_epoch_goes_on(by_epoch, tmp_path):
+# the checkpoint of an epoch's last iteration: its end comes in the resumed run
+@pytest.mark.parametrize('by_epoch, event, points', [
+    (True, 'before_train_epoch', (2, 4, 5)), (False, 'before_train_epoch', (2, 4, 5)),
+    (True, 'after_train_epoch', (4, ))])
+def test_a_hook_draws_the_same_where_an_epoch_goes_on_or_ends(by_epoch, event, points, tmp_path):
     loop = {} if by_epoch else dict(
         train_cfg=dict(by_epoch=False, max_iters=12, val_interval=100))
-    expected = finish(each_iteration(tmp_path, **loop), Scales('before_train_epoch'))
-    for point in (2, 4, 5):
+    expected = finish(each_iteration(tmp_path, **loop), Scales(event))
+    for point in points:
         cfg = each_iteration(tmp_path / str(point), **loop)
         cfg.resume, cfg.load_from = True, str(tmp_path / f'iter_{point}.pth')
-        assert finish(cfg, Scales('before_train_epoch')) == expected, point
-
-
-def test_the_end_of_an_epoch_draws_the_same_right_after_a_resume(tmp_path):
-    """The checkpoint of an epoch's last iteration: its end comes in the resumed run."""
-    expected = finish(each_iteration(tmp_path), Scales('after_train_epoch'))
-    cfg = each_iteration(tmp_path / 'resumed')
-    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_4.pth')
-    assert finish(cfg, Scales('after_train_epoch')) == expected
+        assert finish(cfg, Scales(event)) == expected, point
 
 
 class InValidation(Hook):
@@ -90,3 +86,66 @@ def test_a_signal_in_the_validation_that_comes_first_changes_no_bit(tmp_path):
         finish(cfg('killed', resume=True),
                 InValidation(lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert finish(cfg('killed', resume=True)) == expected
+
+
+# ------------------------------------------------------------------------------ loops
+
+DRAWN = []
+
+
+def draw():
+    return random.random() + np.random.rand() + float(torch.rand(()))
+
+
+@LOOPS.register_module(force=True)
+class DrawingEpochs(EpochBasedTrainLoop):
+    """Draws before the hooks of an iteration, as a loop that mixes batches does."""
+
+    def run_iter(self, idx, data_batch):
+        DRAWN.append((self.iter, draw()))
+        data_batch['x'] = [x * DRAWN[-1][1] for x in data_batch['x']]
+        super().run_iter(idx, data_batch)
+
+
+@LOOPS.register_module(force=True)
+class DrawingIterations(IterBasedTrainLoop):
+    def run_iter(self, data_batch):
+        DRAWN.append((self.iter, draw()))
+        super().run_iter(data_batch)
+
+
+class DrawsAfterAll(Hook):
+    """Registered later than the hooks of the runner, with the same priority."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def draw(self, runner, batch_idx=None, **kwargs):
+        if runner.iter in self.steps:
+            draw()
+
+    before_train_iter = before_val_iter = after_train_iter = before_train_epoch = draw
+    after_val = after_train_epoch = before_run = draw
+
+
+def run(work_dir, loop, *args, steps=(), **kwargs):
+    DRAWN.clear()
+
+    def prepare(runner):
+        runner.register_hook(DrawsAfterAll(steps), priority='LOWEST')
+        runner._train_loop['type'] = dict(epochs='DrawingEpochs', iterations='DrawingIterations')[
+            loop]
+        runner._train_loop.pop('by_epoch')
+
+    found = train(loader, work_dir, loop, *args, prepare=prepare, **kwargs)
+    return found, list(DRAWN)
+
+
+@pytest.mark.parametrize('loop', ['epochs', 'iterations'])
+def test_what_loops_draw_depends_on_the_iteration_only(loop, tmp_path):
+    (whole, weights), drawn = run(tmp_path, loop)
+    assert len(set(drawn)) == 12
+    assert run(tmp_path / 'other', loop, validation=False) == ((whole, weights), drawn)
+    assert run(tmp_path / 'hooks', loop, steps=(0, 2, 3, 8)) == ((whole, weights), drawn)
+    (seen, again), later = run(tmp_path, loop, 5)
+    assert (seen, again, later) == (whole[5:], weights, drawn[5:])

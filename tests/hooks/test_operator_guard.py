@@ -1,6 +1,4 @@
 """The hook that watches some steps of a run; the CPU plays the device here."""
-from __future__ import annotations
-
 import pytest
 import small_runs
 import torch
@@ -18,9 +16,7 @@ _library.impl('scale', lambda x, by: x * by, 'CPU')
 
 
 @pytest.fixture
-def trained(tmp_path):
-
-
+def trained(tmp_path, monkeypatch):
     @MODELS.register_module(name='StrangeLine', force=True)
     class StrangeLine(small_runs.NoisyLine):
         def forward(self, x, mode='tensor'):
@@ -36,18 +32,14 @@ def trained(tmp_path):
         steps, told = [], []
         train_step = runner.model.train_step
         runner.logger.warning = told.append
-        monitor = OperatorGuard.watch
-
-        def counted(self):
-            steps.append(runner.iter)
-            return monitor(self)
-
-        OperatorGuard.watch = counted
-        try:
-            runner.train()
-        finally:
-            OperatorGuard.watch = monitor
-            determinism.disable()
+        watch = OperatorGuard.watch
+        with monkeypatch.context() as patch:
+            patch.setattr(OperatorGuard, 'watch',
+                          lambda self: steps.append(runner.iter) or watch(self))
+            try:
+                runner.train()
+            finally:
+                determinism.disable()
         assert runner.model.train_step == train_step
         return runner, steps, [text for text in told if 'passers_by' in str(text)]
 

@@ -79,15 +79,26 @@ def test_that_a_resume_will_be_refused_is_said_when_the_run_leaves(randomness, e
         is refused
 
 
-def test_more_signals_while_the_checkpoint_is_written_do_nothing(whole, tmp_path):
-    class Impatient(Signals):
-        def before_save_checkpoint(self, runner, checkpoint):
-            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
-                os.kill(os.getpid(), number)
+class Impatient(Signals):
+    """More signals while the checkpoint is written, which do nothing."""
 
-    first, preempted = run(settings(tmp_path), hook=Impatient(7))
+    def before_save_checkpoint(self, runner, checkpoint):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+
+
+class Early(Signals):
+    """A signal before the first iteration, which is kept."""
+
+    def before_train(self, runner):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize('kind, event, iteration', [(Impatient, 7, 5), (Early, None, 1)])
+def test_signals_at_other_moments_lose_nothing(kind, event, iteration, whole, tmp_path):
+    first, preempted = run(settings(tmp_path), hook=kind(event))
     second, _ = run(settings(tmp_path), resume=True)
-    assert preempted.iteration == 5
+    assert preempted.iteration == iteration
     assert {**first.records, **second.records} == whole
 
 
@@ -113,16 +124,6 @@ def test_handlers_are_what_they_were(end, tmp_path):
     finally:
         signal.signal(signal.SIGTERM, before[0]), signal.signal(signal.SIGUSR1, before[1])
     assert not [t for t in threading.enumerate() if t.name == 'mmrepro stop']
-
-
-def test_a_signal_before_the_first_iteration_is_kept(whole, tmp_path):
-    class Early(Signals):
-        def before_train(self, runner):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    first, preempted = run(settings(tmp_path), hook=Early())
-    second, _ = run(settings(tmp_path), resume=True)
-    assert preempted.iteration == 1 and {**first.records, **second.records} == whole
 
 
 def test_an_interrupt_from_the_keyboard_is_one(tmp_path):
@@ -166,22 +167,17 @@ def test_in_another_thread_signals_are_left_alone(tmp_path):
     assert len(seen) == 12 and set(seen) == {before}
 
 
-def test_a_hook_of_the_config_replaces_ours(tmp_path):
+@pytest.mark.parametrize('signals, number, code', [
+    (('SIGUSR2', ), signal.SIGUSR2, 3), ((), signal.SIGUSR1, None)])
+def test_a_hook_of_the_config_replaces_ours_or_turns_it_off(signals, number, code, tmp_path):
     cfg = settings(tmp_path)
-    cfg.custom_hooks.append(dict(type='PreemptHook', signals=('SIGUSR2', ), exit_code=3))
-    _, preempted = run(cfg, hook=Signals(1, [signal.SIGUSR2]))
-    assert preempted.code == 3
-
-
-def test_it_can_be_turned_off(tmp_path):
-    cfg = settings(tmp_path)
-    cfg.custom_hooks.append(dict(type='PreemptHook', signals=()))
+    cfg.custom_hooks.append(dict(type='PreemptHook', signals=signals, exit_code=3))
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        hook, preempted = run(cfg, hook=Signals(1, [signal.SIGUSR1]))
+        hook, preempted = run(cfg, hook=Signals(1, [number]))
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert preempted is None and hook.events == 21
+    assert (preempted and preempted.code) == code and (code or hook.events == 21)
 
 
 @pytest.mark.parametrize('name', ['SIGKILL', 'SIGINT', 'TERM'])
@@ -249,10 +245,6 @@ class FullDisk(Signals):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
 
 
-def with_full_disk(cfg, at=None):
-    run(cfg, hook=FullDisk(6, at))
-
-
 @pytest.mark.parametrize('signal_in_turn', [None, 12], ids=['checkpoint', 'pre-emption'])
 def test_a_full_disk_loses_nothing_and_is_named(signal_in_turn, whole, tmp_path):
     interval = 100 if signal_in_turn else 1
@@ -261,7 +253,7 @@ def test_a_full_disk_loses_nothing_and_is_named(signal_in_turn, whole, tmp_path)
     if signal_in_turn:  # an older checkpoint, from an earlier pre-emption
         run(cfg, hook=Signals(2))
     with pytest.raises(RuntimeError, match='File too large'):
-        Child(with_full_disk, cfg, signal_in_turn).result()
+        Child(lambda: run(cfg, hook=FullDisk(6, signal_in_turn)) and None).result()
     found, _ = run(cfg, resume=True)
     first = min(iteration for kind, iteration in found.records if kind == 'loss')
     assert first == (3 if signal_in_turn else 6), 'from the last good checkpoint on'

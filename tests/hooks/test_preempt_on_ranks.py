@@ -3,8 +3,6 @@ import pytest
 from preempted_runs import Signals, run, settings
 from ranks import joined, on_ranks
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
 
 def trained(cfg, work_dir, at=None, resume=False):
     """Return, of three ranks, what they recorded and the iteration after which they left."""

@@ -1,6 +1,4 @@
 """Steps of a run are repeated: which, on how many ranks, and what the run says of it."""
-from __future__ import annotations
-
 import json
 
 import pytest

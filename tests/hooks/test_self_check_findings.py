@@ -1,6 +1,4 @@
 """Steps of a run are repeated: what differs stops it by name."""
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -55,22 +53,8 @@ class Counting(FaultyLoss):
         return self.head.calls * 1e-3
 
 
-@registered
-class Remembering(FaultyLoss):
-    memory = None
-
-    def forward(self, inputs, label, mode='tensor'):
-        if self.memory is None:
-            self.memory = []
-        self.memory.append(float(inputs.mean()))
-        return super().forward(inputs, label, mode)
-
-    def number(self):
-        return sum(self.memory)
-
-
 @pytest.mark.parametrize('model, attribute', [
-    ('OwnGenerator', 'model.rng'), ('Counting', 'head.calls'), ('Remembering', 'model.memory')])
+    ('OwnGenerator', 'model.rng'), ('Counting', 'head.calls')])
 def test_an_attribute_that_no_checkpoint_keeps_is_named(model, attribute, tmp_path):
     message = stopped(config(tmp_path, model=model))
     assert 'The step of iteration 0 (counted from 0)' in message

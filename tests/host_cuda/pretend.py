@@ -29,48 +29,22 @@ _RAISES = REFUSED | DRIFTS_WITHOUT_FLAG
 # Which CUDA kernels of torch 2.13 add with atomics, and whether torch says so: its documentation of
 # torch.use_deterministic_algorithms (version 2.13) and the calls of alertNotDeterministic in
 # aten/src/ATen/native/cuda. Written down apart from mmrepro's own table, which it is to check.
-BEHAVIOUR = {
-    '_adaptive_avg_pool2d_backward': _RAISES,
-    '_adaptive_avg_pool3d_backward': _RAISES,
-    '_ctc_loss_backward': _RAISES,
-    '_upsample_bicubic2d_aa_backward': _RAISES,
-    '_upsample_bilinear2d_aa_backward': _RAISES,
-    'adaptive_max_pool2d_backward': _RAISES,
-    'adaptive_max_pool3d_backward': DRIFTS,
-    'avg_pool3d_backward': _RAISES,
-    'bincount': _RAISES,
-    'convolution_backward': DRIFTS_WITHOUT_CUDNN_FLAG,
-    '_logcumsumexp': DRIFTS,
-    'cudnn_grid_sampler_backward': DRIFTS,
-    'cumprod': DRIFTS,
-    'fractional_max_pool2d_backward': _RAISES,
-    'fractional_max_pool3d_backward': _RAISES,
-    'grid_sampler_2d_backward': _RAISES,
-    'grid_sampler_3d_backward': _RAISES,
-    'histc': _RAISES,
-    'index_add': DRIFTS_WITHOUT_FLAG,
-    'index_add_': DRIFTS_WITHOUT_FLAG,
-    'index_reduce': _RAISES,
-    'max_pool3d_with_indices_backward': _RAISES,
-    'max_unpool2d': _RAISES,
-    'max_unpool3d': _RAISES,
-    'median': _RAISES,
-    'nanmedian': _RAISES,
-    'nll_loss2d_forward': _RAISES,
-    'put_': _RAISES,
-    'reflection_pad1d_backward': _RAISES,
-    'reflection_pad2d_backward': _RAISES,
-    'reflection_pad3d_backward': _RAISES,
-    'replication_pad1d_backward': _RAISES,
-    'replication_pad2d_backward': _RAISES,
-    'replication_pad3d_backward': _RAISES,
-    'scatter_add': DRIFTS_WITHOUT_FLAG,
-    'scatter_add_': DRIFTS_WITHOUT_FLAG,
-    'upsample_bicubic2d_backward': _RAISES,
-    'upsample_bilinear2d_backward': _RAISES,
-    'upsample_linear1d_backward': _RAISES,
-    'upsample_trilinear3d_backward': _RAISES,
-}
+BEHAVIOUR = {name: how for how, names in {
+    _RAISES: (
+        '_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _ctc_loss_backward '
+        '_upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa_backward '
+        'adaptive_max_pool2d_backward avg_pool3d_backward bincount '
+        'fractional_max_pool2d_backward fractional_max_pool3d_backward '
+        'grid_sampler_2d_backward grid_sampler_3d_backward histc index_reduce '
+        'max_pool3d_with_indices_backward max_unpool2d max_unpool3d median nanmedian '
+        'nll_loss2d_forward put_ reflection_pad1d_backward reflection_pad2d_backward '
+        'reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward '
+        'replication_pad3d_backward upsample_bicubic2d_backward upsample_bilinear2d_backward '
+        'upsample_linear1d_backward upsample_trilinear3d_backward'),
+    DRIFTS: 'adaptive_max_pool3d_backward _logcumsumexp cudnn_grid_sampler_backward cumprod',
+    DRIFTS_WITHOUT_FLAG: 'index_add index_add_ scatter_add scatter_add_',
+    DRIFTS_WITHOUT_CUDNN_FLAG: 'convolution_backward',
+}.items() for name in names.split()}
 
 
 def calls(name: str) -> int:

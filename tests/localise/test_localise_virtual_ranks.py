@@ -1,6 +1,4 @@
 """A fault in one virtual rank is named with the rank, whatever the number of processes."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -32,20 +30,16 @@ def planted_in(owner, name):
     return plant
 
 
-def in_a_hook(run):
+def in_a_hook(run, moment='after_train_iter'):
     def change(original, self, runner, *args, **kwargs):
         runner.model.module.head.fc.bias.detach().numpy()[0] += 0.5
 
     change.per_iteration = 1
-    planted_in(tiny.QuietHook, 'after_train_iter')(change)
+    planted_in(tiny.QuietHook, moment)(change)
 
 
 def in_a_hook_before_the_step(run):
-    def change(original, self, runner, *args, **kwargs):
-        runner.model.module.head.fc.bias.detach().numpy()[0] += 0.5
-
-    change.per_iteration = 1
-    planted_in(tiny.QuietHook, 'before_train_iter')(change)
+    in_a_hook(run, 'before_train_iter')
 
 
 def in_a_transform(run):

@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 import torch
+from demo_runs import small
+from detector_runs import narrow
 from faults import results
 from faults.planted import FAULTS
 from faults.tiny import tiny, validating
@@ -20,8 +22,7 @@ from mmrepro.runs.launcher import free_port, rank_variables
 
 ITERATIONS = 6
 DETECTOR_ITERATIONS = 2
-FAST = [name for name, fault in FAULTS.items() if fault.fast]
-SLOW = [name for name in FAULTS if name not in FAST]
+RUNS = {}  # run A without a fault is the same for many faults: its folder
 
 
 def run_planted(job, env, plant, run):
@@ -68,22 +69,6 @@ class Forks:
 
 
 @pytest.fixture(scope='session')
-def cache():
-    return {}
-
-
-def config_file(folder, randomness, validate):
-    path = folder / 'config.py'
-    cfg = tiny(folder)
-    cfg.randomness.update(randomness)
-    if validate:
-        validating(cfg)
-    cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
-    cfg.dump(str(path))
-    return str(path)
-
-
-@pytest.fixture(scope='session')
 def configs(tmp_path_factory, data_root):
     """Fault -> path of the config that it is planted in."""
     # what a training imports, so that no child has to: seconds each
@@ -97,31 +82,30 @@ def configs(tmp_path_factory, data_root):
         key = json.dumps([fault.randomness, fault.model, bool(fault.validate_at)])
         if key not in paths:
             folder = tmp_path_factory.mktemp('config')
-            paths[key] = detector_config(fault.model, data_root, folder) if fault.model \
-                else config_file(folder, fault.randomness, fault.validate_at)
+            cfg = small(fault.model, data_root) if fault.model else tiny(folder)
+            if fault.model:
+                cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+                narrow(cfg)
+            else:
+                cfg.randomness.update(fault.randomness)
+                cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
+                if fault.validate_at:
+                    validating(cfg)
+            paths[key] = str(folder / 'config.py')
+            cfg.dump(paths[key])
         return paths[key]
 
     return path_of
 
 
-def detector_config(model, data_root, folder):
-    from demo_runs import small
-    from detector_runs import narrow
-    cfg = small(model, data_root)
-    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    narrow(cfg)
-    cfg.dump(str(folder / 'config.py'))
-    return str(folder / 'config.py')
-
-
-def search(name, folder, cache, configs, values=False):
+def search(name, folder, configs, values=False):
     fault = FAULTS[name]
     iterations = DETECTOR_ITERATIONS if fault.model else ITERATIONS
     path = configs(fault)
     specs = (RunSpec('A', path, ranks=fault.ranks),
              RunSpec('B', path, fault.env, fault.ranks, fault.resume_at,
                   validate_at=fault.validate_at))
-    return Localiser(specs, str(folder), Forks(fault, cache)).search(iterations, values)
+    return Localiser(specs, str(folder), Forks(fault, RUNS)).search(iterations, values)
 
 
 def check(name, result, folder):
@@ -170,12 +154,8 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
             f'recorded in {folders[0]}' in text_of(result) and 'race' not in text_of(result)
 
 
-@pytest.mark.parametrize('name', FAST)
-def test_fault_is_named(name, tmp_path, cache, configs):
-    check(name, search(name, tmp_path, cache, configs), tmp_path)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize('name', SLOW)
-def test_fault_is_named_too(name, tmp_path, cache, configs):
-    check(name, search(name, tmp_path, cache, configs), tmp_path)
+@pytest.mark.parametrize('name', [
+    name if fault.fast else pytest.param(name, marks=pytest.mark.nightly)
+    for name, fault in FAULTS.items()])
+def test_fault_is_named(name, tmp_path, configs):
+    check(name, search(name, tmp_path, configs), tmp_path)

@@ -23,12 +23,9 @@ def test_fault_in_a_real_detector_is_named(name, root, tmp_path):
     assert row['right'], '\n'.join(row['wrong'])
 
 
-def test_the_two_tables_have_no_name_in_common():
-    """They share a file of results."""
+def test_every_planted_file_belongs_to_a_row_and_no_name_to_both_tables():
+    """The two tables share a file of results."""
     assert not set(real.FAULTS) & set(FAULTS)
-
-
-def test_every_planted_file_belongs_to_a_row():
     files = {path.stem for path in (real.HERE / 'detectors').glob('*.py')}
     assert files == {fault.module for fault in real.FAULTS.values()}
 

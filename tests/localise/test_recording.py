@@ -1,17 +1,20 @@
 """Recording an iteration changes no bit, and sees the samples of any worker."""
 import json
+import pickle
 import random
 
-import numpy as np
 import pytest
 import torch
+from checked_runs import bits
 from faults.tiny import tiny
-from harness import Child, digest
+from harness import Child
+from mmcv.transforms.utils import cache_randomness
 from mmengine.runner import Runner
 
 from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.localise.compared_runs import SETTINGS
 from mmrepro.localise.recording import RecordingPlan, attach, diagnose_ranks, read_stream
+from mmrepro.localise.sample_recorder import SampleRecorder, read_samples
 from mmrepro.runs.stopping import StopTraining
 
 
@@ -21,9 +24,7 @@ def trained(folder, record):
     attach(runner, RecordingPlan(str(folder), 5, record))
     with pytest.raises(StopTraining):
         runner.train()
-    return [digest(value) for value in (
-        runner.model.state_dict(), runner.optim_wrapper.state_dict(), torch.get_rng_state(),
-        random.getstate(), np.random.get_state()[1])]
+    return bits(runner)
 
 
 def test_recording_changes_no_bit_of_the_training(tmp_path):
@@ -71,3 +72,44 @@ def test_a_sample_that_one_run_rejected_is_compared(tmp_path):
     assert paths == ['sample 0.0/0', 'sample 0.1/0', 'sample 0.2/0']
     found = diagnose_ranks(0, str(tmp_path / 'a'), str(tmp_path / 'b'), [0])
     assert (found.path, found.kind) == ('sample 0.0/0', 'input')
+
+
+class Mixing:
+    """As MMDetection's Mosaic: the dataset asks it for partners, then calls it."""
+    partners = random.Random()
+
+    def __init__(self):
+        self.own = random.Random(1)
+
+    @cache_randomness
+    def get_indexes(self, dataset):
+        return [self.own.randint(0, len(dataset) - 1) for _ in range(3)]
+
+    def __call__(self, results):
+        return results
+
+
+class Mixed(torch.utils.data.Dataset):
+    def __init__(self):
+        self.pipeline = [Mixing()]
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        mixing = self.pipeline[0]
+        return mixing(dict(partners=mixing.get_indexes(self)))
+
+
+@pytest.mark.parametrize('travels', [False, True])
+def test_the_indexes_of_partners_are_recorded(tmp_path, travels):
+    dataset = Mixed()
+    SampleRecorder(str(tmp_path), 0, None).instrument(dataset)
+    if travels:
+        dataset = pickle.loads(pickle.dumps(dataset))
+    found = dataset[7]
+    indexes, mixed = read_samples(str(tmp_path), 0)[1:3]
+    assert (indexes.name, mixed.name) == ('Mixing.get_indexes', 'Mixing')
+    assert indexes.outputs == (str(found['partners']), )
+    assert [text.split('=')[0] for text in indexes.own] == ['partners', 'own']
+    assert indexes.stack[0][2] == 'Mixing.get_indexes' and indexes.stack[0][1] < mixed.stack[0][1]

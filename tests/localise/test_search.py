@@ -1,6 +1,7 @@
 """The search: where two runs diverge, what is repeated, what is reported when nothing is found."""
 import json
 import os
+from pathlib import Path
 
 import pytest
 from result_text import text_of
@@ -17,14 +18,6 @@ def run_of(*losses, positions=(0, 1), ranks=(0,), notes=()):
                      optimizer='') for i, loss in enumerate(losses)}
     logs = {rank: RankLog('', [], steps, [], True, []) for rank in ranks}
     return RecordedRun('somewhere', [], logs, list(notes))
-
-
-def test_the_first_differing_iteration_with_what_differs():
-    runs = run_of('1', '2', '3'), run_of('1', '9', '8', '4')
-    compared, found = first_iteration(*runs)
-    assert compared == 3
-    assert (found.iteration, [one.field for one in found.ranks[0]]) == (1, ['losses'])
-    assert positions_of(*runs, 1) == (0, 1)
 
 
 def test_positions_of_both_runs_are_recorded_and_none_when_one_run_does_not_know_them():
@@ -50,16 +43,16 @@ class Scripted:
 
     def __call__(self, spec, folder, plan):
         self.plans.append((spec.name, plan))
-        os.makedirs(os.path.join(folder, 'mmrepro'))
+        records = Path(folder, 'mmrepro')
+        records.mkdir(parents=True)
         runs = self.losses[spec.name]
         steps = run_of(*runs.pop(0)).ranks[0].steps.values()
         lines = [dict(kind='start', format=1, level='step', rank=0, world_size=1, iteration=0),
                  *list(steps)[:plan.stop + 1]]
-        with open(os.path.join(folder, 'mmrepro', 'fingerprints.rank0.jsonl'), 'w') as file:
-            file.writelines(json.dumps(line) + '\n' for line in lines)
+        (records / 'fingerprints.rank0.jsonl').write_text(
+            ''.join(json.dumps(line) + '\n' for line in lines))
         if plan.record is not None:
-            with open(os.path.join(folder, 'batch.rank0.json'), 'w') as file:
-                json.dump(None, file)
+            Path(folder, 'batch.rank0.json').write_text('null')
             record = Record('forward', 'fc', 'aten.mm.default', inputs=('1',),
                             outputs=(self.records[spec.name].pop(0),))
             write_records(os.path.join(folder, 'operators.rank0.jsonl'), [record])

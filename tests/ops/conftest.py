@@ -1,6 +1,4 @@
 """Tools of the operator tests: fixed inputs, bytes, goldens, and mmcv's kernels to compare with."""
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

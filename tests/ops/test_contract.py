@@ -3,8 +3,6 @@
 Each case calls mmcv's own Python on inputs with the most write conflicts: boxes overlap in three
 locations, offsets move samples together, and scores have ties.
 """
-from __future__ import annotations
-
 import pytest
 import torch
 

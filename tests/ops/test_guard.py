@@ -1,6 +1,4 @@
 """The guard names operators that nobody has vouched for; the CPU plays the device here."""
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,8 +1,5 @@
 """`mmrepro doctor --operators` and its tables agree with the table of operators."""
-from __future__ import annotations
-
 import json
-import os
 import re
 
 import pytest
@@ -12,8 +9,6 @@ from mmrepro import cli, ops
 from mmrepro.cli.doctor import main
 from mmrepro.ops import TABLE, catalogue
 from mmrepro.ops.operator_table import OF_FORKS
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def rows_of(text):

@@ -114,22 +114,18 @@ def test_uninstalling_leaves_no_trace():
     assert out[3] == 'True'
 
 
-def test_a_broken_implementation_is_not_hidden(monkeypatch, tmp_path):
+@pytest.mark.parametrize('target, error, message', [
+    ('broken_operators:knn_forward', ModuleNotFoundError, 'no_such_module_at_all'),
+    ('mmrepro.ops.no_such_file:knn_forward', ModuleNotFoundError, 'no_such_file'),
+    ('mmrepro.ops.gather:knn_forward', AttributeError, 'knn_forward')])
+def test_an_implementation_that_is_broken_or_missing_is_not_hidden(target, error, message, tmp_path,
+                                                                   monkeypatch):
     (tmp_path / 'broken_operators.py').write_text('import no_such_module_at_all\n')
     monkeypatch.syspath_prepend(tmp_path)
-    row = operator_table.TABLE['knn_forward']._replace(target='broken_operators:knn_forward')
+    row = operator_table.TABLE['knn_forward']._replace(target=target)
     monkeypatch.setitem(operator_table.TABLE, 'knn_forward', row)
-    with pytest.raises(ModuleNotFoundError, match='no_such_module_at_all'):
+    with pytest.raises(error, match=message):
         operator_table.implementation('knn_forward')
-
-
-def test_a_row_whose_module_or_function_is_missing_is_an_error(monkeypatch):
-    for target, error in (('mmrepro.ops.no_such_file:knn_forward', ModuleNotFoundError),
-                          ('mmrepro.ops.gather:knn_forward', AttributeError)):
-        row = operator_table.TABLE['knn_forward']._replace(target=target)
-        monkeypatch.setitem(operator_table.TABLE, 'knn_forward', row)
-        with pytest.raises(error):
-            operator_table.implementation('knn_forward')
 
 
 def test_one_name_has_one_row():
@@ -144,7 +140,11 @@ class OnDevice:
 
 @pytest.fixture
 def compiled_for_cuda(monkeypatch):
-    """A module that stands for mmcv's, compiled with CUDA; its functions return their own name."""
+    """A module that stands for mmcv's, compiled with CUDA; its functions return their own name.
+
+    Triton is there as well.
+    """
+    monkeypatch.setattr(ops.triton, 'default_requirement', lambda: '')
     module = types.ModuleType('mmcv._ext')
     for name in operator_table.TABLE:
         setattr(module, name, lambda *args, name=name: f'compiled {name}')
@@ -157,17 +157,7 @@ def compiled_for_cuda(monkeypatch):
         **before, 'get_compiling_cuda_version': None}, 'not all was put back'
 
 
-@pytest.fixture
-def no_triton(monkeypatch):
-    monkeypatch.setattr(ops.triton, 'default_requirement', lambda: 'no triton here')
-
-
-@pytest.fixture
-def with_triton(monkeypatch):
-    monkeypatch.setattr(ops.triton, 'default_requirement', lambda: '')
-
-
-def test_auto_keeps_compiled_kernels_that_add_in_order(compiled_for_cuda, with_triton):
+def test_auto_keeps_compiled_kernels_that_add_in_order(compiled_for_cuda):
     ops.use('auto')
     assert ops.provider() == 'auto'
     for name, row in operator_table.TABLE.items():
@@ -184,8 +174,7 @@ def test_auto_keeps_compiled_kernels_that_add_in_order(compiled_for_cuda, with_t
             and operator_table.TABLE[entry.operator].target] == []
 
 
-def test_what_only_a_fork_has_is_not_looked_for_in_another_mmcv(compiled_for_cuda, with_triton,
-                                                                monkeypatch):
+def test_what_only_a_fork_has_is_not_looked_for_in_another_mmcv(compiled_for_cuda, monkeypatch):
     """The fork's kernel runs, and counts as not deterministic, because its threads race."""
     ops.use('auto')
     entry, = (entry for entry in ops.catalogue('cuda') if entry.operator == 'line_nms_forward')
@@ -196,8 +185,9 @@ def test_what_only_a_fork_has_is_not_looked_for_in_another_mmcv(compiled_for_cud
             'none', 'this mmcv does not have it; onedl-mmcv==2.3.6 has')
 
 
-def test_auto_replaces_compiled_kernels_with_atomics_and_all_on_a_cpu(compiled_for_cuda, no_triton,
+def test_auto_replaces_compiled_kernels_with_atomics_and_all_on_a_cpu(compiled_for_cuda,
                                                                       monkeypatch):
+    monkeypatch.setattr(ops.triton, 'default_requirement', lambda: 'no triton here')
     for name in ('roi_align_forward', 'roi_align_backward'):
         monkeypatch.setattr(f'mmrepro.ops.mmcv.roi_align.{name}', lambda *args: args)
     ops.use('auto')
@@ -209,8 +199,9 @@ def test_auto_replaces_compiled_kernels_with_atomics_and_all_on_a_cpu(compiled_f
 
 @pytest.mark.parametrize('version, kernels', [
     ('not available', 'cpu'), ('rocm not available', 'cpu'), ('12.1', 'cuda')])
-def test_a_build_without_cuda_provides_nothing_there(compiled_for_cuda, no_triton, version,
+def test_a_build_without_cuda_provides_nothing_there(compiled_for_cuda, monkeypatch, version,
                                                      kernels):
+    monkeypatch.setattr(ops.triton, 'default_requirement', lambda: 'no triton here')
     compiled_for_cuda.get_compiling_cuda_version = lambda: version
     assert choice.compiled_kernels(compiled_for_cuda) == kernels
     ops.use('auto')
@@ -234,7 +225,7 @@ def test_every_choice_has_its_reason():
     assert chosen('knn_forward', kernels='').provider == 'none'
 
 
-def test_facts_name_the_operators_that_are_not_the_portable_ones(compiled_for_cuda, with_triton,
+def test_facts_name_the_operators_that_are_not_the_portable_ones(compiled_for_cuda,
                                                                  monkeypatch):
     from mmrepro.distributed.agreement import operator_fields, start_fields
     from mmrepro.facts.compatibility import CHANGES, differences
@@ -258,7 +249,7 @@ def test_facts_name_the_operators_that_are_not_the_portable_ones(compiled_for_cu
     assert operator_fields() == {'operators': 'compiled'}
 
 
-def test_the_guard_trusts_a_forward_whose_backward_was_replaced(compiled_for_cuda, with_triton):
+def test_the_guard_trusts_a_forward_whose_backward_was_replaced(compiled_for_cuda):
     from mmrepro.ops.guard import OperatorGuard
     for wanted, trusted in (('compiled', False), ('auto', True)):
         ops.use(wanted)

@@ -58,37 +58,20 @@ def draw(pipeline, seed: int):
 
 
 def test_own_generators_follow_the_sample(fake):
-    pipeline = fake(OwnGenerators)()
+    cls = fake(OwnGenerators)
+    pipeline = cls()
     assert draw(pipeline, 1) != draw(pipeline, 1)
     patches.apply()
     first = draw(pipeline, 1)
-    assert draw(pipeline, 2) != first
-    assert draw(pipeline, 1) == first
-    assert first[0] != first[1]
+    assert pipeline(image=None) != first, 'a second call in one sample draws anew'
+    assert draw(pipeline, 2) != first and first[0] != first[1]
+    assert draw(pipeline, 1) == first == draw(cls(), 1), 'also a pipeline of another process'
 
 
-def test_pipelines_of_two_processes_agree(fake):
-    cls = fake(OwnGenerators)
-    patches.apply()
-    assert draw(cls(), 1) == draw(cls(), 1)
-
-
-def test_a_second_call_in_one_sample_draws_anew(fake):
-    pipeline = fake(OwnGenerators)()
-    patches.apply()
-    assert draw(pipeline, 1) != pipeline(image=None)
-
-
-def test_a_seed_of_the_user_is_kept(fake):
-    cls = fake(OwnGenerators)
-    expected = OwnGenerators(3)(image=None)
-    patches.apply()
-    assert draw(cls(3), 1) == expected
-
-
-def test_old_versions_are_left_alone(fake):
-    pipeline = fake(GlobalGenerators)()
-    expected = draw(pipeline, 1)
+@pytest.mark.parametrize('cls, arguments', [(OwnGenerators, (3, )), (GlobalGenerators, ())])
+def test_a_seed_of_the_user_is_kept_and_old_versions_are_left_alone(fake, cls, arguments):
+    pipeline = fake(cls)(*arguments)
+    expected = draw(cls(*arguments), 1)
     patches.apply()
     assert draw(pipeline, 1) == expected
 

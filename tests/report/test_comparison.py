@@ -1,10 +1,9 @@
 """Two runs compared: whatever is there is used, whatever is missing is said."""
-from __future__ import annotations
-
 import json
 import math
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,11 +62,8 @@ def test_level_step_names_no_parameters_and_says_how_to_get_them():
 
 def test_metrics_of_equal_iterations_may_differ():
     a, b = pair()
-    path = os.path.join(b, 'mmrepro', 'fingerprints.rank0.jsonl')
-    with open(path) as file:
-        text = file.read()
-    with open(path, 'w') as file:
-        file.write(text.replace((.01 * 9).hex(), (.5).hex()))
+    path = Path(b, 'mmrepro', 'fingerprints.rank0.jsonl')
+    path.write_text(path.read_text().replace((.01 * 9).hex(), (.5).hex()))
     comparison = compare(a, b)
     assert not comparison.equal and comparison.first is None
     assert 'iteration 10, metric coco/bbox_mAP of the validation: 0.09' in comparison.verdict()
@@ -99,12 +95,10 @@ LATER = dict(initial_weights='later', weights={}, iteration=10, resumed_from='/a
 
 def _start_again(folder, **changes):
     """Write a later start of a run, as a process that resumes writes it down."""
-    records = os.path.join(folder, 'mmrepro')
-    with open(os.path.join(records, 'manifest.json')) as file:
-        content = json.load(file)
-    number = len([name for name in os.listdir(records) if name.startswith('manifest')])
-    with open(os.path.join(records, f'manifest.{number}.json'), 'w') as file:
-        json.dump({**content, **changes}, file)
+    records = Path(folder, 'mmrepro')
+    content = json.loads((records / 'manifest.json').read_text())
+    number = len(list(records.glob('manifest*')))
+    (records / f'manifest.{number}.json').write_text(json.dumps({**content, **changes}))
 
 
 def test_a_run_that_was_resumed_began_from_the_same_weights():
@@ -176,15 +170,12 @@ def test_trainings_in_one_folder_are_told_apart():
 
 
 def test_a_run_that_resumes_another_folder_has_one_start():
-    path = os.path.join(write_run('a'), 'mmrepro', 'fingerprints.rank0.jsonl')
-    with open(path) as file:
-        text = file.read()
-    for begun, starts in ((4, 1), (0, 1)):
-        with open(path, 'w') as file:
-            file.write(text.replace('"iteration": 0', f'"iteration": {begun}', 1))
-        assert load_run('a').starts == starts
-    with open(path, 'a') as file:
-        file.write(text + text.replace('"iteration": 0', '"iteration": 20', 1))
+    path = Path(write_run('a'), 'mmrepro', 'fingerprints.rank0.jsonl')
+    text = path.read_text()
+    for begun in (4, 0):
+        path.write_text(text.replace('"iteration": 0', f'"iteration": {begun}', 1))
+        assert load_run('a').starts == 1
+    path.write_text(text + text + text.replace('"iteration": 0', '"iteration": 20', 1))
     assert load_run('a').starts == 2
 
 

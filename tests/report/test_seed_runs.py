@@ -1,6 +1,4 @@
 """``mmrepro seeds`` with real trainings in real processes."""
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,14 +1,16 @@
-"""Statistics against values from elsewhere."""
-from __future__ import annotations
-
+"""Statistics against values from elsewhere, shares of variance against SciPy's bootstrap."""
 import itertools
+import json
 import math
 import sys
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from mmrepro.errors import MissingPackageError
 from mmrepro.report.stats import holm, paired, sign_flip, summary
+from mmrepro.report.variance import report_of, share
 
 # Student (1908), "The probable error of a mean", Biometrika 6: hours of sleep gained by ten
 # patients under two drugs. R's `sleep`; t.test(extra ~ group, paired = TRUE) prints
@@ -17,7 +19,7 @@ SLEEP_1 = (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0)
 SLEEP_2 = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)
 
 
-def test_a_published_paired_t_test():
+def test_a_published_paired_t_test_and_swapping_the_two_changes_only_the_sign():
     result = paired(SLEEP_1, SLEEP_2)
     assert result.t == pytest.approx(4.0621, abs=5e-5)
     assert result.t_p == pytest.approx(0.002833, abs=5e-7)
@@ -25,10 +27,7 @@ def test_a_published_paired_t_test():
     assert result.difference.low == pytest.approx(0.7001142, abs=5e-8)
     assert result.difference.high == pytest.approx(2.4598858, abs=5e-8)
     assert result.larger and 'larger' in result.verdict
-
-
-def test_swapping_the_two_changes_only_the_sign():
-    result, swapped = paired(SLEEP_1, SLEEP_2), paired(SLEEP_2, SLEEP_1)
+    swapped = paired(SLEEP_2, SLEEP_1)
     assert (swapped.t, swapped.t_p, swapped.flip_p) == (-result.t, result.t_p, result.flip_p)
     assert 'smaller' in swapped.verdict
 
@@ -41,18 +40,14 @@ def test_interval_by_students_t():
     assert result.mean - result.low == pytest.approx(result.high - result.mean)
 
 
-def test_sign_flips_by_hand():
-    # +++ and --- are as extreme as 1, 2, 3: 2 of 8
-    assert sign_flip([1., 2., 3.]) == 2 / 8
-    # sums of +-1 +-2 +-3 with size >= 4: 6, 4 (-1 flipped) and their opposites
-    assert sign_flip([-1., 2., 3.]) == 4 / 8
-    assert sign_flip([0., 0.]) == 1.
-
-
-def test_rounding_does_not_break_ties():
-    # in floating point 0.1 + 0.2 - 0.3 is not 0
-    assert sign_flip([.1, .2, -.3]) == 1.
-    assert sign_flip([.1, .2, .3]) == 2 / 8
+@pytest.mark.parametrize('differences, p', [
+    ([1., 2., 3.], 2 / 8),  # +++ and --- are as extreme
+    ([-1., 2., 3.], 4 / 8),  # sums with size >= 4: 6, 4 (-1 flipped) and their opposites
+    ([0., 0.], 1.),
+    ([.1, .2, -.3], 1.),  # in floating point 0.1 + 0.2 - 0.3 is not 0
+    ([.1, .2, .3], 2 / 8)])
+def test_sign_flips_by_hand_and_rounding_does_not_break_ties(differences, p):
+    assert sign_flip(differences) == p
 
 
 def test_many_pairs_are_sampled_and_repeat():
@@ -120,3 +115,43 @@ def test_holms_correction_is_that_of_r():
     assert holm([.01, .02, .03, .04, .05]) == pytest.approx([.05, .08, .09, .09, .09])
     assert holm([.05, .01, .03]) == pytest.approx([.06, .03, .06])
     assert holm([.9, .8]) == [1, 1] and holm([.02]) == [.02] and holm([]) == []
+
+
+# ------------------------------------------------------------------------------ variance
+
+DRAW = np.random.RandomState(7)
+PART, WHOLE = DRAW.normal(0, 1, 12).tolist(), DRAW.normal(0, 2, 12).tolist()
+
+
+def ratio(a, b, axis=-1):
+    return np.var(a, axis=axis, ddof=1) / np.var(b, axis=axis, ddof=1)
+
+
+def test_share_and_interval_are_those_of_scipy():
+    estimate = share(PART, WHOLE)
+    assert estimate.value == pytest.approx(ratio(PART, WHOLE), rel=1e-12)
+    theirs = stats.bootstrap((PART, WHOLE), ratio, n_resamples=20_000, method='percentile',
+                             vectorized=True, random_state=1).confidence_interval
+    # two sets of resamples: the ends differ by their noise
+    assert estimate.low == pytest.approx(theirs.low, rel=.06)
+    assert estimate.high == pytest.approx(theirs.high, rel=.06)
+    assert share(PART, WHOLE) == estimate
+
+
+def test_a_stream_that_nothing_draws_from_has_a_share_of_exactly_zero():
+    assert share([.1] * 5, WHOLE) == (0, 0, 0)
+
+
+def test_no_variance_at_all_is_one_clear_line():
+    with pytest.raises(ValueError, match='^m of base, 3 seeds: the metric is the same whatever'):
+        report_of('m', 'last', 'base', [0, 1, 2], {'all': [.3] * 3, 'init': [.3] * 3})
+
+
+def test_plot_report_and_notes():
+    report = report_of('coco/bbox_mAP', 'last', 'base', [0, 1, 2], {
+        'all': [.30, .32, .29], 'init': [.30, .31, .30], 'step': [.30, .30, .30]})
+    assert report.images['seeds'].startswith(b'\x89PNG')
+    page = report.html()
+    assert 'data:image/png;base64,' in page and 'http' not in page
+    assert 'step: the metric stays exactly the same' in page and '10 or more' in page
+    json.loads(report.json())

@@ -1,6 +1,4 @@
 """Reports on a terminal, in a file, as a web page and as data."""
-from __future__ import annotations
-
 import json
 import re
 
@@ -28,10 +26,7 @@ def test_without_a_terminal_the_text_is_plain_and_whole(capsys, monkeypatch):
         '', 'note: a note', 'DIFFERENT: all', 'an advice']
     assert '1 more' in out and '<b>' not in out
     assert str(REPORT) == out
-
-
-def test_everything_shows_all_rows(capsys):
-    REPORT.show(everything=True)
+    REPORT.show(everything=True)  # all rows
     out = capsys.readouterr().out
     assert '<b>' in out and '1 more' not in out
 

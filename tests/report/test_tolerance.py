@@ -1,8 +1,7 @@
 """How far two runs are apart: relative differences, where they exceed."""
-from __future__ import annotations
-
 import json
 import math
+from pathlib import Path
 
 import pytest
 from fake_runs import write_log, write_run
@@ -58,12 +57,10 @@ def test_exit_codes_and_words(runs, capsys):
 
 def test_other_samples_have_no_tolerance(runs, capsys):
     a, b = runs()
-    path = f'{b}/mmrepro/fingerprints.rank0.jsonl'
-    with open(path) as file:
-        text = file.read()
+    path = Path(b, 'mmrepro', 'fingerprints.rank0.jsonl')
+    text = path.read_text()
     assert '"positions": [6, 7]' in text
-    with open(path, 'w') as file:
-        file.write(text.replace('"positions": [6, 7]', '"positions": [7, 6]'))
+    path.write_text(text.replace('"positions": [6, 7]', '"positions": [7, 6]'))
     assert main([a, b, '--tolerance', '1']) == 1
     assert 'batch.positions differs in iteration 3' in ' '.join(capsys.readouterr().out.split())
 

@@ -1,6 +1,4 @@
 """Configs and options that cannot be used are one line that names file, key and what is near."""
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -63,19 +61,21 @@ def test_the_mark_adds_a_key_whatever_it_resembles():
     assert without_mark({'+a.b': 1, 'c': 2}) == {'a.b': 1, 'c': 2}
 
 
-@pytest.mark.parametrize('text, message', [
-    ('a = 1\nb = (\n', "a.py, line 2: '(' was never closed"),
-    ('a = 1\nb = c\n', "a.py, line 2: NameError: name 'c' is not defined"),
-    ("_base_ = 'no.py'\n", 'no.py: FileNotFoundError: '),
-    ("custom_imports = dict(imports=['no_such_module_x'], allow_failed_imports=False)\n",
+@pytest.mark.parametrize('text, base, message', [
+    ('a = 1\nb = (\n', '', "a.py, line 2: '(' was never closed"),
+    ('a = 1\nb = c\n', '', "a.py, line 2: NameError: name 'c' is not defined"),
+    ("_base_ = 'no.py'\n", '', 'no.py: FileNotFoundError: '),
+    ("custom_imports = dict(imports=['no_such_module_x'], allow_failed_imports=False)\n", '',
      "a.py: ModuleNotFoundError: No module named 'no_such_module_x' (its folder must be on "
      'PYTHONPATH)'),
+    ("_base_ = './base.py'\n", 'x = y\n', "base.py, line 1: NameError: name 'y'"),
+    ("_base_ = './base.py'\n", 'x = )\n', './base.py, line 1: unmatched'),
 ])
-def test_a_config_that_cannot_be_read(tmp_path, text, message):
-    path = tmp_path / 'a.py'
-    path.write_text(text)
+def test_a_config_that_cannot_be_read(tmp_path, text, base, message):
+    (tmp_path / 'base.py').write_text(base)
+    (tmp_path / 'a.py').write_text(text)
     with pytest.raises(ConfigError) as error:
-        read_config(str(path))
+        read_config(str(tmp_path / 'a.py'))
     assert str(error.value).startswith(f'{tmp_path}/{message}')
     assert '\n' not in str(error.value)
 
@@ -86,13 +86,3 @@ def test_no_warning_of_a_library_stands_above_a_config(tmp_path):
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
                           env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert done.stderr == ''
-
-
-def test_the_base_that_is_wrong_is_named(tmp_path):
-    (tmp_path / 'base.py').write_text('x = y\n')
-    (tmp_path / 'a.py').write_text("_base_ = './base.py'\n")
-    with pytest.raises(ConfigError, match=r"base\.py, line 1: NameError: name 'y'"):
-        read_config(str(tmp_path / 'a.py'))
-    (tmp_path / 'base.py').write_text('x = )\n')
-    with pytest.raises(ConfigError, match=r'base\.py, line 1: unmatched'):
-        read_config(str(tmp_path / 'a.py'))

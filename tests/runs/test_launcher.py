@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,8 +28,7 @@ def program(tmp_path, monkeypatch):
 
 
 def lines(path):
-    with open(path) as file:
-        return file.read().splitlines()
+    return Path(path).read_text().splitlines()
 
 
 def test_a_process_that_fails_shows_the_end_of_its_output(program):

@@ -1,9 +1,11 @@
-"""A training that is made small keeps its code path."""
+"""Changes of configs; a training that is made small keeps its code path."""
+import pytest
 from mmengine.config import Config, ConfigDict
 from mmengine.model import PretrainedInit
 from mmengine.registry import DATASETS
 
 from mmrepro.runs import reduction
+from mmrepro.runs.config_edits import import_mmrepro
 
 
 def test_sizes_keep_their_proportions_and_are_multiples():
@@ -50,3 +52,13 @@ def test_datasets_that_cannot_be_cut_stay_whole_and_are_named():
     assert reduction.few_images(cfg, 'train', 3) == ['WholeDataset']
     assert [dataset.get('indices') for dataset in cfg.train_dataloader.dataset.datasets] == [
         None, 3, 3]
+
+
+@pytest.mark.parametrize('given, added, expected', [
+    (None, True, ['mmrepro']), (['mine'], True, ['mine', 'mmrepro']),
+    (['mmrepro'], False, ['mmrepro']), ('mine.mmrepro', True, ['mine.mmrepro', 'mmrepro'])])
+def test_mmrepro_is_imported_once(given, added, expected):
+    imports = given and dict(imports=given, allow_failed_imports=True)
+    cfg = Config(dict(custom_imports=imports))
+    assert import_mmrepro(cfg) is added
+    assert cfg.custom_imports['imports'] == expected

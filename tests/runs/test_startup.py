@@ -1,6 +1,4 @@
 """The single restart of a process whose environment is incomplete."""
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

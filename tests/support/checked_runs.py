@@ -1,6 +1,4 @@
 """Trainings of the tiny network whose steps are repeated."""
-from __future__ import annotations
-
 import copy
 import random
 

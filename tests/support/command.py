@@ -1,6 +1,4 @@
 """The command ``mmrepro`` in this process."""
-from __future__ import annotations
-
 import pytest
 
 from mmrepro import cli, determinism, ops

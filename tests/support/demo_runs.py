@@ -47,11 +47,6 @@ def workers(count, persistent=False, prefetch=None, start=None):
     return change
 
 
-def without_self_checks(cfg):
-    """For a planted fault that a self-check would find before what is tested does."""
-    cfg.randomness.self_checks = False
-
-
 def changed(cfg, change):
     cfg = copy.deepcopy(cfg)
     change(cfg)

@@ -29,30 +29,21 @@ def log_lines(work_dir):
     return steps
 
 
-def every_iteration(cfg):
-    cfg.default_hooks.checkpoint = dict(
-        type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
-    return cfg
-
-
 def accumulating(cfg):
     cfg.optim_wrapper.accumulative_counts = 4
 
 
 def dynamic(cfg):
+    import mmdet
     from mmengine.config import Config
-    own = Config.fromfile(_mmdet('dynamic_rcnn/dynamic-rcnn_r50_fpn_1x_coco.py'))
+    own = Config.fromfile(os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'configs',
+                                       'dynamic_rcnn/dynamic-rcnn_r50_fpn_1x_coco.py'))
     cfg.model = own.model
     cfg.model.backbone.init_cfg = None
     cfg.model.roi_head.bbox_head.num_classes = 6
     cfg.model.train_cfg.rcnn.dynamic_rcnn.update_iter_interval = 2
     cfg.model.train_cfg.rcnn.sampler.num = 128
     cfg.model.train_cfg.rpn_proposal.nms_pre = cfg.model.train_cfg.rpn_proposal.max_per_img = 300
-
-
-def _mmdet(path):
-    import mmdet
-    return os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'configs', path)
 
 
 def shallow(cfg):

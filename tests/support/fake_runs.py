@@ -1,10 +1,8 @@
 """Runs that were never trained: files as FingerprintHook and MMEngine write them."""
-from __future__ import annotations
-
 import hashlib
 import json
 import math
-import os
+from pathlib import Path
 
 NAMES = [f'{part}.{layer}.weight' for part in ('backbone.layer1', 'backbone.layer2', 'neck',
                                                'head') for layer in ('0', '1')]
@@ -44,8 +42,8 @@ def step(i, level='parameter', noise=0., since=None, field='parameters', names=N
 def write_run(folder, count=20, rank=0, world=1, level='parameter', end=True, manifest=None,
               facts=None, vals=True, **kwargs):
     """Write a run of ``count`` iterations to ``folder``; returns the folder as text."""
-    records = os.path.join(str(folder), 'mmrepro')
-    os.makedirs(records, exist_ok=True)
+    records = Path(folder, 'mmrepro')
+    records.mkdir(parents=True, exist_ok=True)
     lines = [dict(kind='start', format=1, level=level, interval=1, rank=rank, world_size=world,
                   scheme=1, iteration=0, manifest='manifest.json')]
     for i in range(count):
@@ -54,22 +52,21 @@ def write_run(folder, count=20, rank=0, world=1, level='parameter', end=True, ma
             lines.append(dict(kind='val', iteration=i + 1, epoch=i // 10,
                               metrics={'coco/bbox_mAP': (.01 * i).hex()}))
     lines += [dict(kind='end', iteration=count)] if end else []
-    with open(os.path.join(records, f'fingerprints.rank{rank}.jsonl'), 'w') as file:
-        file.write(''.join(json.dumps(line) + '\n' for line in lines))
+    (records / f'fingerprints.rank{rank}.jsonl').write_text(
+        ''.join(json.dumps(line) + '\n' for line in lines))
     if rank == 0:
-        with open(os.path.join(records, 'manifest.json'), 'w') as file:
-            json.dump(dict(
-                kind='manifest', format=1, config=dict(text="model = dict(type='X')\n"),
-                facts={'randomness.seed': 1, **(facts or {})}, **(manifest or {})), file)
+        (records / 'manifest.json').write_text(json.dumps(dict(
+            kind='manifest', format=1, config=dict(text="model = dict(type='X')\n"),
+            facts={'randomness.seed': 1, **(facts or {})}, **(manifest or {}))))
     return str(folder)
 
 
 def write_log(folder, count=20, stamp='20260101_000000', first=0, off=None, config=None,
               val=.3):
     """Write a stock run's scalars.json and config; from iteration ``off`` on its losses differ."""
-    records = os.path.join(str(folder), stamp, 'vis_data')
-    os.makedirs(records, exist_ok=True)
-    with open(os.path.join(records, 'scalars.json'), 'w') as file:
+    records = Path(folder, stamp, 'vis_data')
+    records.mkdir(parents=True, exist_ok=True)
+    with open(records / 'scalars.json', 'w') as file:
         for i in range(first, count):
             loss = 1 / (i + 1) + (1e-4 * 1.5**(i - off) if off is not None and i >= off else 0.)
             row = dict(lr=.02, data_time=.1 * (off or 1), loss=loss, loss_cls=loss / 2,
@@ -77,6 +74,6 @@ def write_log(folder, count=20, stamp='20260101_000000', first=0, off=None, conf
             file.write(json.dumps(row) + '\n')
         file.write(json.dumps({'coco/bbox_mAP': val, 'data_time': .1, 'time': .2, 'step': 1})
                    + '\n')
-    with open(os.path.join(records, 'config.py'), 'w') as file:
-        file.write(config or "model = dict(type='RetinaNet')\nrandomness = dict(seed=1)\n")
+    (records / 'config.py').write_text(
+        config or "model = dict(type='RetinaNet')\nrandomness = dict(seed=1)\n")
     return str(folder)

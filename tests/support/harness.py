@@ -67,8 +67,9 @@ def train(cfg: Any, work_dir: str, with_data: bool = True,
 
 
 def environment() -> dict[str, str]:
-    """Environment of a fresh process that finds this checkout."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH', '')]))
+    """Environment of a fresh process that finds this checkout and the modules of this folder."""
+    path = os.pathsep.join(filter(None, [
+        str(ROOT), str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')]))
     return {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
 
 

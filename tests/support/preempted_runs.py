@@ -6,7 +6,7 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, METRICS, MODELS
+from mmengine.registry import METRICS, MODELS
 from mmengine.runner import Runner
 from small_runs import DumpNothing
 
@@ -30,20 +30,6 @@ class Small(BaseModel):
         return [out.sum()]
 
 
-@DATASETS.register_module(force=True)
-class Cloudlet(torch.utils.data.Dataset):
-    metainfo = {}
-
-    def __init__(self, size=16, noise=1.):
-        self.size, self.noise = size, noise
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, i):
-        return dict(x=torch.tensor([i, 1.]) + self.noise * torch.rand(2))
-
-
 @METRICS.register_module(force=True)
 class SumOfOutputs(DumpNothing):
     def process(self, data_batch, data_samples):
@@ -56,9 +42,9 @@ class SumOfOutputs(DumpNothing):
 def settings(work_dir, **changes):
     cfg = Config(dict(
         model=dict(type='Small'), work_dir=str(work_dir), log_level='ERROR',
-        train_dataloader=dict(batch_size=4, num_workers=0, dataset=dict(type='Cloudlet'),
+        train_dataloader=dict(batch_size=4, num_workers=0, dataset=dict(type='Points', size=16),
                               sampler=dict(type='DefaultSampler', shuffle=True)),
-        val_dataloader=dict(batch_size=2, num_workers=0, dataset=dict(type='Cloudlet', size=6),
+        val_dataloader=dict(batch_size=2, num_workers=0, dataset=dict(type='Points', size=6),
                             sampler=dict(type='DefaultSampler', shuffle=False)),
         val_cfg=dict(), val_evaluator=dict(type='SumOfOutputs'),
         train_cfg=dict(by_epoch=True, max_epochs=3),

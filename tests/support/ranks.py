@@ -22,9 +22,11 @@ def joined(rank, world_size, port, cfg):
             torch.distributed.destroy_process_group()
 
 
-def as_rank(rank, world_size, port, cfg, work_dir, prepare=lambda runner: None):
+def as_rank(rank, world_size, port, cfg, work_dir, look=lambda runner: {}):
+    """Train; the result also has what ``look`` finds in the runner afterwards."""
+    kept = []
     with joined(rank, world_size, port, cfg):
-        return train(cfg, work_dir, prepare=prepare)
+        return dict(train(cfg, work_dir, prepare=kept.append), **look(*kept))
 
 
 def on_ranks(world_size, cfg, work_dir, of_rank=lambda rank, cfg: None, function=as_rank):

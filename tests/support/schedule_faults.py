@@ -52,14 +52,10 @@ def _unguarded_conditions() -> AbstractContextManager[Any]:
     return mock.patch.object(VirtualRank, 'may_run', may_run)
 
 
-def _unchecked_weights() -> AbstractContextManager[Any]:
-    """A checkpoint may be written while the owner has not stepped; nothing compares weights."""
-    return mock.patch.object(Shared, 'check', lambda self: None)
-
-
 @contextmanager
 def _silently_restored_weights() -> Iterator[None]:
-    with _restored_weights(), _unchecked_weights():
+    """A checkpoint may be written while the owner has not stepped; nothing compares weights."""
+    with _restored_weights(), mock.patch.object(Shared, 'check', lambda self: None):
         yield
 
 

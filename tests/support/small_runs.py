@@ -3,7 +3,8 @@ import torch
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, METRICS, MODELS
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import DATASETS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
 
 
@@ -31,11 +32,30 @@ class DumpNothing(BaseMetric):
 
 @DATASETS.register_module(force=True)
 class Points(torch.utils.data.Dataset):
+    metainfo, size, noise = {}, 8, 1.
+
+    def __init__(self, size=8, noise=1.):
+        self.size, self.noise = size, noise
+
     def __len__(self):
-        return 8
+        return self.size
 
     def __getitem__(self, i):
-        return dict(x=torch.tensor([i, 1.]) + torch.rand(2))
+        return dict(x=torch.tensor([i, 1.]) + self.noise * torch.rand(2))
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
+class OnePerPart:
+    """An optimizer for each of the two parts of a model."""
+
+    def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
+        self.counts = optim_wrapper_cfg.get('accumulative_counts', 1)
+
+    def __call__(self, model):
+        return OptimWrapperDict(
+            first=OptimWrapper(torch.optim.AdamW(model.first.parameters(), lr=0.01),
+                               accumulative_counts=self.counts),
+            second=OptimWrapper(torch.optim.SGD(model.second.parameters(), lr=0.1, momentum=0.9)))
 
 
 def config(work_dir, **kwargs):
@@ -50,9 +70,18 @@ def config(work_dir, **kwargs):
         **{**dict(randomness=dict(seed=3), log_level='WARNING'), **kwargs}))
 
 
+def validating(cfg, metric='DumpNothing', phases=('val', ), batch_size=2):
+    """Let a run validate, or test, on the points in their order."""
+    for phase in phases:
+        cfg[f'{phase}_cfg'], cfg[f'{phase}_evaluator'] = dict(), dict(type=metric)
+        cfg[f'{phase}_dataloader'] = dict(
+            batch_size=batch_size, num_workers=0, dataset=dict(type='Points'),
+            sampler=dict(type='DefaultSampler', shuffle=False))
+    return cfg
+
+
 def small_run(work_dir, **changes):
     cfg = config(work_dir)
-    cfg.train_dataloader.batch_size = 2
     cfg.default_hooks.checkpoint = dict(
         type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
     cfg.train_cfg = changes.pop('train_cfg', cfg.train_cfg)

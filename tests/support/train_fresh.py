@@ -6,8 +6,7 @@ import json
 import os
 import sys
 
-SUPPORT = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [SUPPORT, os.path.dirname(SUPPORT)]
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def main() -> None:

@@ -59,9 +59,12 @@ def _process(process: int, processes: int, port: int, cfg: Any) -> dict[int, lis
     return found
 
 
-def start(cfg: Any, ranks: int | None, processes: int, work_dir: Any,
-          resume: Any = None) -> list[Child]:
-    """``ranks`` None: no virtual ones. ``resume``: path of a checkpoint."""
+def run(cfg: Any, ranks: int | None, processes: int, work_dir: Any,
+        resume: Any = None) -> list[list[dict]]:
+    """Return what every rank saw, a list of dicts each.
+
+    ``ranks`` None: no virtual ones. ``resume``: path of a checkpoint.
+    """
     def change(cfg: Any) -> None:
         if ranks is not None:
             cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
@@ -69,14 +72,8 @@ def start(cfg: Any, ranks: int | None, processes: int, work_dir: Any,
         if resume is not None:
             cfg.resume, cfg.load_from = True, str(resume)
 
-    port, cfg = free_port(), changed(cfg, change)
-    return [Child(_process, process, processes, port, cfg) for process in range(processes)]
-
-
-def run(*args: Any, **kwargs: Any) -> list[list[dict]]:
-    """What every rank saw, a list of dicts each; the arguments of :func:`start`."""
-    found: dict[int, list[dict]] = {}
-    children = start(*args, **kwargs)
+    port, cfg, found = free_port(), changed(cfg, change), {}
+    children = [Child(_process, process, processes, port, cfg) for process in range(processes)]
     try:
         for child in children:
             found.update(child.result())

@@ -1,1 +1,28 @@
-from recorded_runs import original  # noqa: F401  a fixture
+"""A small training with fingerprints, which the tests of replay, export and goldens read."""
+import pytest
+from forked_trainings import ForkedTraining
+from harness import Child
+from mmengine.runner import Runner
+from small_runs import config
+
+from mmrepro.runs import launcher
+from mmrepro.verify.kills import attempt
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Launch trainings in forks of this process."""
+    for module in (attempt, launcher):
+        monkeypatch.setattr(module, 'LaunchedTraining', ForkedTraining)
+
+
+@pytest.fixture(scope='session')
+def original(tmp_path_factory):
+    """Return the work directory; tests that change it make a copy."""
+    folder = tmp_path_factory.mktemp('original')
+
+    def job():
+        Runner.from_cfg(config(folder, custom_hooks=[dict(type='FingerprintHook')])).train()
+
+    Child(job).result()
+    return folder

@@ -1,10 +1,9 @@
 """The verbs train with the settings, and the kind of memory, that a training of the config has."""
-from __future__ import annotations
-
 import logging
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from faults.tiny import tiny
@@ -17,8 +16,6 @@ from mmrepro.cli import demo, golden, localise, replay, verify
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.runs import launcher
 from mmrepro.verify.kills import attempt
-
-pytestmark = pytest.mark.filterwarnings('ignore')
 
 CHECKS = ('randomness.self_checks.samples', 'randomness.self_checks.steps')
 SHARED = 'the 2 virtual ranks of this process share weights'
@@ -57,16 +54,11 @@ def config(tmp_path, monkeypatch):
     return 'config.py'
 
 
-def text_of(path):
-    with open(path) as file:
-        return file.read()
-
-
 def check(logs, *runs):
     """All trainings shared weights; of those with fingerprints, the manifest has the settings."""
     assert logs
     for log in logs:
-        assert SHARED in text_of(log), text_of(log)
+        assert SHARED in Path(log).read_text(), Path(log).read_text()
     for run in runs:
         facts = read_manifest(run).facts
         assert [facts[name] for name in CHECKS] == [1000, 1000]
@@ -103,7 +95,7 @@ def test_kills(config, logs, capfd, monkeypatch):
     monkeypatch.setattr(verify, 'restart_for', lambda config: print('here', file=sys.stderr))
     assert verify.main([config, '--vary', 'kills', '--kills', '1', '--kinds', 'SIGKILL',
                         '--interval', '2', '--span', '2']) == 0
-    said = text_of('work_dirs/verify/kills/reference/rank0.log')
+    said = Path('work_dirs/verify/kills/reference/rank0.log').read_text()
     assert SHARED in said and 'steps were repeated: same bits\n' in said, said
     # not before the process may start again, which would say it twice
     assert 'here\nchanged: a checkpoint every 2 iterations' in capfd.readouterr().err
@@ -112,7 +104,7 @@ def test_kills(config, logs, capfd, monkeypatch):
 def test_demo(config, logs):
     assert demo.main(['--config', config, '--virtual-ranks', '2', '--processes', '1,1']) == 0
     check(logs)
-    assert 'steps were repeated: same bits\n' in text_of(logs[-1])
+    assert 'steps were repeated: same bits\n' in Path(logs[-1]).read_text()
 
 
 @TRANSFORMS.register_module(force=True)
@@ -136,4 +128,4 @@ def test_a_finding_of_a_self_check_is_a_verdict(config, logs, monkeypatch, capsy
     assert out.count('was loaded twice from the same random numbers') == 1
     # two runs train at once, and either of them may be the first to end
     assert re.search(f'work_dirs/verify/{where}', out)
-    assert 'was loaded twice' in text_of('found.json')
+    assert 'was loaded twice' in Path('found.json').read_text()

@@ -1,6 +1,4 @@
 """A comparison must see a training that is spoiled on purpose; each way to spoil is one."""
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -17,12 +15,7 @@ from mmrepro.runs.config_edits import add_fingerprints
 from mmrepro.runs.launcher import plan, run_all
 from mmrepro.verify import control as module
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
-
-@pytest.fixture(autouse=True)
-def forked(monkeypatch):
-    monkeypatch.setattr(launcher, 'LaunchedTraining', ForkedTraining)
+pytestmark = pytest.mark.usefixtures('forked')
 
 
 @MODELS.register_module(force=True)

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from command import exit_code
@@ -63,8 +64,7 @@ def test_the_page_says_what_the_manifest_knows_and_no_more(original, tmp_path):
 def test_settings_say_where_files_lie_on_this_machine(original, tmp_path):
     path = prepare(read_manifest(str(original)), str(tmp_path / 'r'),
                    {'train_dataloader.dataset.root': '/elsewhere'})
-    with open(path) as file:
-        assert '/elsewhere' in file.read()
+    assert '/elsewhere' in Path(path).read_text()
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -1,6 +1,4 @@
 """The fixture ``same_bits``: bits in a file beside the test, for each class of machines."""
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,7 +4,6 @@ import json
 import pytest
 import torch
 from command import exit_code
-from forked_trainings import ForkedTraining
 from harness import ROOT
 from mmengine.hooks import CheckpointHook
 from preempted_runs import settings
@@ -18,13 +17,7 @@ from mmrepro.verify.kills import attempt
 from mmrepro.verify.kills.campaign import Campaign, CampaignSettings
 from mmrepro.verify.kills.kinds import KINDS, allowed
 
-pytestmark = pytest.mark.filterwarnings('ignore')
-
-
-@pytest.fixture(autouse=True)
-def forked(monkeypatch):
-    for module in (attempt, launcher):
-        monkeypatch.setattr(module, 'LaunchedTraining', ForkedTraining)
+pytestmark = pytest.mark.usefixtures('forked')
 
 
 def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, processes=(), **changes):

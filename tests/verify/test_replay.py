@@ -3,6 +3,7 @@ import copy
 import json
 import os
 import shutil
+from pathlib import Path
 
 import launches
 import pytest
@@ -32,16 +33,14 @@ class Recorded(EndedTraining):
         self._lines = list(self.content)
         folder = os.path.join(folder_of(launch), 'mmrepro')
         self._writer = Writer(f'{folder}/{self.name}')
-        with open(f'{folder}/manifest.json', 'w') as file:
-            json.dump(self.manifest, file)
+        Path(folder, 'manifest.json').write_text(json.dumps(self.manifest))
 
     def poll(self):
         if not self._lines:
             return True
         line = self._lines.pop(0)
         if line == 'fail':
-            with open(self.launch.log, 'w') as file:
-                file.write('it broke')
+            Path(self.launch.log).write_text('it broke')
             raise TrainingFailed(1, self.launch.log)
         self._writer.write(line)
         return False
@@ -53,8 +52,8 @@ class Recorded(EndedTraining):
 
 @pytest.fixture
 def stand_in(original, monkeypatch):
-    with open(original / 'mmrepro' / 'fingerprints.rank0.jsonl') as file:
-        content = [json.loads(line) for line in file]
+    lines = (original / 'mmrepro' / 'fingerprints.rank0.jsonl').read_text().splitlines()
+    content = list(map(json.loads, lines))
     manifest = read_manifest(str(original)).content
     return launches.stand_in(monkeypatch, Recorded, content=content, manifest=manifest)
 
@@ -92,16 +91,13 @@ def test_a_shorter_replay_as_json(original, stand_in, tmp_path, capsys):
     assert training_of(stand_in.launches[0]).iterations == 3
 
 
-def test_an_iteration_that_is_lacking_is_a_difference(original, stand_in, tmp_path, capsys):
-    stand_in.content = stand_in.content[:4]
+@pytest.mark.parametrize('content, said', [
+    (slice(4), 'iteration 3, number of iterations: 8 and 3'), (None, 'it broke')])
+def test_a_training_that_ends_early_is_a_difference(original, stand_in, tmp_path, capsys, content,
+                                                    said):
+    stand_in.content = stand_in.content[content] if content else ['fail']
     assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
-    assert 'iteration 3, number of iterations: 8 and 3' in capsys.readouterr().out
-
-
-def test_a_training_that_fails(original, stand_in, tmp_path, capsys):
-    stand_in.content = ['fail']
-    assert main([str(original), '--work-dir', str(tmp_path / 'r')]) == 1
-    assert 'it broke' in capsys.readouterr().err
+    assert said in ''.join(capsys.readouterr())
 
 
 def test_options_are_checked_as_those_of_other_verbs(original, stand_in, tmp_path, capsys):
@@ -124,16 +120,11 @@ def test_a_run_without_the_fingerprints_of_rank_0(original, stand_in, tmp_path, 
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (['nowhere'], 'nowhere: no such run'), ([], 'RUN'),
-    (['x', '--iters', '0'], '--iters 0')])
-def test_wrong_usage(arguments, message, capsys):
-    assert main(arguments) == 2
+    (['nowhere'], 'nowhere: no such run'), ([], 'RUN'), (['x', '--iters', '0'], '--iters 0'),
+    (['RUN', '--work-dir', 'RUN'], 'is the run itself')])
+def test_wrong_usage(arguments, message, original, capsys):
+    assert main([original if word == 'RUN' else word for word in arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_the_run_itself_is_not_overwritten(original, capsys):
-    assert main([original, '--work-dir', original]) == 2
-    assert 'is the run itself' in capsys.readouterr().err
     assert len(read_run(str(original)).ranks[0].steps) == 8
 
 

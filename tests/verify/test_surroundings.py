@@ -1,6 +1,4 @@
 """What surrounds a training is changed for one run, and for nothing else."""
-from __future__ import annotations
-
 import glob
 import os
 import platform

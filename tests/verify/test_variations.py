@@ -1,13 +1,12 @@
 """verify: what it varies, what it says; nightly in real processes."""
 import json
 import os
-import subprocess
 import sys
 
 import launches
 import pytest
 from command import exit_code
-from harness import environment
+from harness import python
 from launches import EndedTraining, folder_of, training_of, write_steps
 from mmengine.config import Config
 
@@ -17,7 +16,6 @@ from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
 from mmrepro.runs import launcher
 from mmrepro.runs.config_edits import virtual_ranks
-from mmrepro.runs.launcher import launch_of
 from mmrepro.verify import variations as module
 
 CONFIG = 'faster-rcnn_r50_fpn'
@@ -185,33 +183,21 @@ def test_virtual_ranks_are_compared_on_other_numbers_of_processes(
     assert f'mmrepro compare {tmp_path}/w/reference {tmp_path}/w/ranks' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('name, rank, lacking', [('process', 0, ''), ('ranks', 1, ', rank 1')])
 def test_an_iteration_that_is_lacking_is_a_difference(config, stand_in, tmp_path, capsys,
-                                                      monkeypatch):
-    class Short(stand_in):
-        def __init__(self, launch):
-            if folder_of(launch).endswith('process'):
-                launch = launch_of(training_of(launch)._replace(iterations=2), launch.log)
-            super().__init__(launch)
-
-    monkeypatch.setattr(launcher, 'LaunchedTraining', Short)
-    assert run(config, tmp_path, '--vary', 'process') == 1
-    assert 'iteration 2, number of iterations: 5 and 2' in capsys.readouterr().out
-
-
-def test_a_rank_that_lacks_iterations_is_a_difference(config, stand_in, tmp_path, capsys,
-                                                      monkeypatch):
+                                                      monkeypatch, name, rank, lacking):
     class Short(stand_in):
         def __init__(self, launch):
             super().__init__(launch)
-            path = os.path.join(folder_of(launch), 'mmrepro', 'fingerprints.rank1.jsonl')
-            if folder_of(launch).endswith('ranks') and os.path.exists(path):
+            path = os.path.join(folder_of(launch), 'mmrepro', f'fingerprints.rank{rank}.jsonl')
+            if folder_of(launch).endswith(name) and os.path.exists(path):
                 with open(path, 'rb+') as file:
                     file.truncate(len(b''.join(file.readlines()[:3])))  # the start and two steps
 
     monkeypatch.setattr(launcher, 'LaunchedTraining', Short)
     monkeypatch.setattr(module, '_devices', lambda: (2, 'cores'))
-    assert run(config, tmp_path, '--vary', 'ranks') == 1
-    assert 'iteration 2, rank 1, number of iterations: 5 and 2' in capsys.readouterr().out
+    assert run(config, tmp_path, '--vary', name) == 1
+    assert f'iteration 2{lacking}, number of iterations: 5 and 2' in capsys.readouterr().out
 
 
 def test_a_config_without_validation(config, stand_in, tmp_path, capsys):
@@ -269,11 +255,9 @@ def test_real_processes(data_root, tmp_path):
     cfg = demo_config(CONFIG, data_root)
     path = tmp_path / 'config.py'
     cfg.dump(str(path))
-    command = [sys.executable, '-m', 'mmrepro', 'verify', str(path), '--iters', '4',
-               '--work-dir', str(tmp_path / 'w'), '--json']
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [one['equal'] for one in json.loads(done.stdout)['variations']] == [True] * 5
+    said = python('-m', 'mmrepro', 'verify', path, '--iters', 4, '--work-dir', tmp_path / 'w',
+                  '--json')
+    assert [one['equal'] for one in json.loads(said)['variations']] == [True] * 5
 
 
 @pytest.mark.parametrize('settings, name, iterations, reason', [

@@ -1,6 +1,4 @@
 """The table of torch's own operators, and putting our kernels in front of torch's."""
-from __future__ import annotations
-
 import importlib
 
 import pytest

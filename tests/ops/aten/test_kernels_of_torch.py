@@ -3,8 +3,6 @@
 The functions that the dispatcher would call for CUDA are called on CPU tensors: through autograd,
 installed for the CPU, and compared in float64 with what torch gives without them.
 """
-from __future__ import annotations
-
 import contextlib
 
 import pytest

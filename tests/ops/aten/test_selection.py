@@ -1,6 +1,4 @@
 """Selections with ties, sums at an index and running sums, against torch's CPU kernels."""
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,6 +1,4 @@
 """Synchronised batch norm on ranks without an accelerator: torch's module and mmcv's."""
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -36,15 +36,11 @@ def test_carafe_follows_the_definition(data):
                                    rtol=1e-12, atol=1e-12)
 
 
-def run(features, masks, kernel, groups, scale):
-    out = carafe(features, masks, kernel, groups, scale)
-    up = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
-    return out, *torch.autograd.grad(out, (features, masks), up)
-
-
 def test_carafe_keeps_its_values(wave, golden):
-    found = run(wave(1, 4, 3, 4).requires_grad_(), wave(1, 18, 6, 8, phase=1).requires_grad_(),
-                3, 2, 2)
+    leaves = wave(1, 4, 3, 4).requires_grad_(), wave(1, 18, 6, 8, phase=1).requires_grad_()
+    out = carafe(*leaves, 3, 2, 2)
+    up = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
+    found = out, *torch.autograd.grad(out, leaves, up)
     golden('carafe', dict(zip(('out', 'features', 'masks'), found)))
 
 

@@ -115,19 +115,15 @@ def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
             assert order[kept].tolist() == expected, (crowd, name)
 
 
-def test_a_chain_in_which_every_other_box_stays_is_settled_in_rounds():
-    chain = torch.zeros(101, 101, dtype=torch.bool)
+def test_conflicts_are_settled_in_rounds():
+    """A chain in which every other box stays; a sweep that is not symmetric."""
+    chain, sweep = (torch.zeros(size, size, dtype=torch.bool) for size in (101, 3))
     chain.diagonal(1)[:] = True
-    expected = torch.arange(101) % 2 == 0
-    assert torch.equal(greedy_nms._resolve_rounds(chain), expected)
-    assert torch.equal(greedy_nms.resolve(chain), expected)
-
-
-def test_a_sweep_that_is_not_symmetric_follows_the_better_box():
-    conflicts = torch.zeros(3, 3, dtype=torch.bool)
-    conflicts[1, 0] = conflicts[1, 2] = True
-    assert greedy_nms.resolve(conflicts.clone()).tolist() == [True, True, False]
-    assert greedy_nms._resolve_rounds(conflicts).tolist() == [True, True, False]
+    sweep[1, 0] = sweep[1, 2] = True
+    every_other = [i % 2 == 0 for i in range(101)]
+    for conflicts, kept in ((chain, every_other), (sweep, [True, True, False])):
+        for settle in (greedy_nms.resolve, greedy_nms._resolve_rounds):
+            assert settle(conflicts.clone()).tolist() == kept
 
 
 def test_equal_scores_go_by_index_on_any_number_of_boxes():
@@ -153,6 +149,8 @@ def test_nms_of_nothing_and_of_other_scores():
     for shape in ((0, 4), (0,)):
         kept = kernels.nms(torch.zeros(shape), torch.zeros(0), 0.5, 0)
         assert kept.shape == (0,) and kept.dtype == torch.long
+    dets, kept = soft_nms(torch.zeros(0, 4), torch.zeros(0))
+    assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.long
     boxes, scores = draw(50)
     expected = nms(boxes, scores, 0.3)[1]
     assert torch.equal(nms(boxes.requires_grad_(), scores, 0.3)[1], expected)
@@ -201,11 +199,6 @@ def test_soft_nms_follows_the_working_order_once_a_tie_appears():
     scores = torch.tensor([0.25, 0.5, 1.])
     dets, kept = soft_nms(boxes, scores)
     assert dets[:, 4].tolist() == [1., 0.25, 0.25] and kept.tolist() == [2, 1, 0]
-
-
-def test_soft_nms_of_nothing():
-    dets, kept = soft_nms(torch.zeros(0, 4), torch.zeros(0))
-    assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.long
 
 
 def test_nms_match_breaks_ties_by_index_and_takes_nothing():

@@ -246,10 +246,14 @@ def test_boxes_that_are_not_finite_do_what_mmcv_does_on_cuda(wave):
         assert lost[0].count_nonzero() == 0 and lost[2].isfinite().all()
 
 
-def test_boxes_of_negative_size_are_empty_in_roi_pool(wave):
-    feature = wave(2, 3, 11, 13)
+def test_boxes_of_negative_size_are_empty_in_roi_pool_and_send_no_gradient(wave):
+    """Whatever their argmax: mmcv's kernel leaves 0 there, the position of the first pixel."""
     malformed = torch.tensor([[1, 5, 5, 2, 9]], dtype=torch.float64)
-    assert roi_pool(feature, malformed, BINS, SCALE).count_nonzero() == 0
+    assert roi_pool(wave(2, 3, 11, 13), malformed, BINS, SCALE).count_nonzero() == 0
+    rois = torch.tensor([[0., 0, 0, 3, 3], [0, 5, 5, 2, 9]])
+    argmax, grad = torch.tensor([5, 0], dtype=torch.int32).view(2, 1, 1, 1), torch.zeros(1, 1, 4, 4)
+    roi_pool_backward(torch.ones(2, 1, 1, 1), rois, argmax, grad, 1, 1, 1.)
+    assert grad[0, 0, 1, 1].item() == 1 and grad.sum().item() == 1
 
 
 def test_the_scale_is_rounded_to_float32_as_in_mmcv(wave):
@@ -259,14 +263,6 @@ def test_the_scale_is_rounded_to_float32_as_in_mmcv(wave):
     out = roi_align(feature, rois, 2, 0.7, 2)
     assert torch.equal(out, roi_align(feature, rois, 2, single, 2))
     assert not torch.equal(out, roi_align(feature, rois, 2, 0.7000001, 2))
-
-
-def test_a_malformed_box_sends_no_gradient_whatever_its_argmax():
-    """mmcv's kernel leaves 0 there, the position of the first pixel."""
-    rois = torch.tensor([[0., 0, 0, 3, 3], [0, 5, 5, 2, 9]])
-    argmax, grad = torch.tensor([5, 0], dtype=torch.int32).view(2, 1, 1, 1), torch.zeros(1, 1, 4, 4)
-    roi_pool_backward(torch.ones(2, 1, 1, 1), rois, argmax, grad, 1, 1, 1.)
-    assert grad[0, 0, 1, 1].item() == 1 and grad.sum().item() == 1
 
 
 def test_ties_go_to_the_first_and_nan_never_wins():

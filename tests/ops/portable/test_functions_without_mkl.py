@@ -205,26 +205,19 @@ CONVOLUTIONS = {
     '7x7': (2, 1, 3, 20, 8, 7), 'in one dimension': (1, 1, 4, 9, 5, 3),
     '1 in one dimension': (1, 2, 4, 9, 5, 1), 'in three': (3, 1, 3, 5, 4, 3),
     '1 in three': (3, 2, 3, 5, 4, 1),
+    **{f'{kernel}x{kernel}, transposed, images: {images}': (2, images, 6, 5, 4, kernel, True)
+       for kernel in (1, 2, 3) for images in (1, 2)},
 }
 SETTINGS = {'1x1, strided': dict(stride=2), '1x1, by groups': dict(groups=4),
             '3x3, dilated': dict(dilation=2, padding=2), '3x3, by channel': dict(groups=8),
-            '7x7': dict(stride=2, padding=3)}
+            '7x7': dict(stride=2, padding=3), 'transposed': dict(stride=2)}
 
 
 @pytest.mark.parametrize('name', CONVOLUTIONS)
 def test_convolutions_and_their_gradients(name):
-    settings = SETTINGS.get(name, {})
+    settings = SETTINGS.get('transposed' if 'transposed' in name else name, {})
     expected = stock(lambda: conv(*CONVOLUTIONS[name], **settings))
     for found, wanted in zip(conv(*CONVOLUTIONS[name], **settings), expected):
-        assert found.shape == wanted.shape and torch.allclose(found, wanted, 1e-4, 1e-4)
-
-
-@pytest.mark.parametrize('images', [1, 2])
-@pytest.mark.parametrize('kernel', [1, 2, 3])
-def test_transposed_convolutions(images, kernel):
-    given = 2, images, 6, 5, 4, kernel, True
-    expected = stock(lambda: conv(*given, stride=2))
-    for found, wanted in zip(conv(*given, stride=2), expected):
         assert found.shape == wanted.shape and torch.allclose(found, wanted, 1e-4, 1e-4)
 
 

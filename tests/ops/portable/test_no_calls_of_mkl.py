@@ -1,6 +1,4 @@
 """With ``cpu='portable'`` nothing calls MKL: its entry points are counted."""
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,6 +1,4 @@
 """The kernels in Triton's interpreter."""
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -2,8 +2,6 @@
 
 What a GPU computes with them is not shown here; that they compile for one, and into what, is.
 """
-from __future__ import annotations
-
 import collections
 import glob
 import json
@@ -144,13 +142,16 @@ def test_a_bad_roi_of_the_last_call_is_an_error_before_a_checkpoint(interpreted,
     contract.run_deferred_checks()
 
 
-def test_roi_align_of_no_pixels_and_of_other_dtypes(interpreted, wave):
-    grad = wave(1, 3, 2, 2)
-    for feature, rois, message in (
-            (wave(1, 3, 0, 4), torch.zeros(1, 5, dtype=torch.float64), 'has no pixels'),
-            (wave(1, 3, 4, 4), torch.zeros(1, 5), 'rois')):
+def test_roi_align_of_no_box_and_what_is_refused(interpreted, wave):
+    feature, grad, module = wave(1, 3, 9, 13), wave(1, 3, 2, 2), interpreted.roi_align_kernels
+    rois = torch.zeros(1, 5, dtype=torch.float64)
+    empty = align(module, feature, rois[:0], grad[:0], 1 / 8, 0, 1, True)
+    assert empty[0].shape == (0, 3, 2, 2) and (empty[1] == 1).all()
+    for features, boxes, mode, message in (
+            (feature[:, :, :0], rois, 1, 'has no pixels'), (feature, rois.float(), 1, 'rois'),
+            (feature, rois, 0, "pool_mode='max' has no deterministic form")):
         with pytest.raises(RuntimeError, match=message):
-            align(interpreted.roi_align_kernels, feature, rois, grad, 1 / 8, 0, 1, True)
+            align(module, features, boxes, grad, 1 / 8, 0, mode, True)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, database=None,
@@ -201,15 +202,6 @@ def test_an_infinite_gradient_stays_where_it_belongs(interpreted, wave):
                        for module in (interpreted.roi_align_kernels, roi_align))
     assert torch.equal(found.isinf(), expected.isinf()) and 0 < int(found.isinf().sum()) < 40
     assert not found.isnan().any()
-
-
-def test_roi_align_of_no_box_and_of_another_mode(interpreted, wave):
-    feature, rois = wave(1, 3, 9, 13), torch.zeros(0, 5, dtype=torch.float64)
-    arguments = interpreted.roi_align_kernels, feature, rois, wave(0, 3, 2, 2), 1 / 8, 0
-    empty = align(*arguments, 1, True)
-    assert empty[0].shape == (0, 3, 2, 2) and (empty[1] == 1).all()
-    with pytest.raises(RuntimeError, match="pool_mode='max' has no deterministic form"):
-        align(*arguments, 0, True)
 
 
 @pytest.mark.parametrize('number', [1, 2, 31, 32, 33, 150])

@@ -1,6 +1,4 @@
 """Scattered sums in fixed point: exact to the stated bound, and the same bits in any order."""
-from __future__ import annotations
-
 import fractions
 
 import pytest

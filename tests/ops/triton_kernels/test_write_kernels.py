@@ -1,6 +1,4 @@
 """Writes by index: what torch's kernel on a CPU writes, one after another."""
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

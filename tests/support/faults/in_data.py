@@ -1,6 +1,4 @@
 """Faults in the data pipeline, the data list and the sampler."""
-from __future__ import annotations
-
 import os
 import random
 import time

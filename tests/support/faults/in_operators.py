@@ -1,6 +1,4 @@
 """Faults in operators, and values that come in from outside of torch."""
-from __future__ import annotations
-
 import os
 import random
 import time

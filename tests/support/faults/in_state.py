@@ -1,6 +1,4 @@
 """Faults in hooks, settings and state, and of one rank."""
-from __future__ import annotations
-
 import os
 import time
 

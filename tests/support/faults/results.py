@@ -1,7 +1,5 @@
 """The tables of outcomes, docs/results/planted_faults.{json,md}: every fault that is searched for
 writes its row."""
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

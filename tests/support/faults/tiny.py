@@ -1,6 +1,4 @@
 """A training run of a second: small images, a pipeline of transforms, a network with all parts."""
-from __future__ import annotations
-
 import random
 
 import numpy as np
