@@ -341,6 +341,12 @@ def test_detectors(on_device, tmp_path, only):
     assert all(row['equal'] and row['finite'] for row in rows.values()), rows
 
 
+@pytest.mark.nightly
+def test_configs_of_mmdetection(on_device):
+    on_device('-m', 'dev.zoo', 'yolo', 'atss', 'foveabox', 'reppoints', 'sabl', '--device', 'cuda',
+              cwd=FOLDER.parents[1], CUBLAS_WORKSPACE_CONFIG=':4096:8')
+
+
 @pytest.mark.parametrize('model, options', [
     ('deformable-detr_r50', ()),
     *(pytest.param(model, options, marks=pytest.mark.nightly) for model, options in (
