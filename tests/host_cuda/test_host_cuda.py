@@ -17,6 +17,7 @@ from harness import environment  # noqa: E402
 from mmrepro import ops  # noqa: E402
 
 FOLDER = Path(__file__).parent
+COUNT = FOLDER.parents[1] / 'benchmarks' / 'device_calls.py'
 
 
 @pytest.fixture(scope='session')
@@ -198,7 +199,7 @@ MOST_TRITON = {'RoIAlign': (6, 6, 0, 0), 'MSDeformAttn': (5, 21, 0, 0), 'NMS': (
 def test_calls_and_waits_are_few(on_device, provider, most):
     if provider == 'triton':
         pytest.importorskip('triton')
-    done = on_device(FOLDER / 'count.py', '--only', f'^({"|".join(most)})$',
+    done = on_device(COUNT, '--only', f'^({"|".join(most)})$',
                      '--provider', provider)
     rows = {cells[0]: [int(cell or 0) for cell in cells[1:5]] for cells in table(done.stdout)}
     assert set(rows) == set(most)
@@ -217,7 +218,7 @@ def table(printed):
 def test_an_iteration_launches_and_waits_as_without_mmrepro(on_device, detector):
     """At most a tenth more calls, and no more waits; the sizes of DINO's levels are one."""
     pytest.importorskip('triton')
-    done = on_device(FOLDER / 'count.py', '--detectors', '--only', f'^{detector},')
+    done = on_device(COUNT, '--detectors', '--only', f'^{detector},')
     (_, name, calls, _, waits, *_), *ours = table(done.stdout)
     assert name == 'stock' and int(calls) > 1000
     assert [path for _, path, *_ in ours] == ['compiled mmcv', 'mmcv-lite']
@@ -344,7 +345,7 @@ def test_detectors(on_device, tmp_path, only):
 @pytest.mark.nightly
 def test_configs_of_mmdetection(on_device):
     on_device('-m', 'dev.zoo', 'yolo', 'atss', 'foveabox', 'reppoints', 'sabl', '--device', 'cuda',
-              cwd=FOLDER.parents[1], CUBLAS_WORKSPACE_CONFIG=':4096:8')
+              cwd=COUNT.parents[1], CUBLAS_WORKSPACE_CONFIG=':4096:8')
 
 
 @pytest.mark.parametrize('model, options', [

@@ -1,7 +1,9 @@
 """What each operator of mmcv costs on a GPU before its kernels run: calls, waits, memory.
 
-    python tests/host_cuda/count.py            # with the device of this folder
-    python tests/host_cuda/count.py --detectors
+    PYTHONPATH=tests/host_cuda:. MMREPRO_HOST_CUDA=LIBRARY python benchmarks/device_calls.py
+    ... benchmarks/device_calls.py --detectors
+
+``LIBRARY`` is the device made of the host (docs/evidence/gpu.md says how it is built).
 
 For inputs of a detector's size (those of ``gpu_check``): operators of torch that run on the device,
 forward and backward; how often the host waits for the device; the peak of memory above inputs,
