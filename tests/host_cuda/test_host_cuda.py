@@ -379,6 +379,23 @@ def test_training_repeats_and_resumes(on_device, data_root, tmp_path, model, opt
         assert runs['saving']['dropouts'], 'nothing was drawn on the device'
 
 
+PREEMPTED = """
+from preempted_runs import Signals, run, settings
+from mmrepro.errors import Preempted
+both = dict(randomness=dict(deterministic=True))
+whole, _ = run(settings('whole', **both))
+first, preempted = run(settings('part', **both), hook=Signals(at=6))
+assert isinstance(preempted, Preempted)
+rest, _ = run(settings('part', **both), resume=True)
+assert 0 < len(first.records) < len(whole.records)
+assert {**first.records, **rest.records} == whole.records
+"""
+
+
+def test_a_preempted_training_goes_on(on_device, tmp_path):
+    on_device('-c', PREEMPTED, cwd=tmp_path)
+
+
 def test_virtual_ranks_do_not_depend_on_the_number_of_processes_and_devices(on_device, tmp_path):
     """Two ranks of a process use its device, which is not the first one."""
     done = on_device(FOLDER / 'virtual.py', tmp_path, 4)
