@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,9 @@ def _started(device: str, processes: int) -> str:
         [sys.executable, '-W', 'ignore', *launcher, __file__, device], text=True,
         capture_output=True, timeout=LIMIT, env={**os.environ, 'PYTHONPATH': path})
     if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ['no output'])[-1])
+        # torchrun ends with a report of its own
+        errors = re.findall(r'^(?:\[rank\d+\]: *)?([\w.]*Error\b.*)', done.stderr, re.M)
+        raise RuntimeError((errors or done.stderr.strip().splitlines() or ['no output'])[0])
     return next(line.split()[1] for line in done.stdout.splitlines() if line.startswith('digest '))
 
 
