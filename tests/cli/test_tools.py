@@ -101,6 +101,7 @@ def test_mmdetections_own_script_trains_to_the_same_bits(trained):
 def test_test_evaluates_what_train_wrote(trained):
     folder, run, _ = trained
     checkpoint = str(folder / 'work_dirs' / 'config' / 'epoch_1.pth')
-    run(os.path.join(TOOLS, 'test.py'), 'config.py', checkpoint, '--out', 'result.pkl')
+    run(os.path.join(TOOLS, 'test.py'), 'config.py', checkpoint, '--out', 'result.pkl',
+        '--work-dir', 'tested')  # MMDetection's script writes the config there
     with open(folder / 'result.pkl', 'rb') as file:
         assert len(pickle.load(file)) == 2
