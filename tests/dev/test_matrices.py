@@ -9,6 +9,7 @@ from virtual_faults import FAULTS
 from dev import matrix
 from dev import resume_matrix as resumes
 from dev import virtual_ranks_matrix as virtual
+from dev.children import ChildFailed
 from dev.libraries.data import DATASETS
 from dev.libraries.rows import ROWS
 
@@ -77,7 +78,11 @@ def test_every_number_of_processes(name, ranks, data_root, tmp_path):
 def test_a_planted_fault_makes_it_red(fault, data_root, tmp_path):
     rows = [row for row in virtual.rows(list(virtual.FOR_FAULTS), [4], [1, 2])
             if row['processes'] == 2 and not row['resumed_from']]
-    (difference, ) = filled(rows, data_root, tmp_path, fault)
+    try:
+        (difference, ) = filled(rows, data_root, tmp_path, fault)
+    except ChildFailed as error:  # of a self-check, which sees a validation that shares buffers
+        difference = str(error)
+        assert 'ValidationChangesError' in difference
     assert bool(difference) == bool(fault)
 
 
