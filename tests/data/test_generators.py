@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from mmrepro.data import generators
 from mmrepro.data.fetch import KeyedCollate, keyed_collate
 from mmrepro.errors import RandomnessError
+from mmrepro.reachable import inside
 
 OF_MODULE = np.random.default_rng(0)
 
@@ -37,6 +38,17 @@ class Scaled:
 
 
 COLLATES = {'function': scaled, 'partial': functools.partial(scaled, by=2), 'object': Scaled}
+
+
+class Draws:
+    @functools.wraps(np.mean)  # copies the name of a library's module
+    def __call__(self, x):
+        return x + OF_MODULE.random()
+
+
+def test_globals_are_looked_for_in_methods_of_users_and_not_in_those_of_libraries():
+    assert ('numpy:OF_MODULE', OF_MODULE) in list(inside(Draws(), 'x'))
+    assert [path for path, _ in inside(torch.nn.Flatten(), 'x') if ':' in path] == []
 
 
 def shuffled(dataset):
