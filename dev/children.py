@@ -6,13 +6,15 @@ processes are started by :mod:`mmrepro.runs.launcher`.
 """
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
 import torch
@@ -39,7 +41,7 @@ class Child:
 
     def __init__(self, function: Callable, *args: Any, **kwargs: Any) -> None:
         context = multiprocessing.get_context('fork')
-        self._receive, send = context.Pipe(duplex=False)
+        self.receive, send = context.Pipe(duplex=False)
         self.process = context.Process(target=_run, args=(send, function, args, kwargs))
         self.process.start()
         send.close()
@@ -55,10 +57,10 @@ class Child:
             ChildFailed: the function raised, or the process died.
         """
         try:
-            if not self._receive.poll(limit):
+            if not self.receive.poll(limit):
                 grace = 0
                 raise TimeoutError(f'no result within {limit} s')
-            succeeded, value = self._receive.recv()
+            succeeded, value = self.receive.recv()
         except EOFError:
             self.process.join()
             raise ChildFailed(f'the process died with exit code {self.process.exitcode}') from None
@@ -66,23 +68,46 @@ class Child:
             self.process.join(grace)
             self.process.kill()
             self.process.join()
-            self._receive.close()
+            self.receive.close()
         if not succeeded:
             raise ChildFailed(value)
         return value
 
 
+def finished(jobs: Mapping[str, tuple], at_once: int = 2,
+             limit: float = LIMIT) -> Iterator[tuple[str, Any]]:
+    """Run ``name -> (function, args, kwargs)`` in children, and yield results as they come.
+
+    Args:
+        at_once: children that run at a time.
+        limit: seconds to wait for the next one that ends.
+
+    Raises:
+        TimeoutError: none of them ends in time.
+        ChildFailed: as of :meth:`Child.result`.
+    """
+    waiting, running = iter(jobs.items()), {}
+    while True:
+        for name, (function, args, kwargs) in itertools.islice(waiting, at_once - len(running)):
+            child = Child(function, *args, **kwargs)
+            running[child.receive] = name, child
+        if not running:
+            return
+        ended = multiprocessing.connection.wait(list(running), limit)
+        for receive in ended:
+            name, child = running.pop(receive)
+            yield name, child.result()
+        if not ended:
+            names = ', '.join(name for name, child in running.values())
+            for name, child in running.values():
+                child.process.kill()
+            raise TimeoutError(f'no result within {limit} s of any of {names}')
+
+
 def run_all(jobs: Mapping[str, tuple], at_once: int = 2) -> dict[str, Any]:
-    """Run ``name -> (function, args, kwargs)`` in children, ``at_once`` at a time."""
-    results, running = {}, {}
-    for name, (function, args, kwargs) in jobs.items():
-        if len(running) >= at_once:
-            first = next(iter(running))
-            results[first] = running.pop(first).result()
-        running[name] = Child(function, *args, **kwargs)
-    for name, child in running.items():
-        results[name] = child.result()
-    return results
+    """Run ``name -> (function, args, kwargs)`` in children; return results in that order."""
+    results = dict(finished(jobs, at_once))
+    return {name: results[name] for name in jobs}
 
 
 def printed_result(process: subprocess.Popen, limit: float = LIMIT) -> Any:

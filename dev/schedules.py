@@ -2,23 +2,24 @@
 
     python dev/schedules.py --out docs/results/schedules.json --count 20000
 
-``--out`` continues behind the schedules that a file has.
+``--out`` goes on with those that a file does not have.
 """
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1] / 'tests'
 sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
-from harness import run_all  # noqa: E402
 from schedules import KINDS, run_many  # noqa: E402
 
+from dev.children import finished  # noqa: E402
+
 AT_ONCE = 50
+LIMIT = 3600  # seconds for these, beside other work
 
 
 def main() -> int:
@@ -30,18 +31,19 @@ def main() -> int:
     args = parser.parse_args()
     out = Path(args.out)
     total: dict[str, Any] = json.loads(out.read_text()) if out.exists() else dict(
-        schedules=0, turns=0, seconds=0, kinds=dict.fromkeys(KINDS, 0), wrong=[])
-    while total['schedules'] < args.count:
-        begun, first = time.monotonic(), total['schedules']
-        ranges = [range(start, min(start + AT_ONCE, args.count)) for start in range(
-            first, min(first + AT_ONCE * args.jobs, args.count), AT_ONCE)]
-        found = run_all({str(one): (run_many, (list(one), ), {}) for one in ranges}, args.jobs)
-        for part in found.values():
-            for key in ('schedules', 'turns', 'wrong'):
-                total[key] += part[key]
-            for kind, count in part['kinds'].items():
-                total['kinds'][kind] += count
-        total['seconds'] = round(total['seconds'] + time.monotonic() - begun)
+        schedules=0, turns=0, kinds=dict.fromkeys(KINDS, 0), wrong=[], ranges=[])
+    done = {start for first, last in total['ranges'] for start in range(first, last, AT_ONCE)}
+    jobs = {str(start): (run_many, (list(range(start, start + AT_ONCE)), ), {})
+            for start in range(0, args.count, AT_ONCE) if start not in done}
+    for name, found in finished(jobs, args.jobs, LIMIT):
+        done.add(int(name))
+        for key in ('schedules', 'turns', 'wrong'):
+            total[key] += found[key]
+        for kind, count in found['kinds'].items():
+            total['kinds'][kind] += count
+        total['ranges'] = [[start, end] for start, end in zip(
+            sorted(start for start in done if start - AT_ONCE not in done),
+            sorted(start + AT_ONCE for start in done if start + AT_ONCE not in done))]
         out.write_text(json.dumps(total, indent=1) + '\n')
         print(f'{total["schedules"]} schedules, {len(total["wrong"])} wrong', flush=True)
     return 1 if total['wrong'] else 0
