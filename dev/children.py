@@ -99,7 +99,7 @@ def finished(jobs: Mapping[str, tuple], at_once: int = 2,
             yield name, child.result()
         if not ended:
             names = ', '.join(name for name, child in running.values())
-            for name, child in running.values():
+            for _, child in running.values():
                 child.process.kill()
             raise TimeoutError(f'no result within {limit} s of any of {names}')
 
