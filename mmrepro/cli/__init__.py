@@ -15,7 +15,7 @@ from ..version import __version__
 
 # verb -> summary. Each is a module of this package, with a function `main(argv) -> exit code`
 VERBS = {
-    'demo': 'train twice on real photographs, compare every iteration',
+    'demo': 'train with mmrepro and without on real photographs, compare',
     'train': 'train a detector',
     'test': 'evaluate a detector',
     'audit': 'look for what would make runs of a config differ',

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..demo.dataset import write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
-from ..demo.two_runs import RUNS, DemoRun, compare, on_processes, planned, prepare
+from ..demo.two_runs import DemoRun, compare, on_processes, planned, prepare, runs_of
 from ..exit_codes import DONE
 from ..fingerprint.reader import read_ranks
 from ..runs.launcher import jobs_at_once
@@ -16,7 +16,7 @@ from ..runs.progress import progress_line, run_with_progress
 from ..runs.startup import has_mmdet
 from .arguments import DEMO_DATA, Parser, at_least, shared
 
-DEFAULT_CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
+DEFAULT_CONFIG = 'configs/demo/rtmdet_tiny_demo.py'
 WITHOUT_MMDET = 'configs/demo/classifier_demo.py'
 IMAGES, IMAGES_PER_RANK = 6, 2
 PROCESSES = (1, 2)
@@ -24,16 +24,17 @@ PROCESSES = (1, 2)
 
 def _parser() -> Parser:
     parser = Parser(
-        'demo', 'Train one config twice, in two processes, and compare the weights after every '
-        'iteration. With --virtual-ranks, train the same ranks on one process and on two. With '
-        '--data-only, write the demonstration dataset and train nothing.',
+        'demo', 'Train one config with two numbers of workers, without mmrepro and with it, where '
+        'one run is killed and resumed. Compare the bits after every iteration. With '
+        '--virtual-ranks, train the same ranks on one process and on two. With --data-only, write '
+        'the demonstration dataset and train nothing.',
         'examples:\n  mmrepro demo --epochs 3\n  mmrepro demo --virtual-ranks 4\n'
         '  mmrepro demo --data-only --data data/demo',
         shared(virtual_ranks=None, work_dir=os.path.join('work_dirs', 'demo')))
     parser.add_argument('--data', default=DEMO_DATA, metavar='DIR',
                         help='where the demonstration dataset is written (default: %(default)s)')
     parser.add_argument('--config', metavar='CONFIG', default=None,
-                        help='a config of configs/demo (default: Faster R-CNN R50-FPN; without '
+                        help='a config of configs/demo (default: RTMDet-tiny; without '
                         'MMDetection an image classifier)')
     parser.add_argument('--images', type=at_least(1), metavar='N', help='train on the first N '
                         f'images (default: {IMAGES}; with virtual ranks, {IMAGES_PER_RANK} for '
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.data_only:
         return _write_data(args)
     parser.refuse(args, 'is for --data-only', 'folder', 'seed', 'train', 'val')
-    runs = _runs(args.virtual_ranks, args.processes, parser)
+    runs = _on_processes(args.virtual_ranks, args.processes, parser)
     if args.images is None:
         args.images = IMAGES_PER_RANK * args.virtual_ranks if args.virtual_ranks else IMAGES
     if args.config is None:
@@ -76,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                   'detector', flush=True)
     elif not os.path.isfile(args.config):
         parser.error(f'--config {args.config}: no such file')
+    if args.virtual_ranks is None:
+        runs = runs_of(args.config, args.images, args.epochs, args.portable)
     parser.make_folder(args.work_dir)
     if reads_coco(args.config):
         print(f'data: {args.data}, digest {write_dataset(args.data)[:16]}')
@@ -93,11 +96,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     iterations = args.epochs * -(-args.images // (
         cfg.train_dataloader.batch_size * (args.virtual_ranks or 1)))
     with progress_line(sys.stdout) as say:
-        run_with_progress(plans, iterations, say, jobs_at_once(max(run.processes for run in runs)))
+        run_with_progress(plans[::-1], iterations, say,  # the longest run first
+                          jobs_at_once(max(run.processes for run in runs)))
     logs = [read_ranks(plan.folder) for plan in plans]
-    report = compare(logs, [run.name for run in runs])
+    report = compare(logs, runs)
     print('', *(run.title() for run in runs), '', sep='\n')
     report.show()
+    print('plot:', report.write(args.work_dir, 'demo')['losses.png'])
     return report.exit_code
 
 
@@ -108,12 +113,12 @@ def _write_data(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _runs(ranks: int | None, processes: str | None, parser: Parser) -> Sequence[DemoRun]:
-    """Return the runs to compare."""
+def _on_processes(ranks: int | None, processes: str | None, parser: Parser) -> Sequence[DemoRun]:
+    """Return the runs of virtual ranks to compare; () without virtual ranks."""
     if ranks is None:
         if processes is not None:
             parser.error(f'--processes {processes}: needs --virtual-ranks V')
-        return RUNS
+        return ()
     numbers = PROCESSES if processes is None else parser.processes(processes, ranks)
     if len(numbers) < 2:
         parser.error(f'--processes {processes}: give two numbers or more, to compare them')

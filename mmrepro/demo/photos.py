@@ -132,19 +132,20 @@ def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
     Shrinking averages 2x2 blocks first, so that no pixel is left out.
     """
     while image.shape[1] >= 2 * width and image.shape[0] >= 2 * height:
-        even = image[:image.shape[0] // 2 * 2, :image.shape[1] // 2 * 2].astype(np.int64)
+        even = image[:image.shape[0] // 2 * 2, :image.shape[1] // 2 * 2].astype(np.uint16)
         total = even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2]
         image = ((total + 2) >> 2).astype(np.uint8)
     low_y, high_y, part_y = _taps(image.shape[0], height)
     low_x, high_x, part_x = _taps(image.shape[1], width)
-    wide = image.astype(np.int64)
+    wide = image.astype(np.int32)  # a weight is at most 1 << 22, a pixel 255
     part_x, part_y = part_x[None, :, None], part_y[:, None, None]
     rows = wide[:, low_x] * (_ONE - part_x) + wide[:, high_x] * part_x
     full = rows[low_y] * (_ONE - part_y) + rows[high_y] * part_y
-    return ((full + (_ONE * _ONE >> 1)) // (_ONE * _ONE)).astype(np.uint8)
+    return ((full + (_ONE * _ONE >> 1)) >> 2 * _BITS).astype(np.uint8)
 
 
-_ONE = 1 << 11
+_BITS = 11
+_ONE = 1 << _BITS
 
 
 def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -152,4 +153,4 @@ def _taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     center = (2 * np.arange(target, dtype=np.int64) + 1) * source * _ONE // (2 * target)
     position = np.clip(center - _ONE // 2, 0, (source - 1) * _ONE)
     low = position // _ONE
-    return low, np.minimum(low + 1, source - 1), position % _ONE
+    return low, np.minimum(low + 1, source - 1), (position % _ONE).astype(np.int32)

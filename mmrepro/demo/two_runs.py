@@ -1,26 +1,25 @@
 """Train one config several times, varying what must not matter, and compare the fingerprints."""
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
+from .. import deactivate, ops
 from ..config import with_virtual_ranks
 from ..digests import state_digest
 from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.divergence import Ranks, divergences
 from ..hooks.fingerprint import FingerprintHook
-from ..report.report import Report
+from ..report.plot_style import figure, palette, png
+from ..report.report import Figure, Report
 from ..report.table import Table
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints, without_evaluation
 from ..runs.launcher import PlannedRun, one_thread_each, plan
 from ..runs.reduction import few_images
 from .shipped_configs import use_data
-
-CHECKPOINT = 'resumed_from.pth'
 
 
 class DigestHook(FingerprintHook):
@@ -35,19 +34,35 @@ class DemoRun(NamedTuple):
     name: str
     num_workers: int = 0
     hash_seed: str = '0'
-    resumed: bool = False  # the first process ends after an iteration, the second resumes
+    stock: bool = False  # trained by MMEngine's own runner
+    killed: bool = False  # the first process is killed, the second resumes
     virtual_ranks: int | None = None
     processes: int = 1  # number of processes that train the virtual ranks
 
     def title(self) -> str:
         if self.virtual_ranks is not None:
             return f'{self.virtual_ranks} ranks on {self.name}'
-        return (f'run {self.name}: num_workers={self.num_workers}, PYTHONHASHSEED={self.hash_seed}'
-                + (f', resumed after iteration {SAVED_AFTER}' if self.resumed else ''))
+        return (f'{self.name}: num_workers={self.num_workers}, PYTHONHASHSEED={self.hash_seed}'
+                + (', without mmrepro' if self.stock else '')
+                + (f', killed after iteration {KILLED_AFTER}, resumed from the checkpoint of '
+                   f'iteration {SAVED_AFTER}' if self.killed else ''))
 
 
-SAVED_AFTER = 1  # iterations
-RUNS = (DemoRun('A'), DemoRun('B', num_workers=2, hash_seed='1', resumed=True))
+BATCH = 2  # images of a batch, at most
+SAVED_AFTER, KILLED_AFTER = 2, 3  # iterations
+RUNS = (DemoRun('stock 1', stock=True), DemoRun('stock 2', num_workers=2, stock=True),
+        DemoRun('A'), DemoRun('B', num_workers=2, hash_seed='1', killed=True))
+
+
+def runs_of(config: str, images: int, epochs: int, portable: bool = False) -> list[DemoRun]:
+    """Return the runs of one rank that a config can have."""
+    cfg = Config.fromfile(config, import_custom_modules=False)
+    iterations = epochs * -(-images // min(cfg.train_dataloader.batch_size, BATCH))
+    # other streams cannot be resumed exactly, and MMEngine has no portable mode
+    killed = iterations > KILLED_AFTER and (
+        cfg.get('randomness') or {}).get('worker_seed', 'sample') == 'sample'
+    return [run._replace(killed=run.killed and killed) for run in RUNS
+            if not (run.stock and portable)]
 
 
 def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> tuple[DemoRun, ...]:
@@ -67,6 +82,7 @@ def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int,
     use_data(cfg, root)
     cfg.train_dataloader.num_workers = run.num_workers
     cfg.train_dataloader.persistent_workers = run.num_workers > 0
+    cfg.train_dataloader.batch_size = min(cfg.train_dataloader.batch_size, BATCH)
     few_images(cfg, 'train', images)
     cfg.train_cfg.max_epochs = epochs
     if run.virtual_ranks is not None:
@@ -76,6 +92,12 @@ def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int,
         cfg.merge_from_dict({'randomness.numerics': dict(cpu='portable', num_threads=1)})
     without_evaluation(cfg)
     without_checkpoints(cfg)
+    if run.stock:
+        cfg.pop('runner_type', None)
+        cfg.randomness = {key: cfg.randomness[key] for key in ('seed', 'deterministic')}
+    if run.killed:
+        cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False,
+                                            interval=SAVED_AFTER, max_keep_ckpts=1)
     cfg.custom_hooks = [*cfg.get('custom_hooks', []),
                         dict(type='mmrepro.demo.two_runs.DigestHook')]
     return cfg
@@ -89,19 +111,22 @@ def planned(run: DemoRun, config: str, folder: str, env: Mapping[str, str] = {})
     """
     # one thread per operator is the fastest for images this small, and by far on a busy machine
     env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed, **env}
-    trainings = [Training(config, folder)]
-    randomness = Config.fromfile(config, import_custom_modules=False).get('randomness') or {}
-    if run.resumed and randomness.get('worker_seed', 'sample') == 'sample':  # others cannot
-        trainings = [
-            Training(config, folder, iterations=SAVED_AFTER, save=CHECKPOINT),
-            Training(config, folder, resume=True, checkpoint=os.path.join(folder, CHECKPOINT))]
+    training = Training(config, folder, prepare=f'{__name__}:only_operators' if run.stock else None)
+    trainings = [training._replace(kill_after=KILLED_AFTER), training._replace(resume=True)] \
+        if run.killed else [training]
     return plan(run.name, folder, trainings, env, run.processes)
 
 
-def loss_of(step: Mapping[str, Any]) -> str:
-    """Return the loss of an iteration for a table."""
-    value = step['losses'].get('loss')
-    return '-' if value is None else f'{float.fromhex(value):.8f}'
+def only_operators() -> None:
+    """Leave this process to MMEngine's own runner; mmcv's operators are provided as before."""
+    deactivate()
+    ops.install()
+
+
+def losses_of(run: Ranks) -> list[float]:
+    """Return the loss after each iteration of a run."""
+    return [float.fromhex(step['losses'].get('loss', 'nan')) for _, step in sorted(
+        run[0].steps.items())]
 
 
 def weights_of(ranks: Ranks, iteration: int) -> str:
@@ -110,13 +135,20 @@ def weights_of(ranks: Ranks, iteration: int) -> str:
     return digests[0] if len(digests) == 1 else state_digest(digests)
 
 
-def compare(runs: Sequence[Ranks], names: Sequence[str]) -> Report:
-    """Return a table of all iterations, and whether all bits agree."""
-    counts = [min((len(log.steps) for log in run.values()), default=0) for run in runs]
-    differing = {found.iteration for run in runs[1:] for found in divergences(runs[0], run)}
-    rows = [(str(i + 1), *(loss_of(run[0].steps[i]) for run in runs),
-             *(weights_of(run, i)[:16] for run in runs), 'NO' if i in differing else 'yes')
+def compare(logs: Sequence[Ranks], runs: Sequence[DemoRun]) -> Report:
+    """Return a table of all iterations, a plot of the losses, and whether all bits agree.
+
+    The runs without mmrepro are shown, and compared with each other only.
+    """
+    ours = [log for log, run in zip(logs, runs) if not run.stock]
+    stock = [log for log, run in zip(logs, runs) if run.stock]
+    counts = [min((len(log.steps) for log in ranks.values()), default=0) for ranks in logs]
+    differing = _differing(ours)
+    columns = [losses_of(log) if log else [] for log in logs]
+    rows = [(str(i + 1), *(f'{losses[i]:.6f}' for losses in columns),
+             *(['-', 'NO'] if i in differing else [weights_of(ours[0], i)[:16], 'yes']))
             for i in range(min(counts))]
+    names = [run.name for run in runs]
     same = False
     if len(set(counts)) > 1 or not counts[0]:
         verdict = 'DIFFERENT: ' + ', '.join(
@@ -126,6 +158,37 @@ def compare(runs: Sequence[Ranks], names: Sequence[str]) -> Report:
     else:
         same, verdict = True, ('SAME BITS: loss, weights and optimizer state agree after each of '
                                f'{counts[0]} iterations')
-    header = ('iteration', *(f'loss {name}' for name in names),
-              *(f'weights {name}' for name in names), 'same bits')
-    return Report('', verdict, DONE if same else DIFFERENT, [Table(header, rows)])
+    parted, notes = _differing(stock), []
+    if stock:
+        notes = ['without mmrepro, the same seed and deterministic=True: ' + (
+            f'the runs part at iteration {min(parted) + 1}' if parted else
+            'the runs agree as well in these iterations')]
+    table = Table(('iteration', *(f'loss {name}' for name in names), 'weights', 'same bits'), rows)
+    curves = Figure('Loss', lambda: loss_curves(runs, columns))
+    return Report('', verdict, DONE if same else DIFFERENT, [table], notes,
+                  figures=dict(losses=curves))
+
+
+def _differing(logs: Sequence[Ranks]) -> set[int]:
+    """Return iterations, counted from 0, at which runs begin to differ from the first."""
+    return {found.iteration for log in logs[1:] for found in divergences(logs[0], log)}
+
+
+def loss_curves(runs: Sequence[DemoRun], columns: Sequence[Sequence[float]]) -> bytes:
+    """Draw the losses: runs without mmrepro on the left if there are any, the others on the right.
+
+    Returns:
+        A PNG. Later lines are narrower, so that lines that agree are seen as several.
+    """
+    kinds = [kind for kind in (True, False) if any(run.stock is kind for run in runs)]
+    with figure(1, len(kinds), figsize=(5 * len(kinds), 3.4), squeeze=False, sharey=True) as (
+            fig, axes):
+        for axis, kind in zip(axes[0], kinds):
+            drawn = [pair for pair in zip(runs, columns) if pair[0].stock is kind]
+            for number, (color, (run, losses)) in enumerate(zip(palette(len(drawn)), drawn)):
+                axis.plot(range(1, len(losses) + 1), losses, color=color, label=run.name,
+                          linewidth=1.4 + 2 * (len(drawn) - 1 - number))
+            axis.set(title='without mmrepro' if kind else 'with mmrepro', xlabel='iteration')
+            axis.legend()
+        axes[0][0].set_ylabel('loss')
+        return png(fig)

@@ -15,7 +15,6 @@ from ..errors import SampleDiffersError, StepDiffersError, ValidationChangesErro
 from ..exit_codes import DIFFERENT, DONE
 from .config_files import read_config
 from .startup import build_runner, on_ranks, restart_for
-from .stopping import EventHook, StopTraining
 
 # prefix of the line of output with the message of a failed self-check, as JSON
 FINDING = '@mmrepro-finding '
@@ -56,6 +55,7 @@ def train_here(training: Training) -> None:
 
 
 def _train(cfg: Any, training: Training) -> None:
+    from .stopping import EventHook, StopTraining  # imports torch: after the restart
     runner = build_runner(cfg)
     runner.register_hook(EventHook(training.iterations, training.kill_after,
                                    training.validate_after), priority=EventHook.priority)

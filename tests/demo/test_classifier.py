@@ -29,7 +29,7 @@ from mmengine.config import Config
 from mmrepro.demo.two_runs import RUNS, prepare
 from mmrepro.runs.startup import build_runner
 
-cfg = prepare(sys.argv[1], RUNS[int(sys.argv[2])], 'nowhere', 8, 1)
+cfg = prepare(sys.argv[1], RUNS[2:][int(sys.argv[2])], 'nowhere', 8, 1)
 cfg.work_dir, cfg.custom_hooks = sys.argv[3], []
 runner = build_runner(cfg)
 runner.train()
