@@ -1,6 +1,6 @@
 """Put configs and tools where MIM and MMEngine look for them, and mmrepro.pth where Python does.
 
-Everything else is in setup.cfg.
+Metadata are in pyproject.toml, packages in setup.cfg.
 """
 import os
 import shutil

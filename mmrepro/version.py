@@ -7,7 +7,7 @@ from typing import Callable
 
 __version__ = '0.2.0'
 
-# distribution -> the first release that mmrepro works with, as in setup.cfg; forks are not asked
+# distribution -> the first release that works, as in pyproject.toml; forks are not asked
 REQUIRED = {'torch': (2, 0), 'numpy': (1, 24), 'mmengine': (0, 10)}
 
 

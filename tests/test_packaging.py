@@ -1,5 +1,4 @@
 """What `pip install .` puts on the disk, and where MIM, MMEngine and the shell find it."""
-import configparser
 import importlib.metadata
 import os
 import re
@@ -11,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tomllib
 
 import mmrepro
 from mmrepro import version
@@ -21,10 +21,8 @@ SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', '_mmrepro_operators.py', '_mmr
            'setup.cfg', 'setup.py', 'tools')
 
 
-def _setup():
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / 'setup.cfg', encoding='utf-8')
-    return parser
+def _project():
+    return tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
 
 
 def _pins(name):
@@ -198,15 +196,10 @@ def test_the_lock_compiles_nothing_and_leaves_torchvision_out():
 def test_the_lock_satisfies_the_package():
     versions = dict(line.split('==') for name in ('lock.txt', 'tests.txt', 'triton.txt', 'docs.txt')
                     for line in _pins(name))
-    parser = _setup()
-    wanted = parser['options']['install_requires'].split('\n')
-    for extra in parser['options.extras_require'].values():
-        wanted += extra.split('\n')
     from packaging.requirements import Requirement
-    for line in wanted:
-        if line.strip() and not line.startswith('#'):
-            requirement = Requirement(line)
-            assert versions[requirement.name] in requirement.specifier, line
+    for line in sum(_project()['optional-dependencies'].values(), _project()['dependencies']):
+        requirement = Requirement(line)
+        assert versions[requirement.name] in requirement.specifier, line
 
 
 def test_ci_and_tools_are_executable_and_parse():
@@ -236,7 +229,7 @@ def test_an_unsupported_python_is_refused_with_the_fix(tmp_path):
 
 def test_what_the_package_refuses_is_what_pip_refuses():
     wanted = {re.split('[>=<]', line)[0]: line for line in
-              _setup()['options']['install_requires'].split('\n') if '>=' in line}
+              _project()['dependencies'] if '>=' in line}
     assert {name: f'{name}>={".".join(map(str, release))}'
             for name, release in version.REQUIRED.items()} == wanted
 
