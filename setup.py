@@ -13,8 +13,7 @@ HERE = Path(__file__).resolve().parent
 # demo.sh, test.sh, docs.sh and what they share need a checkout; the command is
 # `mmrepro demo` in an installed package
 LEFT_OUT = ('__pycache__', '*.pyc', 'demo.sh', 'test.sh', 'test_hosts.sh', 'docs.sh',
-            'gpu_report.sh', 'build_mmcv.sh',
-            'environment.sh',
+            'gpu_report.sh', 'build_mmcv.sh', 'environment.sh', 'try_wheel.sh',
             # of docs: what messages name, and its links to other pages
             'images', 'results', '*.css')
 
