@@ -9,13 +9,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/environment.sh
 marks="not nightly"
+packages=(lock.txt tests.txt)
 case "${1:-}" in
     --quick) marks="not nightly and (not slow or smoke)"; shift ;;
-    --nightly) marks=""; shift ;;
+    --nightly) marks=""; packages+=(notebook.txt); shift ;;
 esac
 # a test that hangs ends its process, is named, and is run once more (by xdist) in a new one
 limit=(${marks:+--max-worker-restart 1 -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true})
-make_environment lock.txt tests.txt
+make_environment "${packages[@]}"
 python="$VENV/bin/python"
 # CUDA builds of torch come with the one release that they work with; there are wheels for Linux only
 if [ "$(uname -sm)" = "Linux x86_64" ] && ! "$python" -c 'import triton' 2> /dev/null; then

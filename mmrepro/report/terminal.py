@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -17,10 +18,12 @@ STYLES = {'': '', 'good': 'bold green', 'bad': 'bold red', 'warn': 'yellow', 'fi
 def console(file: Any = None) -> Any:
     """Return a ``rich.console.Console`` on the standard output, or on ``file``."""
     from rich.console import Console
+    # in a notebook, rich would display each line by itself instead of writing it to the file
+    make = partial(Console, file=file, highlight=False, force_jupyter=False)
     if (file or sys.stdout).isatty() or os.environ.get('COLUMNS'):
-        return Console(file=file, highlight=False)
+        return make()
     # with a width alone, rich takes 80 where TERM says that the terminal is dumb
-    return Console(file=file, highlight=False, width=PIPED, height=PIPED)
+    return make(width=PIPED, height=PIPED)
 
 
 def print_line(out: Any, text: str, style: str = '') -> None:

@@ -16,6 +16,11 @@ REPORT = Report(
     ['a note'], ['an advice'], {'plot': Figure('A plot', lambda: b'PNG')}, dict(first=3))
 
 
+def test_a_notebook_prints_the_text(monkeypatch):
+    monkeypatch.setattr('rich.console._is_jupyter', lambda: True)
+    assert 'DIFFERENT: all' in str(REPORT)
+
+
 def test_without_a_terminal_the_text_is_plain_and_whole(capsys, monkeypatch):
     monkeypatch.delenv('FORCE_COLOR', raising=False)
     monkeypatch.delenv('COLUMNS', raising=False)
