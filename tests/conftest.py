@@ -52,6 +52,7 @@ SLOW = (
     'docs/test_leave.py',
     'test_packaging.py',
     'test_predictions.py',
+    'localise/test_batch.py',
     'distributed/test_process_group.py',
     'patches/test_hash_order.py',
     'test_readers.py',

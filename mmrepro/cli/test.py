@@ -4,14 +4,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..exit_codes import DONE
 from ..runs.config_edits import augment_test
 from ..runs.startup import has_mmdet
-from .arguments import existing_checkpoint
+from .arguments import SHARED, existing_checkpoint, finish
 from .training_arguments import load, on_each_rank, training_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate the checkpoint; exit code 0: done."""
+    """Evaluate the checkpoint; 0: done, or with ``--image``: its predictions have the same bits."""
     parser = training_parser('test', 'Evaluate a detector.', checkpoint=True)
     parser.add_argument('--out', metavar='FILE.pkl', help='write the predictions to a pickle file')
     parser.add_argument('--show', action='store_true', help='show the predictions in a window')
@@ -20,7 +21,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--wait-time', type=float, default=2, metavar='SECONDS',
                         help='how long --show shows one image (default: 2)')
     parser.add_argument('--tta', action='store_true', help='test with augmented images')
+    group = parser.add_argument_group('alone and in a batch (instead of an evaluation)')
+    group.add_argument('--image', metavar='A', help='do the predictions for this image depend on '
+                       'the others in its batch? No dataset is read')
+    group.add_argument('--with', dest='others', nargs='+', metavar='B', help='the other images')
+    group.add_argument('--score-thr', type=float, default=0.3, metavar='SCORE',
+                       help='count detections from this score on (default: %(default)s)')
+    group.add_argument('--json', **SHARED['json'])
     args = parser.parse_args(argv)
+    if bool(args.image) != bool(args.others):
+        parser.error('--image A --with B: give both')
+    if args.image:
+        parser.refuse(args, 'has no meaning with --image', 'out', 'show', 'show_dir', 'tta')
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out {args.out}: the name must end in .pkl or .pickle')
     if args.out is not None:
@@ -29,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--show and --show-dir draw with MMDetection's hook; mmdet is not installed")
     cfg = load(args, parser)
     cfg.load_from = existing_checkpoint(args.checkpoint)
+    if args.image:
+        from ..localise.batch import alone_and_in_batch
+        return finish(alone_and_in_batch(cfg, args.checkpoint, args.image, args.others,
+                                         args.score_thr), args)
     if args.show or args.show_dir:
         from mmdet.engine.hooks.utils import trigger_visualization_hook
         cfg = trigger_visualization_hook(cfg, args)
@@ -45,4 +61,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         runner.test()
 
     on_each_rank(cfg, parser, test)
-    return 0
+    return DONE
