@@ -32,7 +32,7 @@ from .distributed.virtual.scheduler import current
 from .distributed.virtual.shared_weights import check_shared_weights, share_weights
 from .facts.collect import collect_facts
 from .facts.training_data import training_facts
-from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook
+from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
 from .hooks.preempt import handling
 from .ops.contract import run_deferred_checks
 from .process_settings import ProcessSettings
@@ -158,6 +158,7 @@ class RunLifecycle:
         self.resume.check_streams(runner)
         self.evaluated.leave()  # an error may have ended an evaluation early
         yield
+        trackers.start(runner, self.facts)
         self.evaluated.leave()  # a hook may have evaluated
         if self.config.legacy:
             return
@@ -257,6 +258,7 @@ class RunLifecycle:
         check_shared_weights(runner)
         run_deferred_checks()
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
+        trackers.weights(runner, f'iter_{checkpoint["meta"]["iter"]}', checkpoint['state_dict'])
 
     # ---------------------------------------------------------------------------- the end
 
@@ -267,6 +269,7 @@ class RunLifecycle:
         run_deferred_checks()
         if is_main_process() and not self.config.legacy:
             runner.logger.info(outcome(runner))
+        trackers.end(runner)
 
     # -------------------------------------------------------------------------------------
 

@@ -88,6 +88,7 @@ SLOW = (
     'hooks/test_hook_streams.py',
     'hooks/test_self_check.py',
     'hooks/test_self_check_bits.py',
+    'hooks/test_trackers.py',
     'ops/aten/test_sync_bn.py',
     'ops/mmcv/test_deform_conv.py',
     'ops/test_provider.py',

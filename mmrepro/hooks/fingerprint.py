@@ -59,7 +59,7 @@ class FingerprintHook(Hook):
                               'or more')
         self.interval, self.level = interval, level
         self._writer: Writer | None = None
-        self._manifest: str | None = None  # path of what rank 0 has written
+        self.manifest: str | None = None  # path of what rank 0 has written
         self._reads = 0  # of variables, in that file
         self._step: Snapshot | None = None
         self._recorder: Any = None
@@ -82,7 +82,7 @@ class FingerprintHook(Hook):
         folder = os.path.join(runner.work_dir, schema.FOLDER)
         variables.share()  # before the workers start
         manifest = write_manifest(runner, folder) if get_rank() == 0 else None
-        self._manifest = manifest and os.path.join(folder, manifest)
+        self.manifest = manifest and os.path.join(folder, manifest)
         self._writer = Writer(os.path.join(folder, schema.fingerprint_name(get_rank())))
         self._write(schema.START, format=schema.FORMAT, level=self.level, interval=self.interval,
                     rank=get_rank(), world_size=get_world_size(), scheme=SCHEME,
@@ -91,9 +91,9 @@ class FingerprintHook(Hook):
     def record_variables(self) -> None:
         """Complete the manifest by environment variables that were read since it was written."""
         reads = variables.reads()
-        if self._manifest is not None and len(reads) != self._reads:
+        if self.manifest is not None and len(reads) != self._reads:
             self._reads = len(reads)
-            complete_manifest(self._manifest, dict(variables=provenance.variables(reads)))
+            complete_manifest(self.manifest, dict(variables=provenance.variables(reads)))
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self.record_variables()
@@ -179,8 +179,8 @@ class FingerprintHook(Hook):
         counts = self_checks(runner)
         checks = {schema.SELF_CHECKS: counts} if counts else {}
         self._write(schema.END, iteration=runner.iter, **checks)
-        if self._manifest is not None and checks:
-            complete_manifest(self._manifest, checks)
+        if self.manifest is not None and checks:
+            complete_manifest(self.manifest, checks)
         for handle in self._handles:
             handle.remove()
         self._handles = []
