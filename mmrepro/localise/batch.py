@@ -1,62 +1,100 @@
-"""Whether the predictions for an image depend on its batch, and where that begins."""
+"""Whether the predictions for an image depend on its batch, and in which module that begins."""
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from .. import seeds
+from ..digests import state_digest
+from ..errors import ConfigError
 from ..exit_codes import DIFFERENT, DONE
+from ..nested import tensors
 from ..report.report import Report
 from ..report.table import Table
-from ..text import listed, page
-from .predictions import Outputs, batch_of, compare_detections, detector, predict
+from ..runs.startup import build_runner
+from ..text import listed, not_a, page
 from .values import compare_tensors
 
-PADDING, BATCH = 'padded as in the batch, still alone', 'with the other images, padded the same'
+IOU = 0.5  # boxes that overlap by more are the same object
 VISIBLE = 1e-4  # relative difference: no rounding of one operator
+CHANGES = 'padded as in the batch, still alone', 'with the other images, padded the same'
 
 
 def alone_and_in_batch(cfg: Any, checkpoint: str, image: str, others: Sequence[str],
                        threshold: float) -> Report:
-    """Predict an image alone and in a batch; the exit code is 1 if the bits differ.
-
-    Args:
-        threshold: score from which detections are counted.
-    """
-    runner, images = detector(cfg, checkpoint), [image, *others]
-    single, batch = (batch_of(runner, paths) for paths in ([image], images))
+    """Predict an image alone and in a batch, without a dataset; ``threshold`` is of the scores."""
+    runner, images = build_runner(cfg), [image, *others]
+    runner.call_hook('before_run')
+    runner.load_checkpoint(checkpoint)
+    runner.model.eval()
+    single, padded, batch = (_batch(runner, paths) for paths in ([image], images, images))
     sizes = ['x'.join(map(str, data['inputs'].shape[2:])) for data in (single, batch)]
-    padded = {key: value[:1] for key, value in batch_of(runner, images).items()}
-    alone = before = predict(runner, single)
-    tables = []
-    for cause, data in ((PADDING, padded), (BATCH, batch))[sizes[0] == sizes[1]:]:
-        after = predict(runner, data)
-        rows = [('predictions', compare_detections(before[0], after[0], threshold).text())]
-        tables.append(Table((), rows + _first_modules(before[1], after[1]), cause))
+    padded = {key: value[:1] for key, value in padded.items()}
+    tables, alone = [], _predict(runner, single)
+    before = alone
+    for change, data in [*zip(CHANGES, (padded, batch))][sizes[0] == sizes[1]:]:
+        after = _predict(runner, data)
+        rows = [('predictions', compare_detections(before[0], after[0], threshold)['text'])]
+        tables.append(Table((), rows + _first_modules(before[1], after[1]), change))
         before = after
-    change = compare_detections(alone[0], before[0], threshold)
-    notes = [f'{image} has {len(alone[0])} detections alone; height and width are padded to '
-             f'{sizes[0]} alone and to {sizes[1]} in the batch']
-    if runner.repro.independent_predictions:
-        notes.append('with randomness.independent_predictions=True, as here, mmrepro test makes '
-                     'no such batch')
+    difference = compare_detections(alone[0], before[0], threshold)
+    same = difference['same_bits']
     return Report(
-        '', f'{image}: the predictions ' + (
-            f'are the same alone and in a batch with {listed(others)}' if change.same_bits else
-            f'depend on {listed(others)} in the batch: {change.text()}'),
-        DONE if change.same_bits else DIFFERENT, tables, notes, [] if change.same_bits else [
+        '', f'{image}: the predictions {"do not " * same}depend on {listed(others)} in the batch: '
+        f'{difference["text"]}', DONE if same else DIFFERENT, tables,
+        [f'{len(alone[0])} detections alone; height and width are padded to {sizes[0]} alone and '
+         f'to {sizes[1]} in the batch'], [] if same else [
             'with --cfg-options +randomness.independent_predictions=True, mmrepro test takes one '
             f'image at a time: {page("explanation/testing.md")}'],
-        data=dict(same=change.same_bits, image=image, others=others, padded=sizes,
-                  difference=change, changes={table.title: table.rows for table in tables}))
+        data=dict(difference, image=image, others=others, padded=sizes,
+                  changes={table.title: table.rows for table in tables}))
 
 
-def _first_modules(a: Outputs, b: Outputs) -> list[tuple[str, str]]:
+def _batch(runner: Any, images: Sequence[str]) -> Any:
+    """Return arguments of ``model.forward``: images after the config's test pipeline, padded."""
+    from mmcv.transforms import Compose
+    from mmdet.utils import get_test_pipeline_cfg
+    pipeline, packed = Compose(get_test_pipeline_cfg(runner.cfg)), []
+    for path in images:
+        if not os.path.isfile(path):
+            raise ConfigError(not_a('image', path))
+        seeds.seed_all(runner.repro.root, 'test', 'image')  # as independent_predictions has it
+        packed.append(pipeline(dict(img_path=path, img_id=0)))
+    return runner.model.data_preprocessor(
+        {key: [sample[key] for sample in packed] for key in packed[0]}, False)
+
+
+def _predict(runner: Any, data: Any) -> tuple[Any, dict[Any, torch.Tensor]]:
+    """Return the detections in the first image, and what modules return, by path and number."""
+    outputs: dict[Any, torch.Tensor] = {}
+
+    def keep(path: str, module: Any, args: Any, result: Any) -> None:
+        for tensor in tensors(result):
+            if tensor.is_floating_point() and tensor.dim():  # an operator may write to it later
+                outputs[path, sum(path == other for other, _ in outputs)] = tensor.clone()
+
+    handles = [module.register_forward_hook(partial(keep, path))
+               for path, module in runner.model.named_modules()]
+    seeds.seed_all(runner.repro.root, 'test', 'image')
+    with torch.no_grad():
+        samples = runner.model(**data, mode='predict')
+    for handle in handles:
+        handle.remove()
+    return samples[0].pred_instances.cpu(), outputs
+
+
+def _first_modules(a: dict[Any, torch.Tensor], b: dict[Any, torch.Tensor]) -> list[tuple[str, str]]:
     """Return the first module whose output differs, and the first by more than rounding."""
     rows: list[tuple[str, str]] = []
-    for key in filter(b.__contains__, a):
-        one, other = a[key], _of_image(a[key], b[key])
+    for key, one in a.items():
+        # what belongs to the first image: the first pixels of maps, the first rows
+        other = b.get(key, one)[:len(one)]
+        if one.dim() == 4:
+            other = other[:, :, :one.shape[2], :one.shape[3]]
         difference = compare_tensors(one, other) if one.shape == other.shape else None
         if difference and (not rows or difference.relative > VISIBLE):
             rows += [('first by more than rounding' if rows else 'first module that differs',
@@ -66,8 +104,31 @@ def _first_modules(a: Outputs, b: Outputs) -> list[tuple[str, str]]:
     return rows
 
 
-def _of_image(alone: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Return what belongs to the first image: the first rows, or the first pixels of maps."""
-    if alone.dim() == 4 and len(output) == len(alone):
-        return output[:, :, :alone.shape[2], :alone.shape[3]]
-    return output[:len(alone)] if alone.dim() else output
+def compare_detections(a: Any, b: Any, threshold: float) -> dict[str, Any]:
+    """Compare detections with ``bboxes``, ``scores`` and ``labels``: A before, B after a change.
+
+    Returns:
+        Largest differences of objects in both; numbers from the threshold on.
+    """
+    from mmdet.structures.bbox import bbox_overlaps
+    # boxes without an area overlap nothing
+    near = bbox_overlaps(a.bboxes, b.bboxes).maximum((a.bboxes[:, None] == b.bboxes).all(-1))
+    alike = a.labels[:, None] == b.labels
+    partners: dict[int, int] = {}
+    for n in (near + alike).flatten().argsort(descending=True, stable=True).tolist():
+        i, j = divmod(n, len(b.bboxes))
+        if near[i, j] > IOU and i not in partners and j not in partners.values():
+            partners[i] = j
+    of_a, of_b = list(partners), list(partners.values())
+    shown = [one.scores >= threshold for one in (a, b)]
+    both = shown[0][of_a] & shown[1][of_b]
+    boxes, scores = (max((x[of_a] - y[of_b]).abs().flatten().tolist(), default=0.)
+                     for x, y in ((a.bboxes, b.bboxes), (a.scores, b.scores)))
+    vanish, appear = (int(one.sum() - both.sum()) for one in shown)
+    relabeled = int((both & ~alike[of_a, of_b]).sum())
+    same = state_digest(tensors(a)) == state_digest(tensors(b))
+    return dict(same_bits=same, boxes=boxes, scores=scores, appear=appear, vanish=vanish,
+                relabeled=relabeled, threshold=threshold, text='same bits' if same else (
+                    f'boxes differ by up to {boxes:.3g} pixels, scores by up to {scores:.3g}; from '
+                    f'a score of {threshold:g} on, {appear} appear, {vanish} vanish, {relabeled} '
+                    'have another label'))

@@ -12,7 +12,7 @@ from harness import environment
 from initialised import initialised
 from mmengine.structures import InstanceData
 
-from mmrepro.localise.predictions import compare_detections
+from mmrepro.localise.batch import compare_detections
 
 
 @pytest.fixture(scope='module')
@@ -46,7 +46,7 @@ def test_an_image_of_the_same_shape_changes_rounding_and_the_module_is_named(
         detector, data_root, tmp_path):
     first, alike, _ = images_by_shape(data_root)
     code, said, text = asked(detector, tmp_path, '--image', first, '--with', alike)
-    assert code == 1 and not said['same'] and said['padded'][0] == said['padded'][1]
+    assert code == 1 and not said['same_bits'] and said['padded'][0] == said['padded'][1]
     (change, rows), = said['changes'].items()
     assert change == 'with the other images, padded the same'
     names = [name for name, _ in rows]
@@ -65,7 +65,7 @@ def test_padding_is_told_apart_from_the_other_images(detector, data_root, tmp_pa
     assert padding[0] == 'padded as in the batch, still alone'
     assert batch[0] == 'with the other images, padded the same'
     assert 'first by more than rounding' in dict(padding[1])
-    assert said['difference']['boxes'] > 0 and 'padded as in the batch, still alone' in text
+    assert said['boxes'] > 0 and 'padded as in the batch, still alone' in text
 
 
 def test_an_image_that_the_batch_does_not_change_ends_with_0(data_root, tmp_path):
@@ -76,7 +76,7 @@ def test_an_image_that_the_batch_does_not_change_ends_with_0(data_root, tmp_path
     first, alike, _ = images_by_shape(data_root)
     code, said, _ = asked(paths, tmp_path, '--image', first, '--with', alike, alike,
                           *options)
-    assert code == 0 and said['same'] and said['difference']['vanish'] == 0
+    assert code == 0 and said['same_bits'] and said['vanish'] == 0
     (_, rows), = said['changes'].items()
     assert rows == [['predictions', 'same bits']]
 
@@ -100,14 +100,16 @@ def found(*rows):
 def test_detections_are_compared_by_object_whatever_their_order():
     square, far, edge = [0., 0., 8., 8.], [50., 50., 60., 60.], [5., 5., 5., 5.]
     before = found((square, .9, 1), (far, .5, 2), (edge, .4, 0))
-    same = compare_detections(before, before, .3)
-    assert same.same_bits and same[1:6] == (0, 0, 0, 0, 0) and same.text() == 'same bits'
-    moved = compare_detections(before, found((far, .5, 2), ([0., 0., 8., 9.], .75, 1),
-                                             (edge, .4, 0)), .3)
-    assert moved[:6] == (False, 1, pytest.approx(.15), 0, 0, 0)
+    counts = 'boxes', 'scores', 'appear', 'vanish', 'relabeled'
+
+    def compared(*rows):
+        result = compare_detections(before, found(*rows) if rows else before[:0], .3)
+        return result['same_bits'], *(result[name] for name in counts)
+
+    assert compared((square, .9, 1), (far, .5, 2), (edge, .4, 0)) == (True, 0, 0, 0, 0, 0)
+    moved = compared((far, .5, 2), ([0., 0., 8., 9.], .75, 1), (edge, .4, 0))
+    assert moved == (False, 1, pytest.approx(.15), 0, 0, 0)
     # a label; a score that falls below the threshold; a new object
-    other = compare_detections(before, found((square, .9, 3), (far, .2, 2), (edge, .4, 0),
-                                             ([90., 0., 99., 9.], .8, 0)), .3)
-    assert (other.appear, other.vanish, other.relabeled) == (1, 1, 1)
-    nothing = compare_detections(before, before[:0], .3)
-    assert (nothing.appear, nothing.vanish, nothing.boxes) == (0, 3, 0)
+    new = [90., 0., 99., 9.], .8, 0
+    assert compared((square, .9, 3), (far, .2, 2), (edge, .4, 0), new)[3:] == (1, 1, 1)
+    assert compared() == (False, 0, 0, 0, 3, 0)
