@@ -25,6 +25,7 @@ from .config import RandomnessConfig
 from .data import placement_of, use_stream
 from .data.sample_check import end_epoch, left_out
 from .distributed import agreement
+from .distributed.unwrap import unwrap
 from .distributed.virtual.cached_ranks import refuse_cached_ranks
 from .distributed.virtual.process_state import keep_attributes
 from .distributed.virtual.runner_parts import settings_on_ranks
@@ -258,7 +259,7 @@ class RunLifecycle:
         check_shared_weights(runner)
         run_deferred_checks()
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
-        trackers.weights(runner, f'iter_{checkpoint["meta"]["iter"]}', checkpoint['state_dict'])
+        trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}', checkpoint['state_dict'])
 
     # ---------------------------------------------------------------------------- the end
 
@@ -269,7 +270,7 @@ class RunLifecycle:
         run_deferred_checks()
         if is_main_process() and not self.config.legacy:
             runner.logger.info(outcome(runner))
-        trackers.end(runner)
+        trackers.results(runner, 'last', unwrap(runner.model).state_dict())
 
     # -------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from mmengine.dist import is_main_process
 from .. import seeds
 from ..checkpoint.outcome import DIGITS
 from ..digests import state_digest
-from ..distributed.unwrap import unwrap
 from ..facts.compatibility import CHANGES, severity
 from .fingerprint import FingerprintHook
 from .self_check import self_checks
@@ -53,16 +52,11 @@ def start(runner: Any, facts: Mapping[str, Any]) -> None:
         if not name.startswith('config.') and severity(name, facts) == CHANGES})
 
 
-def weights(runner: Any, name: str, state: Mapping[str, Any]) -> None:
-    """Track the digest of weights, as the last line of the log has it."""
-    track(runner, tags=lambda: {f'mmrepro/weights/{name}': state_digest(state)[:DIGITS]})
-
-
-def end(runner: Any) -> None:
-    """Track the weights, what was repeated, and the manifest, which is complete now."""
-    weights(runner, 'last', unwrap(runner.model).state_dict())
-    track(runner, file=lambda: _manifest(runner), tags=lambda: {
-        f'mmrepro/repeated/{name}': str(count) for name, count in self_checks(runner).items()})
+def results(runner: Any, name: str, state: Mapping[str, Any]) -> None:
+    """Track the digest of weights, what was repeated so far, and at the end the whole manifest."""
+    track(runner, file=lambda: _manifest(runner) if name == 'last' else None, tags=lambda: {
+        f'mmrepro/weights/{name}': state_digest(state)[:DIGITS],
+        **{f'mmrepro/repeated/{kind}': str(n) for kind, n in self_checks(runner).items()}})
 
 
 def _manifest(runner: Any) -> str | None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from .. import seeds
 from ..digests import state_digest
@@ -62,7 +62,7 @@ def _batch(runner: Any, images: Sequence[str]) -> Any:
     for path in images:
         if not os.path.isfile(path):
             raise ConfigError(not_a('image', path))
-        seeds.seed_all(runner.repro.root, 'test', 'image')  # as independent_predictions has it
+        seeds.seed_all(runner.repro.root, 'test', 'image')
         packed.append(pipeline(dict(img_path=path, img_id=0)))
     return runner.model.data_preprocessor(
         {key: [sample[key] for sample in packed] for key in packed[0]}, False)
@@ -70,20 +70,18 @@ def _batch(runner: Any, images: Sequence[str]) -> Any:
 
 def _predict(runner: Any, data: Any) -> tuple[Any, dict[Any, torch.Tensor]]:
     """Return the detections in the first image, and what modules return, by path and number."""
+    paths = {module: path for path, module in runner.model.named_modules()}
     outputs: dict[Any, torch.Tensor] = {}
 
-    def keep(path: str, module: Any, args: Any, result: Any) -> None:
+    def keep(module: Any, args: Any, result: Any) -> None:
         for tensor in tensors(result):
-            if tensor.is_floating_point() and tensor.dim():  # an operator may write to it later
-                outputs[path, sum(path == other for other, _ in outputs)] = tensor.clone()
+            if module in paths and tensor.is_floating_point() and tensor.dim():
+                number = sum(paths[module] == path for path, _ in outputs)
+                outputs[paths[module], number] = tensor.clone()  # an operator may write to it later
 
-    handles = [module.register_forward_hook(partial(keep, path))
-               for path, module in runner.model.named_modules()]
-    seeds.seed_all(runner.repro.root, 'test', 'image')
-    with torch.no_grad():
+    seeds.seed_all(runner.repro.root, 'test', 'image')  # as independent_predictions has it
+    with torch.no_grad(), register_module_forward_hook(keep):
         samples = runner.model(**data, mode='predict')
-    for handle in handles:
-        handle.remove()
     return samples[0].pred_instances.cpu(), outputs
 
 
@@ -105,11 +103,7 @@ def _first_modules(a: dict[Any, torch.Tensor], b: dict[Any, torch.Tensor]) -> li
 
 
 def compare_detections(a: Any, b: Any, threshold: float) -> dict[str, Any]:
-    """Compare detections with ``bboxes``, ``scores`` and ``labels``: A before, B after a change.
-
-    Returns:
-        Largest differences of objects in both; numbers from the threshold on.
-    """
+    """Compare detections A and B: largest differences, and numbers of scores from the threshold."""
     from mmdet.structures.bbox import bbox_overlaps
     # boxes without an area overlap nothing
     near = bbox_overlaps(a.bboxes, b.bboxes).maximum((a.bboxes[:, None] == b.bboxes).all(-1))
@@ -127,8 +121,8 @@ def compare_detections(a: Any, b: Any, threshold: float) -> dict[str, Any]:
     vanish, appear = (int(one.sum() - both.sum()) for one in shown)
     relabeled = int((both & ~alike[of_a, of_b]).sum())
     same = state_digest(tensors(a)) == state_digest(tensors(b))
+    text = 'same bits' if same else (
+        f'boxes differ by up to {boxes:.3g} pixels, scores by up to {scores:.3g}; from a score of '
+        f'{threshold:g} on, {appear} appear, {vanish} vanish, {relabeled} have another label')
     return dict(same_bits=same, boxes=boxes, scores=scores, appear=appear, vanish=vanish,
-                relabeled=relabeled, threshold=threshold, text='same bits' if same else (
-                    f'boxes differ by up to {boxes:.3g} pixels, scores by up to {scores:.3g}; from '
-                    f'a score of {threshold:g} on, {appear} appear, {vanish} vanish, {relabeled} '
-                    'have another label'))
+                relabeled=relabeled, threshold=threshold, text=text)

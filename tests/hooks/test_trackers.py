@@ -130,7 +130,7 @@ def test_a_tracker_that_fails_is_named_and_changes_nothing(tmp_path, monkeypatch
             'tracker.invalid') in found
     # at the start, two checkpoints and the end
     assert [text.split(' of mmrepro')[0].split()[-1] for text in found] == [
-        'file', 'params', 'tags', 'tags', 'tags', 'file', 'tags']
+        'file', 'params', 'tags', 'tags', 'file', 'tags']
 
 
 def test_backends_that_are_no_trackers_are_left_alone(tmp_path):
