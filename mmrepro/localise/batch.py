@@ -105,15 +105,13 @@ def _first_modules(a: dict[Any, torch.Tensor], b: dict[Any, torch.Tensor]) -> li
 def compare_detections(a: Any, b: Any, threshold: float) -> dict[str, Any]:
     """Compare detections A and B: largest differences, and numbers of scores from the threshold."""
     from mmdet.structures.bbox import bbox_overlaps
+    from scipy.optimize import linear_sum_assignment
     # boxes without an area overlap nothing
     near = bbox_overlaps(a.bboxes, b.bboxes).maximum((a.bboxes[:, None] == b.bboxes).all(-1))
     alike = a.labels[:, None] == b.labels
-    partners: dict[int, int] = {}
-    for n in (near + alike).flatten().argsort(descending=True, stable=True).tolist():
-        i, j = divmod(n, len(b.bboxes))
-        if near[i, j] > IOU and i not in partners and j not in partners.values():
-            partners[i] = j
-    of_a, of_b = list(partners), list(partners.values())
+    fit = torch.where(near > IOU, near + alike, 0)
+    of_a, of_b = map(torch.from_numpy, linear_sum_assignment(fit, maximize=True))
+    of_a, of_b = (indices[fit[of_a, of_b] > 0] for indices in (of_a, of_b))
     shown = [one.scores >= threshold for one in (a, b)]
     both = shown[0][of_a] & shown[1][of_b]
     boxes, scores = (max((x[of_a] - y[of_b]).abs().flatten().tolist(), default=0.)

@@ -110,6 +110,6 @@ def test_detections_are_compared_by_object_whatever_their_order():
     moved = compared((far, .5, 2), ([0., 0., 8., 9.], .75, 1), (edge, .4, 0))
     assert moved == (False, 1, pytest.approx(.15), 0, 0, 0)
     # a label; a score that falls below the threshold; a new object
-    new = [90., 0., 99., 9.], .8, 0
+    new = [90., 0., 99., 9.], .8, 1
     assert compared((square, .9, 3), (far, .2, 2), (edge, .4, 0), new)[3:] == (1, 1, 1)
     assert compared() == (False, 0, 0, 0, 3, 0)
