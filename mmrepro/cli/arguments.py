@@ -141,10 +141,10 @@ class Parser(argparse.ArgumentParser):
         self.make_folder(os.path.dirname(path) or '.', f'{option} {path}: the folder')
 
 
-def existing_checkpoint(path: str) -> str:
+def existing_checkpoint(path: str, what: str = 'checkpoint') -> str:
     """Refuse a path that is no file; returns it. An address is not checked."""
     if '://' not in path and not os.path.isfile(path):
-        raise ConfigError(not_a('checkpoint', path))
+        raise ConfigError(not_a(what, path))
     return path
 
 

@@ -1,7 +1,6 @@
 """Whether the predictions for an image depend on its batch, and in which module that begins."""
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +9,12 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from .. import seeds
 from ..digests import state_digest
-from ..errors import ConfigError
 from ..exit_codes import DIFFERENT, DONE
 from ..nested import tensors
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.startup import build_runner
-from ..text import listed, not_a, page
+from ..text import listed, page
 from .values import compare_tensors
 
 IOU = 0.5  # boxes that overlap by more are the same object
@@ -60,8 +58,6 @@ def _batch(runner: Any, images: Sequence[str]) -> Any:
     from mmdet.utils import get_test_pipeline_cfg
     pipeline, packed = Compose(get_test_pipeline_cfg(runner.cfg)), []
     for path in images:
-        if not os.path.isfile(path):
-            raise ConfigError(not_a('image', path))
         seeds.seed_all(runner.repro.root, 'test', 'image')
         packed.append(pipeline(dict(img_path=path, img_id=0)))
     return runner.model.data_preprocessor(
