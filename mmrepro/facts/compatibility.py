@@ -66,8 +66,8 @@ def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
 
 def _no_digest_of(*names: str) -> Callable[[Mapping[str, Any]], bool]:
     """Return a condition: all that a run says of its data is their path."""
-    # before its data are loaded, and in a manifest, a run has no facts on them
-    return lambda facts: ('train_samples' in facts or 'version.torch' not in facts) and any(
+    # before its data are loaded, and in a manifest, a run has no facts on them; logs have no scheme
+    return lambda facts: ('train_samples' in facts or 'scheme' not in facts) and any(
         name not in facts for name in names)
 
 

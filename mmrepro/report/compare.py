@@ -9,7 +9,7 @@ from typing import Any
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..fingerprint.schema import is_number, number
 from ..text import listed, page, shorten
-from .comparison import Comparison, compare_paths, differing_parts, is_known
+from .comparison import Columns, Comparison, compare_paths, differing_parts, is_known
 from .comparison_plots import PLOTS
 from .report import Figure, Report
 from .table import Table
@@ -49,7 +49,9 @@ def report_of(comparison: Comparison, tolerance: Tolerance | None = None) -> Rep
     passed, verdict, data = comparison.equal, comparison.verdict(), _data(comparison)
     tables = [_runs(comparison), _manifest(comparison)]
     if comparison.first is not None:
-        tables += [_first_difference(comparison, data['first']), *_losses(comparison)]
+        tables.append(_first_difference(comparison, data['first']))
+    if not comparison.equal:
+        tables += [*_columns('loss', comparison.losses), *_columns('metric', comparison.vals)]
     if comparison.weights:
         tables.append(_weights(comparison))
     if tolerance is not None:
@@ -137,12 +139,11 @@ def _decimal(value: Any) -> str:
     return f'{number(value):.9g}'
 
 
-def _losses(comparison: Comparison) -> list[Table]:
-    return [Table(
-        ('loss', 'last common', 'A', 'B', 'largest difference'),
-        [(name, str(steps[-1]), f'{a[-1]:.9g}', f'{b[-1]:.9g}', f'{_largest(a, b):.3g}')
-         for name, (steps, a, b) in comparison.losses.items()], 'Losses', shown=MAX_ROWS)
-    ] if comparison.losses else []
+def _columns(kind: str, columns: Columns) -> list[Table]:
+    rows = [(name, str(steps[-1]), f'{a[-1]:.9g}', f'{b[-1]:.9g}', f'{_largest(a, b):.3g}')
+            for name, (steps, a, b) in columns.items()]
+    return [Table((kind, 'last common', 'A', 'B', 'largest difference'), rows,
+                  'Losses' if kind == 'loss' else 'Metrics', shown=MAX_ROWS)] if rows else []
 
 
 def _largest(a: list[float], b: list[float]) -> float:

@@ -19,14 +19,15 @@ from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
 from ..text import listed
 from .run_view import RunView, load_run
+from .stock_runs import DECIMALS, NEVER, across_dialects, unknown
 from .weight_distances import Distance, checkpoint_distances
 
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
 # name -> (steps, values of A, values of B)
 Columns = dict[str, tuple[list[int], list[float], list[float]]]
 
-# settings, the only facts that MMEngine alone records
-SETTINGS = ('config.', 'randomness.')
+# settings, the facts that a manifest and logs name in the same way
+SETTINGS = ('config.', 'randomness.', ATTACHED)
 # keys of `randomness` that stock MMEngine has as well
 STOCK_RANDOMNESS = tuple(f'randomness.{key}' for key in ('seed', 'deterministic', 'diff_rank_seed'))
 # facts of a manifest about the moment at which a process begins
@@ -73,7 +74,9 @@ class Comparison:
         if self.first is not None:
             return f'DIFFERENT: {_sentence(self.first)}'
         if self.metric is not None:
-            return f'DIFFERENT: {self.metric.text()}, although {span} do not'
+            text = self.metric.text()  # steps of MMEngine's log may be epochs
+            return (f'DIFFERENT: {text if self.exact else text.replace("iteration", "step", 1)}, '
+                    f'although {span} do not')
         if not self.equal:
             return f'DIFFERENT: checkpoints differ, although {span} do not'
         if self.exact:
@@ -109,18 +112,23 @@ def compare_paths(path_a: str, path_b: str, weights: bool = True) -> Comparison:
 
     Runs with fingerprints are compared bit for bit, other runs by the logs of MMEngine.
     """
-    a, b = load_run(path_a), load_run(path_b)
+    a, b = load_run(path_a, weights), load_run(path_b, weights)
+    if a.old or b.old:
+        for run in (a, b):
+            run.scalars = {i: {name: round(value, DECIMALS) for name, value in row.items()}
+                           for i, row in run.scalars.items()}
     if a.name == b.name:
         a.name, b.name = a.path, b.path
     exact = bool(a.ranks and b.ranks)
     iterations_a, iterations_b = (set(run.log.steps if exact else run.scalars) for run in (a, b))
     common = sorted(iterations_a & iterations_b)
     only = sorted(iterations_a - iterations_b), sorted(iterations_b - iterations_a)
+    rows, notes = manifest_differences(a, b)
     comparison = Comparison(
-        a, b, exact, common, only, manifest=manifest_differences(a, b),
+        a, b, exact, common, only, manifest=rows,
         losses=columns(a.losses(exact), b.losses(exact)),
-        vals=columns(a.vals(exact), b.vals(exact)),
-        weights=checkpoint_distances(a, b) if weights else [], notes=_notes(a, b, exact, only))
+        vals=columns(a.vals(exact), b.vals(exact)), notes=_notes(a, b, exact, only) + notes,
+        weights=checkpoint_distances(a, b) if weights else [])
     if exact:
         _compare_fingerprints(comparison)
     else:
@@ -174,6 +182,10 @@ def _compare_logs(comparison: Comparison) -> None:
         comparison.differing += bool(differing)
         if differing and comparison.first is None:
             comparison.first, comparison.fields = Divergence(i, {0: differing}), fields
+    for name, (steps, values_a, values_b) in comparison.vals.items():
+        for step, x, y in zip(steps, values_a, values_b):
+            if comparison.metric is None and x != y and (x == x or y == y):
+                comparison.metric = Divergence(step, {0: (ComparedField(f'metric {name}', x, y), )})
 
 
 def columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> Columns:
@@ -225,32 +237,42 @@ def is_known(run: RunView) -> bool:
     return bool(run.manifest or run.facts)
 
 
-def manifest_differences(a: RunView, b: RunView) -> list[FactDifference]:
-    """Return differences between manifests or, if a run has none, settings; severe ones first.
+def manifest_differences(a: RunView, b: RunView) -> tuple[list[FactDifference], list[str]]:
+    """Compare manifests or, if a run has none, settings and environment.
 
     A run with several starts has the manifest of the last start, with the initial weights of the
     first start.
+
+    Returns:
+        Differences, severe ones first, and notes on what cannot be compared.
     """
     if not (is_known(a) and is_known(b)):
-        return []
+        return [], []
     if a.manifest and b.manifest:
         rows = compare_manifests(*(Manifest(run.path, {
             **run.manifest, **{key: run.began[key] for key in OF_THE_START if key in run.began}})
             for run in (a, b)))
         if a.began.get('iteration') == b.began.get('iteration'):
-            return rows
+            return rows, []
         # a run was resumed from a run elsewhere: weights of different iterations do not count
-        return [row for row in rows if WEIGHTS not in (row.about, row.name)]
-    rows = differences(_settings(a), _settings(b))
+        return [row for row in rows if WEIGHTS not in (row.about, row.name)], []
+    notes = [f'{letter}: not recorded: {", ".join(unknown(run.facts))}' for letter, run in
+             (('A', a), ('B', b)) if not run.manifest and unknown(run.facts)] + [NEVER]
+    facts = _settings(a), _settings(b)
+    if a.old != b.old:
+        *both, without = across_dialects(*facts)
+        facts, notes = (both[0], both[1]), notes + without
+    rows = differences(*({name: value for name, value in run.items() if name.startswith(SETTINGS)
+                          or name in other and not a.manifest and not b.manifest}
+                         for run, other in (facts, facts[::-1])))
     if a.attached == b.attached:
-        return rows
+        return rows, notes
     # this row stands for all that mmrepro adds to a config
     first = [row for row in rows if row.name == ATTACHED]
     return first + [row for row in rows if row.name not in (ATTACHED, 'config.runner_type') and (
-        row.name in STOCK_RANDOMNESS or not row.name.startswith('randomness.'))]
+        row.name in STOCK_RANDOMNESS or not row.name.startswith('randomness.'))], notes
 
 
 def _settings(run: RunView) -> dict[str, Any]:
     facts = Manifest(run.path, run.manifest).facts if run.manifest else run.facts
-    return {ATTACHED: run.attached,
-            **{name: value for name, value in facts.items() if name.startswith(SETTINGS)}}
+    return {ATTACHED: run.attached, **facts}

@@ -6,17 +6,27 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ConfigError, EmptyFingerprints, FingerprintError, RunError
-from ..facts.collect import read_settings, settings_of
+from ..checkpoint.files import load
+from ..errors import (
+    CheckpointError,
+    ConfigError,
+    EmptyFingerprints,
+    FingerprintError,
+    RunError,
+)
+from ..facts.collect import read_settings
 from ..fingerprint.reader import RankLog, lines_of, only_checkpoints, read_line, read_run
 from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name, number
 from ..reading import NUMBER, Rule
 from ..text import not_a
+from . import stock_runs
+from .stock_runs import MMCV_LOG
 
 # what MMEngine logs beside losses and metrics: it differs between any two runs, or counts
 NOT_RESULTS = {'time', 'data_time', 'memory', 'iter', 'epoch', 'step', 'eta'}
 LOGS = os.path.join('vis_data', 'scalars.json')
-_LOGGED = {str: Rule(lambda value: not isinstance(value, int) or NUMBER.holds(value), 'a number')}
+_LOGGED = {'mode?': str, 'epoch?': int, 'iter?': int, str: Rule(
+    lambda value: not isinstance(value, int) or NUMBER.holds(value), 'a number')}
 
 
 @dataclass
@@ -31,7 +41,7 @@ class RunView:
     # step -> metrics that MMEngine logged; its step is the epoch, or the iteration of an iteration-
     # based run
     logged_vals: dict[int, dict[str, float]] = field(default_factory=dict)
-    # name -> value: manifest, or settings from the config that MMEngine dumped
+    # name -> value: settings from the dumped config, environment from the log; without a manifest
     facts: dict[str, Any] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)  # of the last start
     # manifest of the start that the later starts continue
@@ -40,9 +50,11 @@ class RunView:
     starts: int = 0  # how often the run was started, from its beginning on
     notes: list[str] = field(default_factory=list)  # torn lines, missing files, and so on
 
+    old: bool = False  # of mmcv 1.x and MMDetection 2.x
+
     @property
     def kind(self) -> str:
-        return 'fingerprints' if self.ranks else 'MMEngine log'
+        return 'fingerprints' if self.ranks else 'mmcv log' if self.old else 'MMEngine log'
 
     @property
     def attached(self) -> bool | None:
@@ -83,12 +95,13 @@ class RunView:
                 for val in self.log.vals}
 
 
-def load_run(path: str) -> RunView:
+def load_run(path: str, checkpoints: bool = False) -> RunView:
     """Read a run.
 
     Args:
-        path: a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine, or a
-            ``scalars.json``.
+        path: a work directory, its ``mmrepro`` folder, a time-stamped folder of MMEngine, a
+            ``scalars.json``, or a ``.log.json`` of mmcv 1.x.
+        checkpoints: read the last checkpoint for what logs and config do not say.
 
     Raises:
         RunError: the path holds no run, or a file of it is damaged.
@@ -110,16 +123,16 @@ def load_run(path: str) -> RunView:
         raise RunError(str(error)) from error
     if not view.ranks and not view.scalars:
         lacking = ('nothing to compare' if view.notes else
-                   f'neither {FOLDER}/{fingerprint_name(0)} nor */{LOGS}')
+                   f'neither {FOLDER}/{fingerprint_name(0)} nor */{LOGS} nor *{MMCV_LOG}')
         raise RunError('; '.join([f'{path}: {lacking}{only_checkpoints(work_dir)}', *view.notes]))
     if len(whole) > 1:
         earlier = os.path.relpath(whole[-2], work_dir).split(os.sep)[0]
         view.notes.append(f'{len(whole)} trainings began in {path}; the last of them is compared. '
                           f'For the log of another, give its folder: {path}/{earlier}')
-    if not view.manifest:
-        _read_config(view, logs)
     view.checkpoints = {os.path.basename(file): file
                         for file in sorted(glob.glob(os.path.join(work_dir, '*.pth')))}
+    if not view.manifest:
+        _read_facts(view, logs, checkpoints)
     return view
 
 
@@ -150,7 +163,8 @@ def _logs(folder: str) -> list[str]:
     """Return the logs of all starts, the oldest first, as MMEngine names folders by time."""
     return sorted(glob.glob(os.path.join(glob.escape(folder), LOGS))
                   + glob.glob(os.path.join(glob.escape(folder), '*', LOGS))
-                  + glob.glob(os.path.join(glob.escape(folder), 'scalars.json')))
+                  + glob.glob(os.path.join(glob.escape(folder), 'scalars.json'))
+                  + glob.glob(os.path.join(glob.escape(folder), f'*{MMCV_LOG}')))
 
 
 def _read_log(view: RunView, path: str) -> bool:
@@ -161,10 +175,12 @@ def _read_log(view: RunView, path: str) -> bool:
     """
     lines = lines_of(path)
     first, whole = True, False
-    for count, line in enumerate(lines, 1):
-        row = read_line(path, count, line, count >= len(lines) - 1, view.notes, _LOGGED)
-        if row is None:
-            continue
+    rows = [read_line(path, count, line, count >= len(lines) - 1, view.notes, _LOGGED)
+            for count, line in enumerate(lines, 1)]
+    view.old = path.endswith(MMCV_LOG)
+    if view.old:
+        rows = stock_runs.as_mmengine(path, rows, view.notes)
+    for row in filter(None, rows):
         step = row.get('iter', row.get('step'))  # MMEngine counts iterations from 1
         if not isinstance(step, int):
             continue
@@ -188,22 +204,40 @@ def _read_log(view: RunView, path: str) -> bool:
     return whole
 
 
-def _read_config(view: RunView, logs: list[str]) -> None:
-    """Read the settings from the config beside the newest log."""
-    for log in reversed(logs):
-        path = os.path.join(os.path.dirname(log), 'config.py')
-        if not os.path.isfile(path):
-            continue
-        with open(path, 'rb') as file:
-            text = file.read()
+def _read_facts(view: RunView, logs: list[str], checkpoints: bool) -> None:
+    """Read settings and environment of the newest start, and what its checkpoint adds."""
+    meta = _last_meta(view) if checkpoints else {}
+    texts = [*filter(None, map(stock_runs.config_text, reversed(logs))), *(
+        ('last checkpoint', str(meta[key]).encode()) for key in ('config', 'cfg') if key in meta)]
+    for path, text in texts:
         try:
             settings = read_settings(text)
         except ConfigError as error:
             view.notes.append(f'{path}: not read: {error}')
             continue
         randomness = settings.get('randomness') or {}
-        view.facts = settings_of(settings)
+        view.old, view.facts = stock_runs.facts_of(settings)
         if isinstance(randomness, dict):
             view.facts.update({f'randomness.{key}': value for key, value in randomness.items()})
-        return
-    view.notes.append(f'{view.path}: no config to compare (vis_data/config.py)')
+        break
+    else:
+        view.notes.append(f'{view.path}: no config to compare (vis_data/config.py)')
+    told = stock_runs.recorded(stock_runs.lines_of_meta(meta))
+    logged = {name: value for log in logs[-1:] for text in (
+        stock_runs.lines_of_meta(stock_runs.head_of(log)), stock_runs.text_log(log))
+        for name, value in stock_runs.recorded(text).items()}
+    seeds = [facts.get('randomness.seed') for facts in (told, logged)]
+    if None not in seeds and seeds[0] != seeds[1]:
+        view.notes.append(f'its last checkpoint has seed {seeds[0]}, its last log {seeds[1]}: they '
+                          'are of two trainings')
+    view.facts.update({**told, **logged})
+
+
+def _last_meta(view: RunView) -> dict[str, Any]:
+    """Return the meta of the newest checkpoint; {} without one, or if it is damaged."""
+    path = max(view.checkpoints.values(), key=os.path.getmtime, default='')
+    try:
+        return dict(load(path, map_location='meta').get('meta') or {}) if path else {}
+    except (CheckpointError, AttributeError, TypeError, ValueError) as error:
+        view.notes.append(f'{path}: {str(error).splitlines()[0]}')
+        return {}
