@@ -12,12 +12,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         'compare', 'Where do two runs diverge, and how does the difference grow? With '
         'fingerprints (train --fingerprint) in both, bits are compared; without, what MMEngine '
-        'logged.',
+        'logged: also of runs of stock MMEngine and of MMDetection 2.x.',
         'example:\n  %(prog)s work_dirs/monday work_dirs/tuesday --out comparison\n\n'
         'exit code: 0 nothing differs (with --tolerance: by more than it), 1 something does, '
         '2 wrong usage, 3 nothing to compare', shared(json=None))
-    parser.add_argument('run_a', help='a work directory, a time-stamped folder of MMEngine, or a '
-                        'scalars.json')
+    parser.add_argument('run_a', help='a work directory, a time-stamped folder of MMEngine, a '
+                        'scalars.json, or a .log.json of mmcv 1.x')
     parser.add_argument('run_b', help='the run to compare it with')
     parser.add_argument('--out', metavar='DIR',
                         help='write plots (PNG), compare.html and compare.json here')
