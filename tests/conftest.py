@@ -38,6 +38,7 @@ SLOW = (
     'host_cuda/test_host_cuda.py',
     'test_invariance.py',
     'localise/test_planted_faults.py',
+    'localise/test_module_trace.py',
     'test_user_setups.py',
     'ops/portable/test_no_calls_of_mkl.py',
     'verify/test_golden.py',

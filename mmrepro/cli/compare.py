@@ -1,9 +1,11 @@
 """``mmrepro compare RUN_A RUN_B``."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from functools import partial
 
-from ..reports import compare
+from ..reports import compare, trace
 from .arguments import Parser, finish, shared
 
 
@@ -28,11 +30,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--tolerance', type=float, metavar='REL',
                         help='for runs on other machines: how far losses, norms and metrics are '
                         'apart, and whether by more than this relative difference')
+    group = parser.add_argument_group('two configs or environments')
+    group.add_argument('--trace', action='store_true',
+                       help='RUN_A and RUN_B are configs or work directories: give both models the '
+                       'same weights and batch, and name the first module whose output differs')
+    group.add_argument('--checkpoint', metavar='FILE',
+                       help='the weights (default: the last checkpoint of RUN_A, or initial ones)')
+    group.add_argument('--python', metavar='PYTHON', help='run B with this interpreter, which '
+                       'needs MMEngine and what the config uses, not mmrepro')
     args = parser.parse_args(argv)
+    if args.trace:
+        parser.refuse(args, 'has no meaning with --trace', 'no_weights')
+    else:
+        parser.refuse(args, 'needs --trace', 'checkpoint', 'python')
     if args.out:
         parser.make_folder(args.out, '--out')
-    report = compare(args.run_a, args.run_b, weights=not args.no_weights,
-                     tolerance=args.tolerance)
+    report = trace(args.run_a, args.run_b, checkpoint=args.checkpoint, python=args.python,
+                   tolerance=args.tolerance, say=partial(print, file=sys.stderr)
+                   ) if args.trace else compare(
+        args.run_a, args.run_b, weights=not args.no_weights, tolerance=args.tolerance)
     written = report.write(args.out, 'compare') if args.out else {}
     report.data['written'] = written
     code = finish(report, args, args.all)

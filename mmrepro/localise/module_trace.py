@@ -1,0 +1,149 @@
+"""One batch through two models: the first module whose output differs, and what follows from it."""
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+
+from ..checkpoint.files import load
+from ..demo.shipped_configs import shipped
+from ..errors import ConfigError, RunError
+from ..exit_codes import DIFFERENT, DONE
+from ..report.report import Report
+from ..report.table import Table
+from ..report.tolerance import MAX_ROWS, relative
+from ..runs.config_files import find_config
+from ..text import listed
+from .values import compare_tensors
+
+SCRIPT = 'tools/record_modules.py'  # it imports nothing of mmrepro
+TOLERANCE = 1e-5  # between environments, where kernels round differently; within one, 0
+GROWTH = 10.  # rounding grows from module to module, but by no such factor in one
+
+
+def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None = None,
+          tolerance: float | None = None, say: Callable[[str], None] = lambda text: None) -> Report:
+    """Give two models the same weights and batch, on the CPU, and compare what every module gives.
+
+    Args:
+        a, b: a config, or a work directory: its newest config, and for A its last checkpoint.
+        checkpoint: file of the weights; None: those of A.
+        python: interpreter of B, which needs MMEngine and what B uses, not mmrepro.
+        tolerance: relative difference that is rounding.
+    """
+    if tolerance is None:
+        tolerance = TOLERANCE if python else 0.
+    if checkpoint is None and os.path.isdir(a):
+        checkpoint = max(glob.glob(os.path.join(glob.escape(a), '*.pth')), key=os.path.getmtime,
+                         default=None)
+    configs = [_config(path) for path in (a, b)]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [os.path.join(folder, name) for name in 'AB']
+        job: dict[str, Any] = dict(config=configs[0], out=files[0], imports=['mmrepro'])
+        if checkpoint is not None:
+            content = load(checkpoint)
+            job['weights'] = os.path.join(folder, 'weights')
+            torch.save(content.get('state_dict', content), job['weights'])
+        say(f'A: {configs[0]}, weights: {checkpoint or "initial"}')
+        first = _record(sys.executable, job)
+        say(f'B: {configs[1]}, with {python or "the same Python"}')
+        second = _record(python or sys.executable, dict(
+            config=configs[1], out=files[1], given=files[0], imports=[] if python else ['mmrepro']))
+    notes = [f'{name}: weights that do not fit: {listed(recording["notes"], 4)}' for name, recording
+             in (('A', first), ('B', second)) if recording['notes']]
+    notes += [f'{name} is {x} in A, {y} in B' for name, x in first['versions'].items()
+              for y in [second['versions'].get(name)] if x != y]
+    found, compared, largest = _first_difference(first['events'], second['events'], tolerance)
+    tables = [_outcomes(name, first[name], second[name]) for name in ('losses', 'predictions')]
+    verdict = f'DIFFERENT: {found}' if found else (
+        f'NOTHING DIFFERS: {compared} inputs and outputs of modules '
+        + (f'are at most {largest:.2g} apart' if largest else 'have the same values'))
+    return Report(f'{a} and {b}', verdict, DIFFERENT if found else DONE, tables, notes, data=dict(
+        first=found, compared=compared, losses=[first['losses'], second['losses']]))
+
+
+def _config(path: str) -> str:
+    if not os.path.isdir(path):
+        return os.path.abspath(find_config(path))
+    files = glob.glob(os.path.join(glob.escape(path), '*.py'))
+    if not files:
+        raise RunError(f'{path}: has no config (*.py), which MMEngine writes when a run begins')
+    return os.path.abspath(max(files, key=os.path.getmtime))
+
+
+def _record(python: str, job: dict[str, Any]) -> Any:
+    try:
+        done = subprocess.run([python, shipped(SCRIPT), json.dumps(job)], capture_output=True,
+                              text=True)
+    except OSError as error:
+        raise ConfigError(f'--python {python}: {error.strerror}') from error
+    if done.returncode:
+        reason = (done.stderr.strip() or f'exit code {done.returncode}').splitlines()[-1]
+        raise RunError(f'{job["config"]}: its model does not run with {python}: {reason}')
+    return load(job['out'])
+
+
+def _first_difference(a: Sequence[Any], b: Sequence[Any], tolerance: float
+                      ) -> tuple[str | None, int, float]:
+    """Return what differs first, how many inputs and outputs agree, and their largest distance."""
+    others, largest = {key: (kind, values) for key, kind, values in b}, 0.
+    for number, (key, kind, values) in enumerate(a):
+        phase, name, call, end = key
+        where = f'{name or "(model)"} ({kind}; mode {phase}, call {call})'
+        kind_b, values_b = others.get(key, (None, ()))
+        distances = [*map(_distance, values, values_b)]
+        distances += [math.inf] if len(values) != len(values_b) else []
+        apart = max(distances, default=0.)
+        if kind_b is None:
+            return f'{where} is not called in B', number, largest
+        if apart > max(tolerance, GROWTH * largest):
+            pair = [*zip(values, values_b), None][distances.index(apart)]
+            far = _how_far(*pair) if pair else f'{len(values)} and {len(values_b)} tensors'
+            if end == 'in':
+                called = {key[1] for key, *_ in a}  # not those that only hold others, as lists do
+                place = name.rpartition('.')[0]
+                while place and place not in called:
+                    place = place.rpartition('.')[0]
+                return (f'the input of {where} differs first, and all outputs before it agree: it '
+                        f'comes from code of {place or "the model"}; {far}'), number, largest
+            kinds = '' if kind == kind_b else f', which is {kind_b} in B,'
+            return (f'the output of {where}{kinds} differs first, and its input agrees; {far}',
+                    number, largest)
+        largest = max(largest, apart)
+    return None, len(a), largest
+
+
+def _how_far(a: Sequence[Any], b: Sequence[Any]) -> str:
+    if a[0] != b[0]:
+        return f'its shape is {list(a[0])} in A, {list(b[0])} in B'
+    difference = compare_tensors(a[2], b[2])
+    return difference.text() if difference else f'norms {a[1]:.9g} and {b[1]:.9g}'
+
+
+def _distance(a: Sequence[Any], b: Sequence[Any]) -> float:
+    """Return the relative distance of two samples (shape, norm, values)."""
+    if a[0] != b[0]:
+        return math.inf
+    gap = torch.where((a[2] == b[2]) | (a[2].isnan() & b[2].isnan()), 0., (a[2] - b[2]).abs())
+    scale = a[2].abs().nan_to_num(0, 0, 0).max() if a[2].numel() else 1.
+    return max(relative(a[1], b[1]), float((gap / (scale or 1.)).nan_to_num(math.inf).max())
+               if a[2].numel() else 0.)
+
+
+def _outcomes(name: str, a: dict[str, Any], b: dict[str, Any]) -> Table:
+    def text(value: Any) -> str:
+        if not isinstance(value, torch.Tensor):
+            return '(missing)' if value is None else f'{value:.9g}'
+        most = f', up to {float(value.max()):.6g}' if value.numel() else ''
+        return f'{list(value.shape)}{most}'
+
+    return Table(('', 'A', 'B'), [(key, text(a.get(key)), text(b.get(key))) for key in {**a, **b}],
+                 name.capitalize(), shown=MAX_ROWS, rest='more')
