@@ -6,21 +6,8 @@ import os
 from mmengine.config import Config
 
 from ..nested import dicts
+from ..runs.config_files import shipped
 from .dataset import annotation_file
-
-
-def shipped(path: str) -> str:
-    """Return the absolute path of a file in configs/ or tools/, installed or in a checkout.
-
-    Raises:
-        FileNotFoundError: the file does not exist; names both paths.
-    """
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    paths = [os.path.join(package, '.mim', path), os.path.join(os.path.dirname(package), path)]
-    for candidate in paths:
-        if os.path.exists(candidate):
-            return candidate
-    raise FileNotFoundError(f'{path} was not found: neither {paths[0]} nor {paths[1]} exists')
 
 
 def demo_config(model: str, data_root: str | None = None) -> Config:

@@ -14,13 +14,14 @@ from typing import Any, Callable
 import torch
 
 from ..checkpoint.files import load
-from ..demo.shipped_configs import shipped
 from ..errors import ConfigError, RunError
 from ..exit_codes import DIFFERENT, DONE
+from ..facts.collect import read_settings
 from ..report.report import Report
+from ..report.stock_runs import facts_of
 from ..report.table import Table
 from ..report.tolerance import MAX_ROWS, relative
-from ..runs.config_files import find_config
+from ..runs.config_files import find_config, shipped
 from ..text import listed
 from .values import compare_tensors
 
@@ -71,12 +72,15 @@ def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None =
 
 
 def _config(path: str) -> str:
-    if not os.path.isdir(path):
-        return os.path.abspath(find_config(path))
-    files = glob.glob(os.path.join(glob.escape(path), '*.py'))
+    files = glob.glob(os.path.join(glob.escape(path), '*.py')) if os.path.isdir(path) else [
+        find_config(path)]
     if not files:
         raise RunError(f'{path}: has no config (*.py), which MMEngine writes when a run begins')
-    return os.path.abspath(max(files, key=os.path.getmtime))
+    path = os.path.abspath(max(files, key=os.path.getmtime))
+    with open(path, 'rb') as file:
+        if path.endswith('.py') and facts_of(read_settings(file.read()))[0]:
+            raise ConfigError(f'{path}: is of MMDetection 2.x, which --trace cannot run')
+    return path
 
 
 def _record(python: str, job: dict[str, Any]) -> Any:

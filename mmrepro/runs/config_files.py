@@ -39,6 +39,20 @@ MACHINERY = ('/mmengine/', '/importlib/', '/ast.py', '<frozen ', os.path.abspath
 SIMILAR, SIMILAR_WORD, SAME_BUT_JOINED = 0.8, 0.6, 0.9
 
 
+def shipped(path: str) -> str:
+    """Return the absolute path of a file in configs/ or tools/, installed or in a checkout.
+
+    Raises:
+        FileNotFoundError: the file does not exist; names both paths.
+    """
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    paths = [os.path.join(package, '.mim', path), os.path.join(os.path.dirname(package), path)]
+    for candidate in paths:
+        if os.path.exists(candidate):
+            return candidate
+    raise FileNotFoundError(f'{path} was not found: neither {paths[0]} nor {paths[1]} exists')
+
+
 def find_config(name: str) -> str:
     """Return the path of a config: ``name``, or ``package::path`` of an OpenMMLab package.
 

@@ -120,6 +120,7 @@ def test_a_run_is_taken_with_its_config_and_last_checkpoint(capsys):
 @pytest.mark.parametrize('words, message', [
     (('a.py', 'none.py'), 'none.py: no such config'),
     (('a.py', 'empty'), 'empty: has no config'),
+    ((str(ROOT / 'tests' / 'report' / 'mmdet2'), 'a.py'), 'is of MMDetection 2.x'),
     (('a.py', 'a.py', '--python', './no-python'), '--python ./no-python: No such file'),
     (('a.py', 'a.py', '--checkpoint', 'x.pth'), 'checkpoint x.pth does not exist'),
     (('a.py', 'bad.py'), "bad.py: its model does not run with {}: KeyError: 'Nothing is not in"),
