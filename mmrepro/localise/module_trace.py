@@ -117,7 +117,8 @@ def _first_difference(a: Sequence[Any], b: Sequence[Any], tolerance: float
                 while place and place not in called:
                     place = place.rpartition('.')[0]
                 return (f'the input of {where} differs first, and all outputs before it agree: it '
-                        f'comes from code of {place or "the model"}; {far}'), number, largest
+                        f'comes from code of {place or "the model"} after '
+                        f'{a[number - 1][0][1] or "its start"}; {far}'), number, largest
             kinds = '' if kind == kind_b else f', which is {kind_b} in B,'
             return (f'the output of {where}{kinds} differs first, and its input agrees; {far}',
                     number, largest)

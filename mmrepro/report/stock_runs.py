@@ -37,7 +37,7 @@ _RECORDED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in {
     'hardware.cpu_instructions': r'^ *- CPU capability usage: (\S+)',
     'world_size': r'^(?: *GPU number: (\d+)|gpu_ids = (?:range\(0, (\d+)\)|\[\d+\]))',
     'torch.backends.cudnn.benchmark': r'^ *cudnn_benchmark(?:: | = )(True|False)',
-    'randomness.seed': r'(?:^ *seed: |Set random seed to )(\d+)',
+    'randomness.seed': r'(?:^ *seed: |Set random seed to )(\d{1,19})\b',
     'randomness.deterministic': r'(?:^ *|, )deterministic: (True|False)',
     'randomness.diff_rank_seed': r'^ *diff_rank_seed: (True|False)',
 }.items()}
@@ -96,8 +96,10 @@ def recorded(text: str) -> dict[str, Any]:
         match = pattern.search(text)
         if match:
             value = next(filter(None, match.groups()), '1' if name == 'world_size' else 'None')
-            facts[name] = int(value) if value.isdigit() else {
+            facts[name] = int(value) if value.isdecimal() and len(value) < 20 else {
                 'True': True, 'False': False, 'None': None}.get(value, value)
+    if 'version.torch' in facts:  # off where nobody sets it
+        facts.setdefault('torch.backends.cudnn.benchmark', False)
     return facts
 
 
@@ -110,8 +112,8 @@ def lines_of_meta(meta: Mapping[str, Any]) -> str:
 def text_log(log: str) -> str:
     """Return the text log that belongs to a log in JSON, '' without one."""
     start = os.path.dirname(os.path.dirname(os.path.abspath(log)))
-    path = log[:-len('.json')] if log.endswith(MMCV_LOG) else os.path.join(
-        start, f'{os.path.basename(start)}.log')
+    path = (log[:-len('.json')] if log.endswith(MMCV_LOG) else
+            os.path.join(start, f'{os.path.basename(start)}.log'))
     if not os.path.isfile(path):
         return ''
     with open(path, encoding='utf-8', errors='replace') as file:
@@ -182,8 +184,8 @@ def across_dialects(a: Mapping[str, Any], b: Mapping[str, Any]
                                 if name.startswith('config.') and name not in other)]
         notes += [f'{letter}: without a counterpart in the other dialect, not compared: '
                   f'{listed(alone, 6)}'] if alone else []
-    return {name: a[name] for name in a if name in b}, {name: b[name] for name in b if name in a
-                                                        }, notes
+    both = [name for name in a if name in b]
+    return {name: a[name] for name in both}, {name: b[name] for name in both}, notes
 
 
 def unknown(facts: Mapping[str, Any]) -> list[str]:
@@ -207,6 +209,5 @@ def _by_type(name: str, facts: Mapping[str, Any]) -> str:
 
 def _last_name(name: str, value: Any) -> Any:
     """Return the last part of a path: 3.x has it below data_root, 2.x has all of it."""
-    files = ('ann_file', 'img_prefix', 'data_prefix.img')
-    return os.path.basename(value.rstrip('/')) if isinstance(value, str) and name.endswith(
-        files) else value
+    path = isinstance(value, str) and name.endswith(('ann_file', 'img_prefix', 'data_prefix.img'))
+    return os.path.basename(value.rstrip('/')) if path else value

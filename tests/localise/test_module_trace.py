@@ -75,7 +75,7 @@ def test_equal_configs_differ_in_no_module(capsys):
     (dict(norm='GroupNorm', groups=(2, )), 'the output of body.norm (BatchNorm2d; mode predict, '
      'call 0), which is GroupNorm in B, differs first'),
     (dict(factor=1.001), 'the input of head (Linear; mode predict, call 0) differs first, and all '
-     'outputs before it agree: it comes from code of the model; ')])
+     'outputs before it agree: it comes from code of the model after act; ')])
 def test_a_planted_change_is_named(capsys, change, found):
     code, verdict, out, _ = traced(capsys, 'a.py', planted(**change), '--json', 'said.json')
     assert code == 1 and verdict.startswith(f'DIFFERENT: {found}')
@@ -147,4 +147,5 @@ def test_code_between_modules_of_a_detector_is_named(capsys):
     code, verdict, *_ = traced(capsys, base, 'b.py')
     assert code == 1 and verdict.startswith(
         'DIFFERENT: the input of neck.fpn_convs.0 (ConvModule; mode predict, call 0) differs '
-        'first, and all outputs before it agree: it comes from code of neck; ')
+        'first, and all outputs before it agree: it comes from code of neck after '
+        'neck.lateral_convs.4; ')

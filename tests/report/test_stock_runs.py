@@ -154,7 +154,8 @@ def test_a_folder_of_mmdetection_2_is_a_run():
         'version.cv2': '4.6.0', 'version.mmcv': '1.7.0', 'version.mmdet': '2.28.2',
         'operators.compiler': 'GCC 7.3', 'operators.cuda': '11.1',
         'hardware.gpu': 'Tesla V100-SXM2-32GB', 'hardware.cpu_instructions': 'AVX2',
-        'world_size': 8, 'randomness.seed': 1508717637, 'randomness.deterministic': False}
+        'world_size': 8, 'torch.backends.cudnn.benchmark': False,
+        'randomness.seed': 1508717637, 'randomness.deterministic': False}
 
 
 def test_the_log_in_json_alone_is_a_run():
@@ -228,13 +229,15 @@ def test_multi_scale_training_is_compared_across_dialects():
 def test_two_runs_of_mmdetection_2_are_compared_by_all_settings(capsys):
     changes = {'1508717637': '7', 'samples_per_gpu=2': 'samples_per_gpu=4', 'V100': 'A100',
                'CuDNN 8.0.5': 'CuDNN 8.2.0', 'range(0, 8)': 'range(0, 4)',
-               'deterministic: False': 'deterministic: True', 'interval=3000': 'interval=30'}
+               'deterministic: False': 'deterministic: True', 'interval=3000': 'interval=30',
+               'auto_resume = False': 'cudnn_benchmark = True'}
     rows = compare(str(OLD), old(**changes)).manifest
     assert {row.name for row in rows if row.severity == 'changes bits'} == {
         'randomness.seed', 'randomness.deterministic', 'hardware.gpu', 'version.cudnn',
-        'world_size', 'config.train_dataloader.batch_size'}
+        'torch.backends.cudnn.benchmark', 'world_size', 'config.train_dataloader.batch_size'}
     assert [row.name for row in rows if row.severity == 'harmless'] == [
-        'config.default_hooks.logger.interval', 'config.gpu_ids']
+        'config.auto_resume', 'config.default_hooks.logger.interval',
+        'config.env_cfg.cudnn_benchmark', 'config.gpu_ids']
     assert cli.main(['compare', str(OLD), 'old']) == 0  # the numbers are the same
     assert 'SAME LOGS: 24 iterations' in capsys.readouterr().out
 
@@ -248,6 +251,23 @@ def test_a_moved_annotation_file_of_a_stock_run_may_hold_other_data():
 def test_a_run_without_a_seed_is_said():
     name = old(**{'Set random seed to 1508717637': 'No seed', '"seed": 1508717637': '"seed": null'})
     assert 'B: not recorded: the seed' in compare(str(OLD), name).notes
+
+
+def test_without_a_config_in_the_log_the_file_beside_it_counts():
+    lines = (OLD / LOG).read_text().splitlines()
+    head = {name: value for name, value in json.loads(lines[0]).items() if name != 'config'}
+    Path(old(), LOG).write_text('\n'.join([json.dumps(head), *lines[1:]]))
+    assert load_run('old').facts == load_run(str(OLD)).facts
+
+
+def test_a_resumed_run_of_mmcv_goes_on_in_its_second_log():
+    lines = (OLD / LOG).read_text().splitlines()
+    Path(old(), LOG).write_text('\n'.join(lines[:20]))
+    Path('old', '20221129_080000.log.json').write_text('\n'.join([lines[0], *lines[16:]]))
+    shutil.copy(OLD / TEXT, 'old/20221129_080000.log')
+    run, whole = load_run('old'), load_run(str(OLD))
+    assert run.starts == 2 and run.scalars == whole.scalars
+    assert run.logged_vals == whole.logged_vals
 
 
 def test_the_checkpoint_of_mmcv_says_what_its_log_lost():
@@ -283,7 +303,7 @@ def test_a_damaged_line_of_mmcv_is_an_error_with_file_and_line(number, line, pro
 
 def test_damage_beside_the_log_is_a_note_and_the_rest_is_compared():
     name = old()
-    Path(name, TEXT).write_bytes(bytes(range(256)) * 100)
+    Path(name, TEXT).write_bytes(bytes(range(256)) * 100 + b'\nSet random seed to ' + b'9' * 5000)
     path = Path(name, LOG)
     text = path.read_text()
     path.write_text(text.replace('model = dict(', 'model = = dict(', 1) + '{"mode": "tr')
