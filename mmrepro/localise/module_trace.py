@@ -72,8 +72,8 @@ def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None =
 
 
 def _config(path: str) -> str:
-    files = glob.glob(os.path.join(glob.escape(path), '*.py')) if os.path.isdir(path) else [
-        find_config(path)]
+    files = [found for place in ('*.py', 'vis_data/config.py') for found in glob.glob(
+        os.path.join(glob.escape(path), place))] if os.path.isdir(path) else [find_config(path)]
     if not files:
         raise RunError(f'{path}: has no config (*.py), which MMEngine writes when a run begins')
     path = os.path.abspath(max(files, key=os.path.getmtime))
