@@ -181,7 +181,8 @@ def test_an_editable_installation_links_to_the_checkout(tmp_path):
     assert (mim / '.gitignore').read_text() == '*\n'
 
 
-@pytest.mark.parametrize('name', ['lock.txt', 'tests.txt', 'triton.txt', 'docs.txt', 'notebook.txt'])
+@pytest.mark.parametrize('name', [
+    'lock.txt', 'tests.txt', 'triton.txt', 'docs.txt', 'notebook.txt'])
 def test_locked_versions_are_exact(name):
     for line in _pins(name):
         assert re.fullmatch(r'[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*', line), line
