@@ -22,7 +22,7 @@ def outputs(cells):
     """Return source and text of the code cells."""
     for cell in cells:
         if cell['cell_type'] == 'code':
-            yield ''.join(cell['source']), re.sub(r'\x1b\[[0-9;]*m', '', '\n'.join(
+            yield ''.join(cell['source']), re.sub(r'\x1b\[[0-9;]*m', '', ''.join(
                 ''.join(one.get('text', '')) for one in cell['outputs']))
 
 
@@ -55,6 +55,6 @@ def test_it_runs_and_shows_what_is_committed(tmp_path, monkeypatch):
     (tmp_path / 'demo').mkdir()
     shutil.copytree(ROOT / 'configs', tmp_path / 'configs')
     notebook = nbformat.read(NOTEBOOK, 4)
-    NotebookClient(notebook, timeout=1800,
+    NotebookClient(notebook, timeout=1800, coalesce_streams=True,
                    resources=dict(metadata=dict(path=str(tmp_path / 'demo')))).execute()
     check(notebook.cells)

@@ -138,8 +138,8 @@ class Campaign:
                 self.problems.append(f'run {number}: {_failure(folder, attempt)}')
                 return
         self.problems += [f'run {number}: {text}' for text in self._deviations(folder, attempt)]
-        self._say(f'run {number}: {self.iterations} iterations, {len(self.kills)} interruptions so '
-                  f'far, {"DIFFERENT" if self.problems else "all bits equal"}')
+        self._say(f'run {number}: {self.iterations} iterations, interruptions so far: '
+                  f'{len(self.kills)}, {"DIFFERENT" if self.problems else "all bits equal"}')
         if not self.problems:
             shutil.rmtree(folder)
 
