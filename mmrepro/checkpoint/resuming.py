@@ -87,9 +87,11 @@ class Resume:
         path = settings.get('load_from')
         if path is None:
             path, self.passed_over = newest_good(settings['work_dir'], self._refuse)
-            if path is None and self.passed_over:
+            if path is None:
                 self.passed_over.append(
-                    'nothing is left to resume from: the run begins at the beginning')
+                    'nothing is left to resume from: the run begins at the beginning'
+                    if self.passed_over else f'{settings["work_dir"]} has no checkpoint to resume '
+                    'from: the run begins at the beginning')
         else:
             content = load(path, mapped=True)
             self.passed_over = judge(path, content, strict)

@@ -41,6 +41,13 @@ def test_a_best_checkpoint_is_never_what_a_run_resumes_from(tmp_path):
     assert trained(again(settings(tmp_path / 'killed', interval=2))) == expected
 
 
+def test_a_resume_without_any_checkpoint_says_that_it_begins_at_the_beginning(tmp_path):
+    runner = Runner.from_cfg(again(settings(tmp_path)))
+    assert runner.lifecycle.resume.passed_over == [
+        f'{tmp_path} has no checkpoint to resume from: the run begins at the beginning']
+    assert not runner._resume
+
+
 def test_the_last_good_file_is_not_given_up_for_a_best_checkpoint(tmp_path):
     """CheckpointHook has removed the old checkpoint, written the best, and not yet the new one."""
     options = dict(interval=2, max_keep_ckpts=1)
