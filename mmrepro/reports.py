@@ -22,6 +22,7 @@ from .demo import use_data, write_dataset
 from .errors import ConfigError, MMReproError
 from .exit_codes import DIFFERENT, DONE, NOT_VERIFIED, NOTHING_TO_COMPARE
 from .localise import entry
+from .localise.exported import exported
 from .localise.module_trace import trace
 from .localise.search import LocaliseResult
 from .report.compare import compare
@@ -38,8 +39,8 @@ from .verify.kills.campaign import Campaign, CampaignSettings
 from .verify.kills.kinds import KINDS, allowed
 from .verify.variations import USUAL, VARIATIONS, VariationResult
 
-__all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'kills', 'localise', 'seeds',
-           'trace', 'verify']
+__all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'exported', 'kills', 'localise',
+           'seeds', 'trace', 'verify']
 
 Say = Callable[[str], None]
 # variations that are events of a run, not changes of its config: parameters of localise_config

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from ..reports import compare, trace
-from .arguments import Parser, finish, shared
+from ..reports import compare, exported, trace
+from .arguments import Parser, existing_checkpoint, finish, shared
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,14 +38,26 @@ def main(argv: Sequence[str] | None = None) -> int:
                        help='the weights (default: the last checkpoint of RUN_A, or initial ones)')
     group.add_argument('--python', metavar='PYTHON', help='run B with this interpreter, which '
                        'needs MMEngine and what the config uses, not mmrepro')
+    group = parser.add_argument_group('an exported model')
+    group.add_argument('--onnx', metavar='FILE.onnx', help='RUN_A is a config, RUN_B a checkpoint: '
+                       'name the first node of the exported model whose output differs from that '
+                       'of its module by more than --tolerance (default: 0.001)')
+    group.add_argument('--image', metavar='FILE',
+                       help='the input, after the test pipeline (default: random numbers)')
     args = parser.parse_args(argv)
-    if args.trace:
-        parser.refuse(args, 'has no meaning with --trace', 'no_weights')
-    else:
-        parser.refuse(args, 'needs --trace', 'checkpoint', 'python')
+    for way, words in (('trace', ('checkpoint', 'python')), ('onnx', ('image', ))):
+        if not getattr(args, way):
+            parser.refuse(args, f'needs --{way}', *words)
+        else:
+            parser.refuse(args, f'has no meaning with --{way}', 'no_weights')
+    if args.onnx:
+        parser.refuse(args, 'has no meaning with --onnx', 'trace')
+        for path in filter(None, (args.onnx, args.image)):
+            existing_checkpoint(path, 'file')
     if args.out:
         parser.make_folder(args.out, '--out')
-    report = trace(args.run_a, args.run_b, checkpoint=args.checkpoint, python=args.python,
+    report = exported(args.onnx, args.run_a, args.run_b, image=args.image, tolerance=args.tolerance
+                      ) if args.onnx else trace(args.run_a, args.run_b, checkpoint=args.checkpoint, python=args.python,
                    tolerance=args.tolerance, say=partial(print, file=sys.stderr)
                    ) if args.trace else compare(
         args.run_a, args.run_b, weights=not args.no_weights, tolerance=args.tolerance)

@@ -29,7 +29,8 @@ def alone_and_in_batch(cfg: Any, checkpoint: str, image: str, others: Sequence[s
     runner.call_hook('before_run')
     runner.load_checkpoint(checkpoint)
     runner.model.eval()
-    single, padded, batch = (_batch(runner, paths) for paths in ([image], images, images))
+    single, padded, batch = (padded_batch(runner.cfg, runner.model, runner.repro.root, paths)
+                             for paths in ([image], images, images))
     sizes = ['x'.join(map(str, data['inputs'].shape[2:])) for data in (single, batch)]
     padded = {key: value[:1] for key, value in padded.items()}
     tables, alone = [], _predict(runner, single)
@@ -52,15 +53,15 @@ def alone_and_in_batch(cfg: Any, checkpoint: str, image: str, others: Sequence[s
                   changes={table.title: table.rows for table in tables}))
 
 
-def _batch(runner: Any, images: Sequence[str]) -> Any:
+def padded_batch(cfg: Any, model: Any, root: int, images: Sequence[str]) -> Any:
     """Return arguments of ``model.forward``: images after the config's test pipeline, padded."""
     from mmcv.transforms import Compose
     from mmdet.utils import get_test_pipeline_cfg
-    pipeline, packed = Compose(get_test_pipeline_cfg(runner.cfg)), []
+    pipeline, packed = Compose(get_test_pipeline_cfg(cfg)), []
     for path in images:
-        seeds.seed_all(runner.repro.root, 'test', 'image')
+        seeds.seed_all(root, 'test', 'image')
         packed.append(pipeline(dict(img_path=path, img_id=0)))
-    return runner.model.data_preprocessor(
+    return model.data_preprocessor(
         {key: [sample[key] for sample in packed] for key in packed[0]}, False)
 
 

@@ -103,7 +103,7 @@ def _first_difference(a: Sequence[Any], b: Sequence[Any], tolerance: float
         phase, name, call, end = key
         where = f'{name or "(model)"} ({kind}; mode {phase}, call {call})'
         kind_b, values_b = others.get(key, (None, ()))
-        distances = [*map(_distance, values, values_b)]
+        distances = [*map(distance, values, values_b)]
         distances += [math.inf] if len(values) != len(values_b) else []
         apart = max(distances, default=0.)
         if kind_b is None:
@@ -133,7 +133,7 @@ def _how_far(a: Sequence[Any], b: Sequence[Any]) -> str:
     return difference.text() if difference else f'norms {a[1]:.9g} and {b[1]:.9g}'
 
 
-def _distance(a: Sequence[Any], b: Sequence[Any]) -> float:
+def distance(a: Sequence[Any], b: Sequence[Any]) -> float:
     """Return the relative distance of two samples (shape, norm, values)."""
     if a[0] != b[0]:
         return math.inf

@@ -1,0 +1,179 @@
+"""An exported ONNX model beside the model of its config: the first node whose output differs."""
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import InstanceData
+from torch.nn.modules.module import register_module_forward_hook
+
+from .. import seeds
+from ..checkpoint.files import load
+from ..errors import MissingPackageError, RunError
+from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from ..nested import tensors
+from ..report.report import Report
+from ..report.table import Table
+from ..report.tolerance import MAX_ROWS
+from ..runs.config_files import config_of
+from ..text import listed
+from .batch import compare_detections, padded_batch
+from .module_trace import distance
+
+TOLERANCE, SCORE = 1e-3, 0.3  # relative difference; detections count from this score on
+DETECTIONS = ['dets', 'labels']  # outputs of mmdeploy, configs/mmdet/_base_/base_static.py
+SHAPE = 1, 3, 320, 320  # of an input whose shape the file leaves open
+SCOPES = 'pkg.torch.onnx.name_scopes'  # metadata of nodes, by torch.onnx.export(dynamo=True)
+
+
+def exported(path: str, config: str, checkpoint: str, *, image: str | None = None,
+             tolerance: float | None = None) -> Report:
+    """Give an ONNX model and its original one input, on the CPU, and compare what nodes give.
+
+    Args:
+        path, config, checkpoint: the exported model, and what it was exported from.
+        image: file of the input, which goes through the test pipeline; None: random numbers.
+        tolerance: relative difference that is rounding; None: 0.001.
+    """
+    try:
+        import onnx
+        from onnxruntime import InferenceSession
+    except ImportError as error:
+        raise MissingPackageError('--onnx needs ONNX Runtime: pip install onnx onnxruntime (or '
+                                  '"mmrepro[onnx]")') from error
+    cfg, content = config_of(config), load(checkpoint)
+    tolerance = TOLERANCE if tolerance is None else tolerance
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    model = MODELS.build(cfg.model).eval()
+    try:
+        unfit = model.load_state_dict(content.get('state_dict', content), strict=False)
+        file, cpu = onnx.load(path), dict(providers=['CPUExecutionProvider'])
+        session = InferenceSession(path, **cpu)
+        seeds.seed_all(0, 'test', 'image')
+        data = padded_batch(cfg, model, 0, [image])['inputs'] if image else torch.randn([
+            fixed if isinstance(fixed, int) else free
+            for fixed, free in zip(session.get_inputs()[0].shape, SHAPE)])
+        given, names = {session.get_inputs()[0].name: data.numpy()}, [
+            output.name for output in session.get_outputs()]
+        final = dict(zip(names, map(torch.from_numpy, session.run(names, given))))
+        nodes = [*file.graph.node]
+        owners = _owners(nodes, model)
+        # of consecutive nodes of one module, the last gives its output
+        ends = [i for i, owner in enumerate(owners) if owner and owners[i + 1:i + 2] != [owner]]
+        wanted = [nodes[i].output[0] for i in ends]
+        file.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info,
+                                     {*wanted} - {*names}))
+        values = InferenceSession(file.SerializeToString(), **cpu).run(wanted, given)
+    except Exception as error:  # protobuf, ONNX Runtime and pipelines have classes of their own
+        reason = ' '.join(str(error).split())
+        raise RunError(f'{path}: cannot be compared with {config}: {reason}') from error
+    found, records = _record(model, data, 'predict' if {*DETECTIONS} <= {*names} else 'tensor')
+    first, largest, compared = '', 0., []
+    for i, value in zip(ends, map(torch.from_numpy, values)):
+        # or the next module's: exporters fold a BatchNorm into the convolution before it
+        near = [distance(_sample(output), _sample(value)) for k, (name, _) in enumerate(records)
+                if name == owners[i] for _, output in records[k:k + 2]
+                if output.shape == value.shape]
+        if near and min(near) > tolerance and not first:
+            others = sorted({node.op_type for node, owner in zip(nodes[:i], owners) if not owner
+                             and nodes.index(node) > max(compared, default=-1)} - {'Constant'})
+            first = (f'the output of node {nodes[i].name} ({nodes[i].op_type}), of module '
+                     f'{owners[i]} ({type(model.get_submodule(owners[i])).__name__}), differs '
+                     f'first, by {min(near):.2g} of the largest value')
+            first += f'; or {listed(others)} of no module before it' if others else ''
+        if near:
+            compared.append(i)
+            largest = max(largest, min(near))
+    rows, apart = _outcomes(final, found, tolerance)
+    known = {owners[i] for i in compared}
+    count = sum(owner in known for owner in owners)
+    code = DIFFERENT if first or apart else DONE if compared else NOTHING_TO_COMPARE
+    verdict = {DIFFERENT: f'DIFFERENT: {first or "outputs of the model, and of no module"}',
+               DONE: f'NOTHING DIFFERS: {len(compared)} outputs of modules are at most '
+                     f'{largest:.2g} apart'}.get(code, 'no node belongs to a module')
+    notes = [f'{count} of {len(nodes)} nodes belong to {len(known)} modules, whose outputs were '
+             f'compared ({len(compared)}); {len(nodes) - count} could not be matched',
+             f'input: {image or "random numbers"}, {list(data.shape)}; tolerance {tolerance:g}',
+             *(f'{checkpoint}: {what}: {listed(keys)}' for what, keys in (
+                 ('lacks', unfit.missing_keys), ('has also', unfit.unexpected_keys)) if keys)]
+    return Report(f'{path} and {config}', verdict, code, [Table(
+        ('output', 'difference'), rows, 'Outputs', shown=MAX_ROWS, rest='more')], notes, data=dict(
+            first=first or None, nodes=len(nodes), matched=count, compared=len(compared),
+            largest=largest, outputs=dict(rows)))
+
+
+def _owners(nodes: Sequence[Any], model: torch.nn.Module) -> list[str]:
+    """Return the path of the leaf module that each node belongs to; '' where it is not known."""
+    paths = {module: path for path, module in model.named_modules()}
+    leaves = {f'.{path}': paths[module] for path, module in model.named_modules(
+        remove_duplicate=False) if not [*module.children()]}  # shared ones have several paths
+    words, owners = {word for path in paths.values() for word in path.split('.')}, []
+    for node in nodes:
+        scopes = [entry.value for entry in node.metadata_props if entry.key == SCOPES]
+        scope: list[str] = ['', *ast.literal_eval(scopes[0])][-2:-1] if scopes else []
+        for part in node.name.split('/')[1:-1] if not scopes else ():
+            # /stem/stem.0 is stem.0
+            again = scope and part.startswith(f'{scope[-1].rpartition(".")[2]}.')
+            scope[len(scope) - bool(again):] = [part]
+        parts = '.'.join(scope).split('.')
+        while parts and parts[0] not in words:  # what the exporter wrapped the model in
+            del parts[0]
+        # names lack modules of which other methods than forward are called, and count later calls
+        name = ''.join(f'.{part}' for part in parts)
+        fits = [{own for path, own in leaves.items() if tail and path.endswith(tail)}
+                for tail in (name, re.sub(r'_\d+(?=\.|$)', '', name))]
+        owners.append(next((min(own) for own in fits if len(own) == 1), ''))
+    return owners
+
+
+def _record(model: torch.nn.Module, data: torch.Tensor, mode: str) -> tuple[Any, list[Any]]:
+    """Return what the model gives, and path and output of the modules in the order of calls."""
+    from mmdet.structures import DetDataSample
+    paths = {module: path for path, module in model.named_modules() if not [*module.children()]}
+    records: list[tuple[str, torch.Tensor]] = []
+
+    def keep(module: Any, args: Any, result: Any) -> None:
+        if module in paths and isinstance(result, torch.Tensor):
+            records.append((paths[module], result.clone()))  # an operator may write to it later
+
+    size = tuple(data.shape[2:])
+    samples = [DetDataSample(metainfo=dict(dict.fromkeys((
+        'img_shape', 'ori_shape', 'batch_input_shape', 'pad_shape'), size), scale_factor=(1., 1.)))
+        for _ in data]
+    with torch.no_grad(), register_module_forward_hook(keep):
+        return model(data, samples, mode=mode), records
+
+
+def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
+              ) -> tuple[list[tuple[str, str]], bool]:
+    """Return a row for each output of the exported model, and whether one differs."""
+    if {*DETECTIONS} <= {*final}:
+        rows, apart = [], False
+        for number, (dets, labels, sample) in enumerate(zip(*map(final.__getitem__, DETECTIONS),
+                                                            found)):
+            own, kept = sample.pred_instances, dets[:, 4] > 0  # the others fill the batch
+            both = [InstanceData(bboxes=boxes, scores=scores, labels=kinds) for boxes, scores, kinds
+                    in ((own.bboxes, own.scores, own.labels),
+                        (dets[kept, :4], dets[kept, 4], labels[kept]))]
+            far = compare_detections(*both, SCORE)
+            rows.append((f'image {number}', f'{len(own)} and {len(both[1])} detections; '
+                         + far['text']))
+            scale = float(own.bboxes.abs().max()) if len(own) else 1.
+            apart |= max(far['boxes'] / scale, far['scores']) > tolerance or any(
+                far[key] for key in ('appear', 'vanish', 'relabeled'))
+        return rows, apart
+    own = [*tensors(found)]
+    if [value.shape for value in own] != [value.shape for value in final.values()]:
+        return [(name, 'PyTorch has no such output') for name in final], False
+    gaps = [distance(_sample(a), _sample(b)) for a, b in zip(own, final.values())]
+    return [(name, f'{gap:.2g} of the largest value') for name, gap in zip(final, gaps)], (
+        max(gaps, default=0.) > tolerance)
+
+
+def _sample(value: torch.Tensor) -> tuple[Any, float, torch.Tensor]:
+    flat = value.detach().double().flatten()
+    return value.shape, float(flat.norm()), flat
