@@ -56,11 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             existing_checkpoint(path, 'file')
     if args.out:
         parser.make_folder(args.out, '--out')
-    report = exported(args.onnx, args.run_a, args.run_b, image=args.image, tolerance=args.tolerance
-                      ) if args.onnx else trace(args.run_a, args.run_b, checkpoint=args.checkpoint, python=args.python,
-                   tolerance=args.tolerance, say=partial(print, file=sys.stderr)
-                   ) if args.trace else compare(
-        args.run_a, args.run_b, weights=not args.no_weights, tolerance=args.tolerance)
+    if args.onnx:
+        report = exported(args.onnx, args.run_a, args.run_b, image=args.image,
+                          tolerance=args.tolerance)
+    elif args.trace:
+        report = trace(args.run_a, args.run_b, checkpoint=args.checkpoint, python=args.python,
+                       tolerance=args.tolerance, say=partial(print, file=sys.stderr))
+    else:
+        report = compare(args.run_a, args.run_b, weights=not args.no_weights,
+                         tolerance=args.tolerance)
     written = report.write(args.out, 'compare') if args.out else {}
     report.data['written'] = written
     code = finish(report, args, args.all)

@@ -72,29 +72,29 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
         reason = ' '.join(str(error).split())
         raise RunError(f'{path}: cannot be compared with {config}: {reason}') from error
     found, records = _record(model, data, 'predict' if {*DETECTIONS} <= {*names} else 'tensor')
-    first, largest, compared = '', 0., []
+    compared: dict[int, float] = {}  # nodes -> distances
+    first = ''
     for i, value in zip(ends, map(torch.from_numpy, values)):
         # or the next module's: exporters fold a BatchNorm into the convolution before it
         near = [distance(_sample(output), _sample(value)) for k, (name, _) in enumerate(records)
                 if name == owners[i] for _, output in records[k:k + 2]
                 if output.shape == value.shape]
         if near and min(near) > tolerance and not first:
-            others = sorted({node.op_type for node, owner in zip(nodes[:i], owners) if not owner
-                             and nodes.index(node) > max(compared, default=-1)} - {'Constant'})
+            others = sorted({nodes[k].op_type for k in range(max(compared, default=0), i)
+                             if not owners[k]} - {'Constant', 'Identity'})
             first = (f'the output of node {nodes[i].name} ({nodes[i].op_type}), of module '
                      f'{owners[i]} ({type(model.get_submodule(owners[i])).__name__}), differs '
                      f'first, by {min(near):.2g} of the largest value')
             first += f'; or {listed(others)} of no module before it' if others else ''
         if near:
-            compared.append(i)
-            largest = max(largest, min(near))
+            compared[i] = min(near)
     rows, apart = _outcomes(final, found, tolerance)
     known = {owners[i] for i in compared}
     count = sum(owner in known for owner in owners)
     code = DIFFERENT if first or apart else DONE if compared else NOTHING_TO_COMPARE
     verdict = {DIFFERENT: f'DIFFERENT: {first or "outputs of the model, and of no module"}',
                DONE: f'NOTHING DIFFERS: {len(compared)} outputs of modules are at most '
-                     f'{largest:.2g} apart'}.get(code, 'no node belongs to a module')
+                     f'{max(compared.values(), default=0):.2g} apart'}.get(code, 'no node belongs to a module')
     notes = [f'{count} of {len(nodes)} nodes belong to {len(known)} modules, whose outputs were '
              f'compared ({len(compared)}); {len(nodes) - count} could not be matched',
              f'input: {image or "random numbers"}, {list(data.shape)}; tolerance {tolerance:g}',
@@ -103,7 +103,7 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
     return Report(f'{path} and {config}', verdict, code, [Table(
         ('output', 'difference'), rows, 'Outputs', shown=MAX_ROWS, rest='more')], notes, data=dict(
             first=first or None, nodes=len(nodes), matched=count, compared=len(compared),
-            largest=largest, outputs=dict(rows)))
+            largest=max(compared.values(), default=0), outputs=dict(rows)))
 
 
 def _owners(nodes: Sequence[Any], model: torch.nn.Module) -> list[str]:
@@ -140,10 +140,9 @@ def _record(model: torch.nn.Module, data: torch.Tensor, mode: str) -> tuple[Any,
         if module in paths and isinstance(result, torch.Tensor):
             records.append((paths[module], result.clone()))  # an operator may write to it later
 
-    size = tuple(data.shape[2:])
-    samples = [DetDataSample(metainfo=dict(dict.fromkeys((
-        'img_shape', 'ori_shape', 'batch_input_shape', 'pad_shape'), size), scale_factor=(1., 1.)))
-        for _ in data]
+    size = dict.fromkeys(('img_shape', 'ori_shape', 'batch_input_shape', 'pad_shape'),
+                         tuple(data.shape[2:]))
+    samples = [DetDataSample(metainfo=dict(size, scale_factor=(1., 1.))) for _ in data]
     with torch.no_grad(), register_module_forward_hook(keep):
         return model(data, samples, mode=mode), records
 
@@ -153,16 +152,14 @@ def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
     """Return a row for each output of the exported model, and whether one differs."""
     if {*DETECTIONS} <= {*final}:
         rows, apart = [], False
-        for number, (dets, labels, sample) in enumerate(zip(*map(final.__getitem__, DETECTIONS),
-                                                            found)):
+        for dets, labels, sample in zip(*map(final.__getitem__, DETECTIONS), found):
             own, kept = sample.pred_instances, dets[:, 4] > 0  # the others fill the batch
-            both = [InstanceData(bboxes=boxes, scores=scores, labels=kinds) for boxes, scores, kinds
-                    in ((own.bboxes, own.scores, own.labels),
-                        (dets[kept, :4], dets[kept, 4], labels[kept]))]
-            far = compare_detections(*both, SCORE)
-            rows.append((f'image {number}', f'{len(own)} and {len(both[1])} detections; '
-                         + far['text']))
-            scale = float(own.bboxes.abs().max()) if len(own) else 1.
+            a, b = (InstanceData(bboxes=boxes, scores=scores, labels=kinds)
+                    for boxes, scores, kinds in ((own.bboxes, own.scores, own.labels), (
+                        dets[kept, :4], dets[kept, 4], labels[kept])))
+            far = compare_detections(a, b, SCORE)
+            rows.append((f'image {len(rows)}', f'{len(a)} and {len(b)} detections; {far["text"]}'))
+            scale = float(a.bboxes.abs().max()) if len(a) else 1.
             apart |= max(far['boxes'] / scale, far['scores']) > tolerance or any(
                 far[key] for key in ('appear', 'vanish', 'relabeled'))
         return rows, apart
