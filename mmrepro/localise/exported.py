@@ -79,22 +79,26 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
         near = [distance(_sample(output), _sample(value)) for k, (name, _) in enumerate(records)
                 if name == owners[i] for _, output in records[k:k + 2]
                 if output.shape == value.shape]
-        if near and min(near) > tolerance and not first:
+        if not near:
+            continue
+        if min(near) > tolerance and not first:
             others = sorted({nodes[k].op_type for k in range(max(compared, default=0), i)
                              if not owners[k]} - {'Constant', 'Identity'})
             first = (f'the output of node {nodes[i].name} ({nodes[i].op_type}), of module '
                      f'{owners[i]} ({type(model.get_submodule(owners[i])).__name__}), differs '
                      f'first, by {min(near):.2g} of the largest value')
             first += f'; or {listed(others)} of no module before it' if others else ''
-        if near:
-            compared[i] = min(near)
+        compared[i] = min(near)
     rows, apart = _outcomes(final, found, tolerance)
     known = {owners[i] for i in compared}
     count = sum(owner in known for owner in owners)
     code = DIFFERENT if first or apart else DONE if compared else NOTHING_TO_COMPARE
-    verdict = {DIFFERENT: f'DIFFERENT: {first or "outputs of the model, and of no module"}',
-               DONE: f'NOTHING DIFFERS: {len(compared)} outputs of modules are at most '
-                     f'{max(compared.values(), default=0):.2g} apart'}.get(code, 'no node belongs to a module')
+    largest = max(compared.values(), default=0.)
+    if code == DIFFERENT:
+        verdict = f'DIFFERENT: {first or "outputs of the model, and of no module"}'
+    else:
+        verdict = (f'NOTHING {"DIFFERS" if compared else "TO COMPARE"}: {len(compared)} outputs of '
+                   f'modules are at most {largest:.2g} apart')
     notes = [f'{count} of {len(nodes)} nodes belong to {len(known)} modules, whose outputs were '
              f'compared ({len(compared)}); {len(nodes) - count} could not be matched',
              f'input: {image or "random numbers"}, {list(data.shape)}; tolerance {tolerance:g}',
@@ -103,7 +107,7 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
     return Report(f'{path} and {config}', verdict, code, [Table(
         ('output', 'difference'), rows, 'Outputs', shown=MAX_ROWS, rest='more')], notes, data=dict(
             first=first or None, nodes=len(nodes), matched=count, compared=len(compared),
-            largest=max(compared.values(), default=0), outputs=dict(rows)))
+            largest=largest, outputs=dict(rows)))
 
 
 def _owners(nodes: Sequence[Any], model: torch.nn.Module) -> list[str]:
@@ -151,7 +155,8 @@ def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
               ) -> tuple[list[tuple[str, str]], bool]:
     """Return a row for each output of the exported model, and whether one differs."""
     if {*DETECTIONS} <= {*final}:
-        rows, apart = [], False
+        rows: list[tuple[str, str]] = []
+        apart = False
         for dets, labels, sample in zip(*map(final.__getitem__, DETECTIONS), found):
             own, kept = sample.pred_instances, dets[:, 4] > 0  # the others fill the batch
             a, b = (InstanceData(bboxes=boxes, scores=scores, labels=kinds)
@@ -165,10 +170,10 @@ def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
         return rows, apart
     own = [*tensors(found)]
     if [value.shape for value in own] != [value.shape for value in final.values()]:
-        return [(name, 'PyTorch has no such output') for name in final], False
+        return [(name, 'not compared: the heads give other shapes') for name in final], False
     gaps = [distance(_sample(a), _sample(b)) for a, b in zip(own, final.values())]
     return [(name, f'{gap:.2g} of the largest value') for name, gap in zip(final, gaps)], (
-        max(gaps, default=0.) > tolerance)
+        max(gaps) > tolerance)
 
 
 def _sample(value: torch.Tensor) -> tuple[Any, float, torch.Tensor]:

@@ -156,6 +156,33 @@ def test_detections_are_compared_as_boxes_scores_and_labels(
     assert text in said['outputs']['image 0']
 
 
+def test_scopes_in_the_metadata_count_where_names_say_nothing(detector, tmp_path, capsys):
+    import onnx
+    config, weights, path = detector
+    model = onnx.load(path)
+    nodes = [node for node in model.graph.node if '/neck/' in node.name]
+    for node in model.graph.node:
+        *scope, name = node.name.replace('/model/', '').split('/')
+        if node in nodes:
+            entry = node.metadata_props.add()  # as torch.onnx.export(dynamo=True) writes it
+            entry.key, entry.value = exported.SCOPES, str(['', 'model.' + '.'.join(scope), name])
+        node.name = f'node_{name}'
+    onnx.save(model, tmp_path / 'other.onnx')
+    code, said = asked(capsys, '--onnx', tmp_path / 'other.onnx', config, weights)
+    assert code == 0 and 5 < said['matched'] <= len(nodes)
+
+
+def test_nothing_to_compare_is_no_agreement(detector, tmp_path, capsys):
+    import onnx
+    config, weights, path = detector
+    model = onnx.load(path)
+    for node in model.graph.node:
+        node.name = ''
+    onnx.save(model, tmp_path / 'other.onnx')
+    code, said = asked(capsys, '--onnx', tmp_path / 'other.onnx', config, weights)
+    assert code == 3 and said['compared'] == 0 and said['verdict'].startswith('NOTHING TO COMPARE')
+
+
 def test_a_wider_tolerance_accepts_a_difference(detector, tmp_path, capsys):
     config, weights, model = detector
     planted(model, tmp_path / 'other.onnx', 'Conv')
