@@ -54,6 +54,7 @@ SLOW = (
     'test_packaging.py',
     'test_predictions.py',
     'localise/test_batch.py',
+    'localise/test_onnx.py',
     'distributed/test_process_group.py',
     'patches/test_hash_order.py',
     'test_readers.py',
