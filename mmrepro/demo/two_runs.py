@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
-from .. import deactivate, ops
+from .. import ops
+from ..activation import deactivate
 from ..config import with_virtual_ranks
 from ..digests import state_digest
 from ..exit_codes import DIFFERENT, DONE
