@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..demo.dataset import write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
-from ..demo.two_runs import DemoRun, compare, on_processes, planned, prepare, runs_of
+from ..demo.two_runs import DemoRun, compare, on_processes, planned, prepare, runs_of, write_config
 from ..exit_codes import DONE
 from ..fingerprint.reader import read_ranks
 from ..runs.launcher import jobs_at_once
@@ -91,13 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, 'config.py')
         cfg = prepare(args.config, run, args.data, args.images, args.epochs, args.portable)
-        cfg.dump(path)
+        write_config(cfg, path)
         plans.append(planned(run, path, folder, env))
     iterations = args.epochs * -(-args.images // (
         cfg.train_dataloader.batch_size * (args.virtual_ranks or 1)))
     with progress_line(sys.stdout) as say:
-        run_with_progress(plans[::-1], iterations, say,  # the longest run first
-                          jobs_at_once(max(run.processes for run in runs)))
+        jobs = jobs_at_once(max(run.processes for run in runs))
+        # the longest run first; one more where cores are shared, as no core is idle at the end then
+        run_with_progress(plans[::-1], iterations, say, jobs + (jobs > 1))
     logs = [read_ranks(plan.folder) for plan in plans]
     report = compare(logs, runs)
     print('', *(run.title() for run in runs), '', sep='\n')

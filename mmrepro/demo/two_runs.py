@@ -1,6 +1,9 @@
 """Train one config several times, varying what must not matter, and compare the fingerprints."""
 from __future__ import annotations
 
+import copy
+import functools
+import pprint
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -55,9 +58,14 @@ RUNS = (DemoRun('stock 1', stock=True), DemoRun('stock 2', num_workers=2, stock=
         DemoRun('A'), DemoRun('B', num_workers=2, hash_seed='1', killed=True))
 
 
+@functools.cache
+def _read(config: str) -> Config:
+    return Config.fromfile(config, import_custom_modules=False)
+
+
 def runs_of(config: str, images: int, epochs: int, portable: bool = False) -> list[DemoRun]:
     """Return the runs of one rank that a config can have."""
-    cfg = Config.fromfile(config, import_custom_modules=False)
+    cfg = _read(config)
     iterations = epochs * -(-images // min(cfg.train_dataloader.batch_size, BATCH))
     # other streams cannot be resumed exactly, and MMEngine has no portable mode
     killed = iterations > KILLED_AFTER and (
@@ -79,7 +87,7 @@ def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int,
     Args:
         portable: with the bits of every x86-64 CPU.
     """
-    cfg = Config.fromfile(config, import_custom_modules=False)
+    cfg = copy.deepcopy(_read(config))
     use_data(cfg, root)
     cfg.train_dataloader.num_workers = run.num_workers
     cfg.train_dataloader.persistent_workers = run.num_workers > 0
@@ -102,6 +110,13 @@ def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int,
     cfg.custom_hooks = [*cfg.get('custom_hooks', []),
                         dict(type='mmrepro.demo.two_runs.DigestHook')]
     return cfg
+
+
+def write_config(cfg: Config, path: str) -> None:
+    """Write a config to be read by a run; MMEngine's formatter takes a second for each."""
+    with open(path, 'w', encoding='utf-8') as file:
+        file.writelines(f'{name} = {pprint.pformat(value, sort_dicts=False)}\n'
+                        for name, value in cfg.to_dict().items())
 
 
 def planned(run: DemoRun, config: str, folder: str, env: Mapping[str, str] = {}) -> PlannedRun:
