@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,28 +50,25 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
     tolerance = TOLERANCE if tolerance is None else tolerance
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     model = MODELS.build(cfg.model).eval()
-    try:
+    seeds.seed_all(0, 'test', 'image')
+    cpu = dict(providers=['CPUExecutionProvider'])
+    with _one_line(path, config):
         unfit = model.load_state_dict(content.get('state_dict', content), strict=False)
-        file, cpu = onnx.load(path), dict(providers=['CPUExecutionProvider'])
-        session = InferenceSession(path, **cpu)
-        seeds.seed_all(0, 'test', 'image')
+        file, session = onnx.load(path), InferenceSession(path, **cpu)
         data = padded_batch(cfg, model, 0, [image])['inputs'] if image else torch.randn([
             fixed if isinstance(fixed, int) else free
             for fixed, free in zip(session.get_inputs()[0].shape, SHAPE)])
-        given, names = {session.get_inputs()[0].name: data.numpy()}, [
-            output.name for output in session.get_outputs()]
+        names = [output.name for output in session.get_outputs()]
+        given = {session.get_inputs()[0].name: data.numpy()}
         final = dict(zip(names, map(torch.from_numpy, session.run(names, given))))
-        nodes = [*file.graph.node]
-        owners = _owners(nodes, model)
-        # of consecutive nodes of one module, the last gives its output
-        ends = [i for i, owner in enumerate(owners) if owner and owners[i + 1:i + 2] != [owner]]
-        wanted = [nodes[i].output[0] for i in ends]
-        file.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info,
-                                     {*wanted} - {*names}))
+    nodes = [*file.graph.node]
+    owners = _owners(nodes, model)
+    # of consecutive nodes of one module, the last gives its output
+    ends = [i for i, owner in enumerate(owners) if owner and owners[i + 1:i + 2] != [owner]]
+    wanted = [nodes[i].output[0] for i in ends]
+    file.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, {*wanted} - {*names}))
+    with _one_line(path, config):
         values = InferenceSession(file.SerializeToString(), **cpu).run(wanted, given)
-    except Exception as error:  # protobuf, ONNX Runtime and pipelines have classes of their own
-        reason = ' '.join(str(error).split())
-        raise RunError(f'{path}: cannot be compared with {config}: {reason}') from error
     found, records = _record(model, data, 'predict' if {*DETECTIONS} <= {*names} else 'tensor')
     compared: dict[int, float] = {}  # nodes -> distances
     first = ''
@@ -108,6 +106,16 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
         ('output', 'difference'), rows, 'Outputs', shown=MAX_ROWS, rest='more')], notes, data=dict(
             first=first or None, nodes=len(nodes), matched=count, compared=len(compared),
             largest=largest, outputs=dict(rows)))
+
+
+@contextmanager
+def _one_line(path: str, config: str) -> Iterator[None]:
+    """Around files and other libraries: protobuf, ONNX Runtime and pipelines have own errors."""
+    try:
+        yield
+    except Exception as error:
+        reason = ' '.join(str(error).split())
+        raise RunError(f'{path}: cannot be compared with {config}: {reason}') from error
 
 
 def _owners(nodes: Sequence[Any], model: torch.nn.Module) -> list[str]:
