@@ -35,6 +35,9 @@ NOT_RUN = {
     'git add .*': 'writes into a repository',
     'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 .*': 'a script of MMDetection; test_leave.py resumes',
     'mmrepro seeds (base.py|CONFIG|configs/).*': 'takes hours; the seeds of a toy are trained',
+    'mmrepro compare work_dirs/2022 .*': 'an old run; tests/report/test_stock_runs.py reads one',
+    'mmrepro compare --trace .*': 'two configs; tests/localise/test_module_trace.py has some',
+    'mmrepro compare --onnx .*': 'an exported model; tests/localise/test_onnx.py exports some',
     '.* --vary kills --kills 30 .*': 'thirty starts; tests/verify/test_kills.py has fewer',
 }
 # beginning of a shown text -> why it does not come here
@@ -44,7 +47,8 @@ NOT_SHOWN = {
     '  cpu  ': 'an option of the command', '   0 s  iteration': 'the code was changed in between',
     'goldens/': 'a list of files', 'first difference': 'the text of the tutorial',
     '  cause  ': 'of another model; tests/localise/test_planted_faults.py loses its state',
-    ' iteration  ': 'of tools/demo.sh',
+    'stock 1: ': 'of tools/demo.sh', '    directory        read': 'an old run',
+    'Losses': 'of configs of your own', 'Outputs': 'an exported model',
 }
 # commands that find something, as the page says: exit code 1
 FINDS = ('mmrepro verify shaded.py --vary workers --iters 2', 'mmrepro train shaded.py',
