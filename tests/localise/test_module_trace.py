@@ -138,6 +138,7 @@ def test_options_of_a_trace_need_it(capsys):
     assert '--python needs --trace' in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_code_between_modules_of_a_detector_is_named(capsys):
     pytest.importorskip('mmdet')
     assert exit_code('demo', '--data-only', '--data', 'data/demo') == 0

@@ -53,7 +53,8 @@ class Detections(torch.nn.Module):
         return self.dets + given.isnan(), self.labels + given.isnan()
 
 
-@pytest.fixture(scope='module', params=['retinanet_r50_fpn', 'rtmdet_tiny'])
+@pytest.fixture(scope='module', params=[
+    'rtmdet_tiny', pytest.param('retinanet_r50_fpn', marks=pytest.mark.nightly)])
 def detector(request, data_root, tmp_path_factory):
     """Return the paths of a config, weights, and an exported model."""
     pytest.importorskip('onnxruntime')
