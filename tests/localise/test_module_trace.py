@@ -120,7 +120,7 @@ def test_a_run_is_taken_with_its_config_and_last_checkpoint(capsys):
 @pytest.mark.parametrize('words, message', [
     (('a.py', 'none.py'), 'none.py: no such config'),
     (('a.py', 'empty'), 'empty: has no config'),
-    ((str(ROOT / 'tests' / 'report' / 'mmdet2'), 'a.py'), 'is of MMDetection 2.x'),
+    (('old.py', 'a.py'), 'is of MMDetection 2.x'),
     (('a.py', 'a.py', '--python', './no-python'), '--python ./no-python: No such file'),
     (('a.py', 'a.py', '--checkpoint', 'x.pth'), 'checkpoint x.pth does not exist'),
     (('a.py', 'bad.py'), "bad.py: its model does not run with {}: KeyError: 'Nothing is not in"),
@@ -128,6 +128,7 @@ def test_a_run_is_taken_with_its_config_and_last_checkpoint(capsys):
 def test_what_cannot_be_traced_is_said_in_a_line(capsys, words, message):
     Path('empty').mkdir()
     Path('bad.py').write_text(CONFIG.replace('Traced', 'Nothing'))
+    Path('old.py').write_text('data = dict(samples_per_gpu=2)\n')
     code, _, _, err = traced(capsys, *words)
     assert code == 2 and 'Traceback' not in err
     assert message.format(sys.executable) in err.splitlines()[-1]

@@ -48,6 +48,9 @@ def folder(tmp_path, monkeypatch):
 def old(name='old', **changes):
     """Copy mmdet2/; in its files, replace text by other text."""
     shutil.copytree(OLD, name)
+    # MMDetection writes the config as a file, too; the first line of the log has it
+    head = json.loads((OLD / LOG).read_text().splitlines()[0])
+    Path(name, head['exp_name']).write_text(head['config'])
     for path in Path(name).iterdir():
         text = path.read_text()
         for before, after in changes.items():
