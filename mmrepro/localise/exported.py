@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,8 +42,8 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
         tolerance: relative difference that is rounding; None: 0.001.
     """
     try:
-        import onnx
-        from onnxruntime import InferenceSession
+        importlib.import_module('onnx')
+        importlib.import_module('onnxruntime')
     except ImportError as error:
         raise MissingPackageError('--onnx needs ONNX Runtime: pip install onnx onnxruntime (or '
                                   '"mmrepro[onnx]")') from error
@@ -50,29 +51,13 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
     tolerance = TOLERANCE if tolerance is None else tolerance
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     model = MODELS.build(cfg.model).eval()
-    seeds.seed_all(0, 'test', 'image')
-    cpu = dict(providers=['CPUExecutionProvider'])
     with _one_line(path, config):
         unfit = model.load_state_dict(content.get('state_dict', content), strict=False)
-        file, session = onnx.load(path), InferenceSession(path, **cpu)
-        data = padded_batch(cfg, model, 0, [image])['inputs'] if image else torch.randn([
-            fixed if isinstance(fixed, int) else free
-            for fixed, free in zip(session.get_inputs()[0].shape, SHAPE)])
-        names = [output.name for output in session.get_outputs()]
-        given = {session.get_inputs()[0].name: data.numpy()}
-        final = dict(zip(names, map(torch.from_numpy, session.run(names, given))))
-    nodes = [*file.graph.node]
-    owners = _owners(nodes, model)
-    # of consecutive nodes of one module, the last gives its output
-    ends = [i for i, owner in enumerate(owners) if owner and owners[i + 1:i + 2] != [owner]]
-    wanted = [nodes[i].output[0] for i in ends]
-    file.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, {*wanted} - {*names}))
-    with _one_line(path, config):
-        values = InferenceSession(file.SerializeToString(), **cpu).run(wanted, given)
-    found, records = _record(model, data, 'predict' if {*DETECTIONS} <= {*names} else 'tensor')
+    data, final, nodes, owners, values = _run(path, config, cfg, model, image)
+    found, records = _record(model, data, 'predict' if {*DETECTIONS} <= {*final} else 'tensor')
     compared: dict[int, float] = {}  # nodes -> distances
     first = ''
-    for i, value in zip(ends, map(torch.from_numpy, values)):
+    for i, value in values.items():
         # or the next module's: exporters fold a BatchNorm into the convolution before it
         near = [distance(_sample(output), _sample(value)) for k, (name, _) in enumerate(records)
                 if name == owners[i] for _, output in records[k:k + 2]
@@ -116,6 +101,36 @@ def _one_line(path: str, config: str) -> Iterator[None]:
     except Exception as error:
         reason = ' '.join(str(error).split())
         raise RunError(f'{path}: cannot be compared with {config}: {reason}') from error
+
+
+def _run(path: str, config: str, cfg: Any, model: torch.nn.Module, image: str | None
+         ) -> tuple[torch.Tensor, dict[str, torch.Tensor], list[Any], list[str], dict[int, Any]]:
+    """Run the file once as it is, and once with the outputs of modules.
+
+    Returns:
+        The input, outputs by name, nodes, the paths of their modules, and outputs by node.
+    """
+    import onnx
+    from onnxruntime import InferenceSession
+    seeds.seed_all(0, 'test', 'image')
+    cpu = dict(providers=['CPUExecutionProvider'])
+    with _one_line(path, config):
+        file, session = onnx.load(path), InferenceSession(path, **cpu)
+        data = padded_batch(cfg, model, 0, [image])['inputs'] if image else torch.randn([
+            fixed if isinstance(fixed, int) else free
+            for fixed, free in zip(session.get_inputs()[0].shape, SHAPE)])
+        names = [output.name for output in session.get_outputs()]
+        given = {session.get_inputs()[0].name: data.numpy()}
+        final = dict(zip(names, map(torch.from_numpy, session.run(names, given))))
+    nodes = [*file.graph.node]
+    owners = _owners(nodes, model)
+    # of consecutive nodes of one module, the last gives its output
+    ends = [i for i, owner in enumerate(owners) if owner and owners[i + 1:i + 2] != [owner]]
+    wanted = [nodes[i].output[0] for i in ends]
+    file.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, {*wanted} - {*names}))
+    with _one_line(path, config):
+        values = InferenceSession(file.SerializeToString(), **cpu).run(wanted, given)
+    return data, final, nodes, owners, dict(zip(ends, map(torch.from_numpy, values)))
 
 
 def _owners(nodes: Sequence[Any], model: torch.nn.Module) -> list[str]:
