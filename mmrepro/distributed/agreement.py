@@ -162,10 +162,9 @@ def _control_group() -> Any:
 
     So a rank that comes to another collective operation of the program cannot be mistaken for one
     that agrees. The first call in a process group is a collective operation. None stands for the
-    default group: of virtual ranks, which know operations by name, or without a store (MPI). The
-    timeout is torch's for gloo, 30 minutes.
+    default group, where there is no store (MPI). The timeout is torch's for gloo, 30 minutes.
     """
-    if current() is not None or c10d._get_default_store() is None:
+    if c10d._get_default_store() is None:
         return None
     default = dist.group.WORLD
     if default not in _control_groups:
@@ -192,7 +191,11 @@ def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     if get_world_size() == 1:
         return decide([value])
     received: list[Any] = [None] * get_world_size()
-    dist.all_gather_object(received, (topic, value), group=_control_group())
+    if current() is not None:
+        group: Any = dist.group.WORLD
+        received = group.objects((topic, value), 'an agreement')
+    else:
+        dist.all_gather_object(received, (topic, value), group=_control_group())
     topics, values = zip(*received)
     if len(set(topics)) > 1:
         raise AgreementError('The ranks have come to different points of their programs, and every '

@@ -86,6 +86,10 @@ COLLECTIVES = {
     'gather_object': lambda world: objects_gathered(),
     'barrier': lambda world: dist.barrier(),
     'agree': lambda world: agree('a test', dist.get_rank(), lambda values: values),
+    # objects around the size of the first message between processes, of other sizes on each rank
+    **{f'agree on {size}': lambda world, size=size: agree(
+        'a test', 'x' * (size * (dist.get_rank() + 1)), lambda values: values)
+       for size in (1, 30, *range(40, 80, 3), 10_000)},
 }
 
 

@@ -5,6 +5,7 @@ thread. Tensors travel as bytes, so every type is allowed. With one process noth
 """
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,6 +25,7 @@ BUCKET = 25 << 20  # bytes: a bucket takes on tensors until it has these
 # Bytes from which on a sum is divided among the processes: each adds up one part and sends the
 # result. Smaller sums are added up by every process, which needs one message less.
 DIVIDE_FROM = 1 << 16
+PACKET = 256  # bytes: objects of a process that fit need one message only
 
 
 def _of_process() -> AbstractContextManager[None]:
@@ -114,6 +116,24 @@ class Processes:
             row.copy_(value)
         received = self._all_gather(block).view(kind).view(-1, max(counts), size)
         return [row for count, rows in zip(counts, received) for row in rows[:count]]
+
+    def gather_objects(self, values: Sequence[Any]) -> list[Any]:
+        """Return the objects of the ranks of all processes, in order; what pickle can hold."""
+        if self.alone:
+            return list(values)
+        content = pickle.dumps(list(values))
+        size = PACKET - 8
+        packet = len(content).to_bytes(8, 'little') + content[:size].ljust(size, b'\0')
+        packets = self._all_gather(torch.frombuffer(bytearray(packet), dtype=torch.uint8))
+        parts = [part.numpy().tobytes() for part in packets.view(-1, PACKET)]
+        sizes = [int.from_bytes(part[:8], 'little') for part in parts]
+        parts = [part[8:] for part in parts]
+        if max(sizes) > size:
+            rest = content[size:].ljust(max(sizes) - size, b'\0')
+            rests = self._all_gather(torch.frombuffer(bytearray(rest), dtype=torch.uint8))
+            parts = [part + more.numpy().tobytes()
+                     for part, more in zip(parts, rests.view(len(parts), -1))]
+        return [value for part in parts for value in pickle.loads(part)]  # ignores what is behind
 
     def broadcast(self, value: Tensor, source: int) -> Tensor:
         """Return ``value`` as process ``source`` has it, flat. Overwrites it elsewhere."""

@@ -127,6 +127,10 @@ class VirtualGroup(_ProcessGroup):
         return self.meet(_text(name, tensor), tensor.detach,
                          lambda: Collect(lambda values: merge(self._processes.gather(values))))
 
+    def objects(self, value: Any, name: str) -> list[Any]:
+        """Return an object of every rank, what pickle can hold; one meeting."""
+        return self.meet(name, lambda: value, lambda: Collect(self._processes.gather_objects))
+
     # ---------------------------------------------------------------------------- collectives
 
     @torch.no_grad()
