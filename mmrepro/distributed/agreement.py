@@ -162,13 +162,17 @@ def _control_group() -> Any:
 
     So a rank that comes to another collective operation of the program cannot be mistaken for one
     that agrees. The first call in a process group is a collective operation. None stands for the
-    default group, where there is no store (MPI). The timeout is torch's for gloo, 30 minutes.
+    default group, where there is no store (MPI). Its timeout is that of the default group.
     """
     if c10d._get_default_store() is None:
         return None
     default = dist.group.WORLD
     if default not in _control_groups:
-        _control_groups[default] = dist.new_group(backend='gloo')
+        # MPI and old versions of torch do not tell it: then torch's for gloo, 30 minutes
+        device, *_ = getattr(default, '_device_types', ()) or (torch.device('cpu'), )
+        options = getattr(default._get_backend(device), 'options', None)
+        _control_groups[default] = dist.new_group(
+            backend='gloo', timeout=getattr(options, '_timeout', None))
     return _control_groups[default]
 
 

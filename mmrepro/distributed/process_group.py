@@ -142,7 +142,7 @@ def ensure_process_group(launcher: str, env_cfg: Mapping[str, Any] = {}) -> bool
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
         env_cfg: The config's; of its ``dist_cfg``, ``backend`` (None and ``'nccl'``, of
             MMDetection's configs, mean gloo), ``timeout`` (seconds, for ranks that come late and
-            for collective operations but agreements) and ``port`` count.
+            for collective operations) and ``port`` count.
 
     Returns:
         bool: whether it made the group.

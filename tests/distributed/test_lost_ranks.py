@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import ROOT, Child
+from torch.distributed import distributed_c10d as c10d
 
 from dev.children import LIMIT
 from mmrepro import on_virtual_ranks
@@ -22,6 +24,7 @@ from mmrepro.errors import RankEnded
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
+SECONDS = 2  # the timeout of a group in which a rank does not come
 KILLED = r'was killed or has crashed \(process \d+ on '
 
 
@@ -41,7 +44,8 @@ def of_rank(rank, world, ports, story, *args):
     """Run a process that returns the error that its story ends with."""
     os.environ.update(GLOO_SOCKET_IFNAME='lo')
     store = dist.TCPStore('127.0.0.1', ports.get(), is_master=False)
-    dist.init_process_group('gloo', store=store, rank=rank, world_size=world)
+    dist.init_process_group('gloo', store=store, rank=rank, world_size=world,
+                            timeout=timedelta(seconds=SECONDS) if story is unanswered else None)
     try:
         return story(rank, *args)
     except (RankEnded, Planted) as error:
@@ -98,6 +102,23 @@ def test_another_error_stays_what_it_is():
             raise Planted('both')
 
     assert on_ranks(2, story) == ['Planted: both'] * 2
+
+
+def unanswered(rank):
+    agree('start', 0, max)
+    store = c10d._get_default_store()
+    if rank == 1:
+        return store.wait(['rank 0 has given up'], timedelta(seconds=LIMIT))
+    try:
+        with naming_lost_ranks(f'rank {rank}'):
+            agree('checkpoint', 0, max)
+    finally:
+        store.set('rank 0 has given up', '')
+
+
+def test_an_agreement_waits_as_long_as_the_process_group():
+    """A user who gives a group a timeout means what mmrepro waits for as well."""
+    assert re.match('RankEnded: rank 1 has not come\n.*2000ms', on_ranks(2, unanswered)[0])
 
 
 # ------------------------------------------------------------------------------ virtual ranks
