@@ -46,7 +46,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     'operators': (None, 'auto', 'torch', 'triton'),
     'numerics.cpu': (None, 'avx2', 'portable'),
     'numerics.float32_precision': (None, 'highest', 'high', 'medium'),
-    'virtual_ranks.memory': (None, 'separate', 'shared'),
+    'virtual_ranks.memory': (None, 'separate', 'shared', 'sharded'),
     'independent_predictions': _BOOL,
     'resume_strict': _BOOL,
 }

@@ -31,6 +31,7 @@ from .distributed.virtual.process_state import keep_attributes
 from .distributed.virtual.runner_parts import settings_on_ranks
 from .distributed.virtual.scheduler import current
 from .distributed.virtual.shared_weights import check_shared_weights, share_weights
+from .distributed.virtual.sharded import whole
 from .facts.collect import collect_facts
 from .facts.training_data import training_facts
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
@@ -268,9 +269,10 @@ class RunLifecycle:
             yield
         check_shared_weights(runner)
         run_deferred_checks()
-        if is_main_process() and not self.config.legacy:
-            runner.logger.info(outcome(runner))
-        trackers.results(runner, 'last', unwrap(runner.model).state_dict())
+        with whole(runner):
+            if is_main_process() and not self.config.legacy:
+                runner.logger.info(outcome(runner))
+            trackers.results(runner, 'last', unwrap(runner.model).state_dict())
 
     # -------------------------------------------------------------------------------------
 

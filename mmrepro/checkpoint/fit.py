@@ -19,8 +19,8 @@ from mmengine.runner.checkpoint import get_state_dict
 from torch import nn
 
 from ..data import dataset_tree
-from ..digests import state_digest
-from ..distributed.unwrap import optim_wrappers, unwrap
+from ..digests import local, state_digest
+from ..distributed.unwrap import class_of, optim_wrappers, unwrap
 from ..errors import ResumeError
 from ..facts.compatibility import ABSENT, CHANGES, FactDifference, table
 from ..reachable import belongs_to_user
@@ -49,8 +49,8 @@ def parts_of(runner: Any) -> dict[str, str]:
                if isinstance(value, torch.Tensor)}
     modules = dict(model.named_modules(remove_duplicate=False))
     parts = {f'weights.{name}': _size(value) for name, value in weights.items()}
-    parts.update(_aliases((name, value.data_ptr()) for name, value in weights.items()
-                          if value.numel() and not nn.parameter.is_lazy(value)))
+    parts.update(_aliases((name, local(value).data_ptr()) for name, value in weights.items()
+                          if local(value).numel() and not nn.parameter.is_lazy(value)))
     parts.update(_aliases((name, id(module)) for name, module in modules.items()))
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
         optimizer, path = wrapper.optimizer, f'optimizer.{name}'.rstrip('.')
@@ -72,7 +72,7 @@ def parts_of(runner: Any) -> dict[str, str]:
         for hook in getattr(module, kind).values()
         if belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__))
     parts.update((f'hooks.{name}', str(count)) for name, count in hooks.items())
-    classes: dict[Any, None] = dict.fromkeys(map(type, model.modules()))
+    classes: dict[Any, None] = dict.fromkeys(map(class_of, model.modules()))
     parts.update((f'code.{_name(cls)}', _source(cls)) for cls in classes
                  if belongs_to_user(cls.__module__))
     if isinstance(runner._train_loop, BaseLoop):  # runner.train_dataloader would build it
@@ -121,8 +121,9 @@ def _settings(module: nn.Module) -> str:
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return LAZY
     # classes of the user may count in their text
-    text = module.extra_repr() if type(module).__module__.startswith('torch.nn.') else ''
-    return f'{_name(type(module))}({text})'
+    cls = class_of(module)
+    text = module.extra_repr() if cls.__module__.startswith('torch.nn.') else ''
+    return f'{_name(cls)}({text})'
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from .. import seeds
 from ..config import RandomnessConfig
 from ..data import unfinished
 from ..data.passes import CountedIterator
+from ..distributed.virtual.sharded import whole
 from ..errors import RandomnessError
 from ..version import __version__
 from . import evaluated, fit, rank_state
@@ -112,20 +113,24 @@ class CheckpointWriter:
             self._save.local = rank_state.local_state(runner)
             self._save.ranks = rank_state.gather(self._save.local)
         try:
-            if not is_main_process():
-                return
-            if '://' in out_dir or kwargs.get('backend_args') or kwargs.get('file_client_args'):
-                stock(out_dir, filename, *args, **kwargs)
-                return
-            partial = os.path.join(out_dir, f'.{filename}.partial')
-            try:
-                stock(out_dir, os.path.basename(partial), *args, **kwargs)
-                replace_with(partial, os.path.join(out_dir, filename), self._save.resumable)
-            finally:
-                if os.path.exists(partial):
-                    os.remove(partial)
+            with whole(runner):
+                if is_main_process():
+                    self._write(stock, out_dir, filename, *args, **kwargs)
         finally:
             self._save = None  # it refers to gradients, and may be large
+
+    def _write(self, stock: Callable[..., None], out_dir: str, filename: str,
+               *args: Any, **kwargs: Any) -> None:
+        if '://' in out_dir or kwargs.get('backend_args') or kwargs.get('file_client_args'):
+            stock(out_dir, filename, *args, **kwargs)
+            return
+        partial = os.path.join(out_dir, f'.{filename}.partial')
+        try:
+            stock(out_dir, os.path.basename(partial), *args, **kwargs)
+            replace_with(partial, os.path.join(out_dir, filename), self._save.resumable)
+        finally:
+            if os.path.exists(partial):
+                os.remove(partial)
 
     def complete(self, runner: Any, checkpoint: dict[str, Any], config: RandomnessConfig,
                  facts: Mapping[str, Any]) -> None:

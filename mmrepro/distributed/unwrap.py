@@ -12,6 +12,12 @@ def unwrap(model: nn.Module) -> nn.Module:
     return getattr(model, 'module', model)
 
 
+def class_of(module: nn.Module) -> type:
+    """Return the class of a module, without what FSDP2 has mixed in."""
+    kinds = type(module).__mro__
+    return kinds[2] if kinds[1].__name__ == 'FSDPModule' else kinds[0]
+
+
 def optim_wrappers(optim_wrapper: Any) -> dict[str, Any]:
     """Return the wrappers of an ``OptimWrapperDict`` by name; a single wrapper has the name ''.
 

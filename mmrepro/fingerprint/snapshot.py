@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..digests import local
 from ..distributed.unwrap import optim_wrappers
 from . import digest
 
@@ -68,7 +69,7 @@ class Fetched(NamedTuple):
 
 def gradients_of(names: dict[int, str], parameters: Sequence[torch.Tensor]) -> Named:
     """Return the existing gradients by name; ``names`` is by ``id`` of the parameter."""
-    return [(names.get(id(parameter), f'unnamed {i}'), parameter.grad)
+    return [(names.get(id(parameter), f'unnamed {i}'), local(parameter.grad))
             for i, parameter in enumerate(parameters) if parameter.grad is not None]
 
 

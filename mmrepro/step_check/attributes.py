@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from ..digests import as_bytes
+from ..digests import as_bytes, local
 from ..distributed.virtual.gradients import VirtualDataParallel
 from ..generator_kinds import GENERATORS, read_state, restore_state
 from ..reachable import PLAIN, Walk, attributes, is_stateful, items, slot_names
@@ -178,7 +178,7 @@ class Attributes:
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
-    return tensor.untyped_storage().data_ptr() if _has_content(tensor) else None
+    return local(tensor).untyped_storage().data_ptr() if _has_content(tensor) else None
 
 
 def _has_content(obj: Any) -> bool:

@@ -52,11 +52,12 @@ class VirtualDataParallel(nn.Module):
         self._average = True
         self._queued = False
         self.sharing: Any = None  # this rank's part in shared weights
+        self.sharding: Any = None  # its Sharding, of divided weights
         self._take([*module.parameters(), *module.buffers()])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this rank; a copy shares no weights and no process group."""
-        return {**self.__dict__, '_group': None, 'sharing': None}
+        return {**self.__dict__, '_group': None, 'sharing': None, 'sharding': None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -101,6 +102,9 @@ class VirtualDataParallel(nn.Module):
     @torch.no_grad()
     def _reduce(self) -> None:
         self._queued = False
+        if self.sharding is not None:
+            self.sharding.end_backward()
+            return
         parameters = [value for value in self.module.parameters() if value.requires_grad]
         if not parameters:
             return

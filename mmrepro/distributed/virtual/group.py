@@ -7,6 +7,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
 
 from ...errors import VirtualRanksError
 from ..reduction_tree import ReductionTree, combine_of
@@ -87,6 +88,11 @@ class VirtualGroup(_ProcessGroup):
 
     def getBackendName(self) -> str:
         return BACKEND
+
+    @property
+    def group_name(self) -> str:
+        """The name under which torch has registered the group."""
+        return c10d._world.pg_names[self]
 
     def __repr__(self) -> str:
         return f'VirtualGroup({self._key}, rank {self._index} of {self._count})'

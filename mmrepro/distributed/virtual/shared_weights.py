@@ -31,6 +31,7 @@ from ..unwrap import unwrap
 from . import weight_hooks
 from .group import Collect
 from .scheduler import Scheduler, current
+from .sharded import shard_weights
 
 SEPARATE = "randomness.virtual_ranks.memory='separate'"
 _NOT_BY_ELEMENT = ('LBFGS', )  # optimizers whose step evaluates the model
@@ -48,6 +49,9 @@ def share_weights(runner: Any) -> None:
             has trained before.
     """
     scheduler = current()
+    if scheduler is not None and runner.repro.virtual_ranks.memory == 'sharded':
+        shard_weights(runner)
+        return
     if scheduler is None or len(scheduler.ranks) == 1:
         return
     if runner.model.sharing is not None:  # a second train(): hooks would be adapted twice

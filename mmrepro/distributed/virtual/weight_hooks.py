@@ -89,11 +89,16 @@ def problem(hooks: Sequence[Any]) -> str:
         kind = type(hook)
         adapter = ADAPTERS.get(qualified_name(kind))
         text = '' if adapter is None else adapter.problem(hook)
-        if adapter is None and any(qualified_name(base) in ADAPTERS for base in kind.__mro__):
+        if adapter is None and changes_weights(hook):
             text = f'the hook {kind.__name__} may change weights in a way of its own'
         if text:
             return text
     return ''
+
+
+def changes_weights(hook: Any) -> bool:
+    """Whether a hook is one of those that change weights, or of a class derived from one."""
+    return any(qualified_name(base) in ADAPTERS for base in type(hook).__mro__)
 
 
 def averages(hooks: Sequence[Any]) -> dict[str, Tensor]:

@@ -1,0 +1,279 @@
+"""Weights, gradients and the optimizer's state, divided among the virtual ranks by FSDP2.
+
+``fully_shard`` runs on the process group of the virtual ranks: each rank keeps a part of every
+tensor, so a process that has all ranks keeps all of it, and one of N processes a share of 1/N. The
+group adds up gradients in the tree of :mod:`mmrepro.distributed.reduction_tree`, scaled as
+:class:`.gradients.VirtualDataParallel` scales them, and the optimizer steps element by element: so
+the bits are those of whole weights.
+
+Weights are divided when the training begins, with everything loaded, and are gathered on rank 0
+when a checkpoint is written: files do not depend on it.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from mmengine.dist import is_main_process
+from mmengine.optim import OptimWrapper
+from torch import Tensor, nn
+
+from ...digests import exact_digest
+from ...errors import RandomnessError, VirtualRanksError
+from ..agreement import agree
+from ..unwrap import unwrap
+from . import weight_hooks
+
+SINCE = '2.13'  # of torch: parameters without a gradient take part in a sum
+# optimizers of torch whose step computes each element from the same element of other tensors
+BY_ELEMENT = ('SGD', 'Adam', 'AdamW', 'NAdam', 'RAdam', 'Adamax', 'Adagrad', 'Adadelta', 'RMSprop',
+              'ASGD', 'Rprop')
+SMALLEST = 50_000  # elements of a block that is gathered by itself; the rest is with the model
+
+
+def problem(runner: Any) -> str:
+    """Return why the weights of a run cannot be divided; '' if they can."""
+    wrapper = runner.optim_wrapper
+    optimizer = getattr(wrapper, 'optimizer', None)
+    if not hasattr(_fsdp().FSDPModule, 'set_reduce_scatter_unused_params'):
+        return f'torch {torch.__version__} does not have what it needs: {SINCE} has'
+    if type(wrapper) is not OptimWrapper:
+        return f'the optimizer wrapper is {type(wrapper).__name__}: allowed is OptimWrapper'
+    if not type(optimizer).__module__.startswith('torch.optim') or \
+            type(optimizer).__name__ not in BY_ELEMENT:
+        return (f'the step of the optimizer {type(optimizer).__name__} is not known to compute '
+                f'each element by itself: allowed are {", ".join(BY_ELEMENT)}')
+    if wrapper._accumulative_counts > 1:
+        return (f'accumulative_counts={wrapper._accumulative_counts}: what ranks accumulate is '
+                'not divided; use more virtual ranks instead')
+    for hook in runner.hooks:
+        if type(hook).__name__ == 'FingerprintHook' or weight_hooks.changes_weights(hook):
+            return f'the hook {type(hook).__name__} uses whole weights'
+    return ''
+
+
+def _fsdp() -> Any:
+    from torch.distributed import fsdp  # slow to import
+    return fsdp
+
+
+class Sharding:
+    """The divided weights of one rank's model, and the state of its optimizer.
+
+    Args:
+        runner: with all weights and states loaded, the same on all ranks.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+        self._model = unwrap(runner.model)
+        self._optimizer = runner.optim_wrapper.optimizer
+        group = dist.new_group(list(range(dist.get_world_size())))
+        device = next(self._model.parameters()).device.type
+        self._mesh = DeviceMesh.from_group(group, device)
+        before = dict(self._model.named_parameters())
+        _note_unused_parameters()
+        reduce_scatter = _tree_reduce_scatter()
+        for module in (*_blocks(self._model), self._model):
+            sharded: Any = _fsdp().fully_shard(
+                module, mesh=self._mesh, reshard_after_forward=True)
+            sharded.set_custom_reduce_scatter(reduce_scatter)
+            # the sum as it is
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+            # otherwise, ranks whose networks take other paths would add up other parameters
+            sharded.set_reduce_scatter_unused_params(True)
+        after = dict(self._model.named_parameters())
+        self._parameters = after
+        self._divide_optimizer({before[name]: after[name] for name in before})
+        if runner.optim_wrapper.clip_grad_kwargs:
+            clip = runner.optim_wrapper.clip_func
+            runner.optim_wrapper.clip_func = functools.partial(_clip, clip)
+
+    def _divide_optimizer(self, parameters: dict[nn.Parameter, nn.Parameter]) -> None:
+        state = dict(self._optimizer.state)
+        for group in self._optimizer.param_groups:
+            group['params'] = [parameters[old] for old in group['params']]
+        self._optimizer.state.clear()
+        for old, entries in state.items():
+            self._optimizer.state[parameters[old]] = {
+                key: self._divided(value, parameters[old])
+                if isinstance(value, Tensor) and value.shape == old.shape else value
+                for key, value in entries.items()}
+
+    def _divided(self, value: Tensor, parameter: Any) -> Tensor:
+        """Return this rank's part of a tensor, divided as the parameter is."""
+        from torch.distributed.tensor import DTensor
+        rows = len(parameter.to_local())
+        # as torch.chunk: all ranks but the last ones have the same number of rows
+        start = -(-len(value) // dist.get_world_size()) * dist.get_rank()
+        return DTensor.from_local(
+            value[start:start + rows].clone(), self._mesh, parameter.placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride())
+
+    def end_backward(self) -> None:
+        """Take the gradients away that no rank has computed: FSDP2 puts zeros there."""
+        unused = _noted()
+        parameters = [value for value in self._parameters.values() if value.requires_grad]
+        used = torch.tensor([value.grad is not None and id(value) not in unused
+                             for value in parameters], dtype=torch.int32)
+        unused.clear()
+        dist.all_reduce(used)
+        for value, count in zip(parameters, used.tolist()):
+            if not count:
+                value.grad = None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Gather weights and the optimizer's state: rank 0 saves them inside of the block.
+
+        A collective operation. Tensors are gathered one at a time, into the memory of the host.
+        """
+        weights = {id(value): _kept(value) for value in self._parameters.values()}
+        states = [{key: _kept(value) for key, value in self._optimizer.state[value].items()}
+                  if value in self._optimizer.state else {}
+                  for group in self._optimizer.param_groups for value in group['params']]
+        if not is_main_process():
+            yield
+            return
+
+        def put_weights(module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
+            for name, value in module.named_parameters(remove_duplicate=False):
+                if name in state:
+                    state[name] = weights[id(value)]
+
+        def put_states(optimizer: Any, state: dict[str, Any]) -> None:
+            state['state'] = {number: states[number] for number in state['state']}
+
+        handles = [self._model._register_state_dict_hook(put_weights),
+                   self._optimizer.register_state_dict_post_hook(put_states)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _whole(value: Any) -> Tensor:
+    """Return all of a divided tensor, which the ranks of a process share; others as they are.
+
+    A collective operation.
+    """
+    if not hasattr(value, 'to_local'):
+        return value
+    part = value.to_local().detach()
+    padded = part.new_zeros(-(-len(value) // dist.get_world_size()), *value.shape[1:])
+    padded[:len(part)] = part
+    group: Any = dist.group.WORLD
+    flat: Tensor = group.merged(padded, torch.cat, 'the whole of a tensor')
+    return flat[:value.numel()].view(value.shape)
+
+
+def _kept(value: Any) -> Any:
+    """Return all of a divided tensor on rank 0, in the memory of the host."""
+    whole = _whole(value)
+    return whole.cpu() if is_main_process() else None
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that are gathered when their forward pass runs, the inner ones first.
+
+    They are elements of lists of layers in a backbone, encoder or decoder: other parts of a
+    detector may be called by methods of their own.
+    """
+    found = []
+    for name, part in model.named_modules():
+        if name.rpartition('.')[2] in ('backbone', 'encoder', 'decoder'):
+            for layers in part.modules():
+                if type(layers) in (nn.Sequential, nn.ModuleList) or isinstance(
+                        layers, nn.Sequential):
+                    found += [layer for layer in layers if sum(
+                        value.numel() for value in layer.parameters()) >= SMALLEST]
+    return list(dict.fromkeys(reversed(found)))
+
+
+_thread = threading.local()  # `unused`: ids of parameters that this rank has not used
+
+
+def _noted() -> set[int]:
+    if not hasattr(_thread, 'unused'):
+        _thread.unused = set()
+    return _thread.unused
+
+
+def _note_unused_parameters() -> None:
+    """Note the parameters for which FSDP2 asks for zeros, because they have no gradient."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+    zeros = FSDPParam.unsharded_zero_grad_data
+    if not hasattr(zeros.fget, '_mmrepro_notes'):
+        def noted(param: Any) -> Tensor:
+            _noted().add(id(param.sharded_param))
+            return zeros.fget(param)
+
+        noted._mmrepro_notes = True  # type: ignore[attr-defined]
+        FSDPParam.unsharded_zero_grad_data = property(noted)
+
+
+def _tree_reduce_scatter() -> Any:
+    from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+    class TreeReduceScatter(ReduceScatter):
+        """Adds up gradients as VirtualDataParallel does: each is scaled first."""
+
+        def allocate(self, size: Any, *, dtype: Any, device: Any) -> Tensor:
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any,
+                     async_op: bool = False) -> Any:
+            input_tensor.mul_(1. / group.size())
+            scatter = getattr(dist, 'reduce_scatter_single', None) or dist.reduce_scatter_tensor
+            return scatter(output_tensor, input_tensor, op, group)
+
+    return TreeReduceScatter()
+
+
+def _clip(clip: Callable[..., Any], parameters: list[Any], max_norm: float, norm_type: float = 2.,
+          error_if_nonfinite: bool = False, foreach: bool | None = None) -> Tensor:
+    """Clip divided gradients by the norm of the whole ones, as ``clip_grad_norm_`` does."""
+    norms = [torch.linalg.vector_norm(_whole(value.grad), norm_type) for value in parameters]
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if error_if_nonfinite and not total.isfinite():
+        raise RuntimeError(f'the norm of order {norm_type} of the gradients is {total.item()}')
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for value in parameters:
+        value.grad.to_local().mul_(factor)
+    return total
+
+
+def shard_weights(runner: Any) -> None:
+    """Divide the weights of a training that is about to begin among the virtual ranks.
+
+    Every rank calls this function when its weights are loaded and its hooks are ready.
+
+    Raises:
+        RandomnessError: it is not possible, says why.
+    """
+    text = problem(runner)
+    wrapper = runner.optim_wrapper
+    digest = '' if text else exact_digest([
+        {name: value.detach() for name, value in unwrap(runner.model).named_parameters()},
+        wrapper.state_dict()])
+    starts = agree('the start of a training with divided weights', (text, digest), list)
+    text = next(filter(None, (start[0] for start in starts)), '')
+    if not text and len({start[1] for start in starts}) > 1:
+        text = 'weights or the state of the optimizer are not the same on all ranks'
+    if text:
+        raise RandomnessError(f"randomness.virtual_ranks.memory='sharded', and {text}. Other kinds "
+                              "of memory are None, 'shared' and 'separate'")
+    runner.model.sharding = Sharding(runner)
+
+
+def whole(runner: Any) -> AbstractContextManager[None]:
+    """Let rank 0 see whole weights in state dicts inside the block; collective if divided."""
+    sharding = getattr(runner.model, 'sharding', None)
+    return nullcontext() if sharding is None else sharding.whole()
