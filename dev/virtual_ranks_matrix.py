@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument('--configs', nargs='+', choices=[*CONFIGS, *FOR_FAULTS])
     parser.add_argument('--ranks', nargs='+', type=int, default=list(RANKS))
     parser.add_argument('--processes', nargs='+', type=int, default=list(PROCESSES))
+    parser.add_argument('--memory', choices=['shared', 'sharded'], default='shared')
     parser.add_argument('--fault', choices=list(FAULTS))
     args = parser.parse_args()
     from mmrepro.demo.dataset import write_dataset

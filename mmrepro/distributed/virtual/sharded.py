@@ -33,6 +33,7 @@ SINCE = '2.13'  # of torch: parameters without a gradient take part in a sum
 # optimizers of torch whose step computes each element from the same element of other tensors
 BY_ELEMENT = ('SGD', 'Adam', 'AdamW', 'NAdam', 'RAdam', 'Adamax', 'Adagrad', 'Adadelta', 'RMSprop',
               'ASGD', 'Rprop')
+WHOLE = ('FingerprintHook', 'SyncNormHook')  # hooks that take weights for whole
 SMALLEST = 50_000  # elements of a block that is gathered by itself; the rest is with the model
 
 
@@ -52,9 +53,9 @@ def problem(runner: Any) -> str:
         return (f'accumulative_counts={wrapper._accumulative_counts}: what ranks accumulate is '
                 'not divided; use more virtual ranks instead')
     for hook in runner.hooks:
-        if type(hook).__name__ == 'FingerprintHook' or weight_hooks.changes_weights(hook):
+        if type(hook).__name__ in WHOLE:
             return f'the hook {type(hook).__name__} uses whole weights'
-    return ''
+    return weight_hooks.problem(runner.hooks)
 
 
 def _fsdp() -> Any:
@@ -72,28 +73,41 @@ class Sharding:
     def __init__(self, runner: Any) -> None:
         from torch.distributed.device_mesh import DeviceMesh
         self._model = unwrap(runner.model)
+        averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
         self._optimizer = runner.optim_wrapper.optimizer
         group = dist.new_group(list(range(dist.get_world_size())))
         device = next(self._model.parameters()).device.type
         self._mesh = DeviceMesh.from_group(group, device)
-        before = dict(self._model.named_parameters())
         _note_unused_parameters()
-        reduce_scatter = _tree_reduce_scatter()
-        for module in (*_blocks(self._model), self._model):
+        self._reduce_scatter = _tree_reduce_scatter()
+        self._divide_optimizer(self._divide(self._model))
+        self._divided = {self._model: dict(self._model.named_parameters())}
+        for average in averages:
+            self._divide(average.module)
+            divided = self._divided[average.module] = dict(average.module.named_parameters())
+            average.avg_parameters = {name: divided.get(name, value)
+                                      for name, value in average.avg_parameters.items()}
+        if runner.optim_wrapper.clip_grad_kwargs:
+            clip = runner.optim_wrapper.clip_func
+            runner.optim_wrapper.clip_func = functools.partial(_clip, clip)
+
+    def _divide(self, model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
+        """Divide the weights of a model; returns the new parameters by those that it had."""
+        before = dict(model.named_parameters())
+        # whole: no gradient says when their last use in a backward pass is over
+        frozen = {value for value in before.values() if not value.requires_grad}
+        for module in (*_blocks(model), model):
             sharded: Any = _fsdp().fully_shard(
-                module, mesh=self._mesh, reshard_after_forward=True)
-            sharded.set_custom_reduce_scatter(reduce_scatter)
+                module, mesh=self._mesh, reshard_after_forward=True, ignored_params=frozen)
+            _leave_graph_alone(sharded)
+            sharded.set_custom_reduce_scatter(self._reduce_scatter)
             # the sum as it is
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
             # otherwise, ranks whose networks take other paths would add up other parameters
             sharded.set_reduce_scatter_unused_params(True)
-        after = dict(self._model.named_parameters())
-        self._parameters = after
-        self._divide_optimizer({before[name]: after[name] for name in before})
-        if runner.optim_wrapper.clip_grad_kwargs:
-            clip = runner.optim_wrapper.clip_func
-            runner.optim_wrapper.clip_func = functools.partial(_clip, clip)
+        after = dict(model.named_parameters())
+        return {value: after[name] for name, value in before.items()}
 
     def _divide_optimizer(self, parameters: dict[nn.Parameter, nn.Parameter]) -> None:
         state = dict(self._optimizer.state)
@@ -102,11 +116,11 @@ class Sharding:
         self._optimizer.state.clear()
         for old, entries in state.items():
             self._optimizer.state[parameters[old]] = {
-                key: self._divided(value, parameters[old])
+                key: self._part_of(value, parameters[old])
                 if isinstance(value, Tensor) and value.shape == old.shape else value
                 for key, value in entries.items()}
 
-    def _divided(self, value: Tensor, parameter: Any) -> Tensor:
+    def _part_of(self, value: Tensor, parameter: Any) -> Tensor:
         """Return this rank's part of a tensor, divided as the parameter is."""
         from torch.distributed.tensor import DTensor
         rows = len(parameter.to_local())
@@ -119,7 +133,8 @@ class Sharding:
     def end_backward(self) -> None:
         """Take the gradients away that no rank has computed: FSDP2 puts zeros there."""
         unused = _noted()
-        parameters = [value for value in self._parameters.values() if value.requires_grad]
+        parameters = [value for value in self._divided[self._model].values()
+                      if value.requires_grad]
         used = torch.tensor([value.grad is not None and id(value) not in unused
                              for value in parameters], dtype=torch.int32)
         unused.clear()
@@ -134,7 +149,8 @@ class Sharding:
 
         A collective operation. Tensors are gathered one at a time, into the memory of the host.
         """
-        weights = {id(value): _kept(value) for value in self._parameters.values()}
+        weights = {id(value): _kept(value) for parameters in self._divided.values()
+                   for value in parameters.values()}
         states = [{key: _kept(value) for key, value in self._optimizer.state[value].items()}
                   if value in self._optimizer.state else {}
                   for group in self._optimizer.param_groups for value in group['params']]
@@ -144,13 +160,13 @@ class Sharding:
 
         def put_weights(module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
             for name, value in module.named_parameters(remove_duplicate=False):
-                if name in state:
-                    state[name] = weights[id(value)]
+                if prefix + name in state:
+                    state[prefix + name] = weights[id(value)]
 
         def put_states(optimizer: Any, state: dict[str, Any]) -> None:
             state['state'] = {number: states[number] for number in state['state']}
 
-        handles = [self._model._register_state_dict_hook(put_weights),
+        handles = [*(model._register_state_dict_hook(put_weights) for model in self._divided),
                    self._optimizer.register_state_dict_post_hook(put_states)]
         try:
             yield
@@ -159,7 +175,7 @@ class Sharding:
                 handle.remove()
 
 
-def _whole(value: Any) -> Tensor:
+def whole_tensor(value: Any) -> Tensor:
     """Return all of a divided tensor, which the ranks of a process share; others as they are.
 
     A collective operation.
@@ -176,7 +192,7 @@ def _whole(value: Any) -> Tensor:
 
 def _kept(value: Any) -> Any:
     """Return all of a divided tensor on rank 0, in the memory of the host."""
-    whole = _whole(value)
+    whole = whole_tensor(value)
     return whole.cpu() if is_main_process() else None
 
 
@@ -219,6 +235,32 @@ def _note_unused_parameters() -> None:
         FSDPParam.unsharded_zero_grad_data = property(noted)
 
 
+def _leave_graph_alone(module: Any) -> None:
+    """Let FSDP2 finish a module when all of its gradients are there.
+
+    FSDP2 puts a function into the graph at the inputs of a module, whose backward finishes it. But
+    then gradients of an input that others use as well are added up in another order.
+    """
+    for group in module._get_fsdp_state()._fsdp_param_groups:
+        left: set[int] = set()  # indices of parameters whose gradients are to come
+
+        def begin(args: Any, kwargs: Any, group: Any = group, left: set[int] = left) -> Any:
+            for number, param in enumerate(group.fsdp_params) if torch.is_grad_enabled() else ():
+                left.add(number)
+                if not hasattr(param.unsharded_param, '_mmrepro_counts'):
+                    param.unsharded_param._mmrepro_counts = \
+                        param.unsharded_param.register_post_accumulate_grad_hook(
+                            functools.partial(count, group, left, number))
+            return args, kwargs
+
+        def count(group: Any, left: set[int], number: int, param: Tensor) -> None:
+            left.discard(number)
+            if not left:
+                group.post_backward()
+
+        group._register_post_backward_hook = begin
+
+
 def _tree_reduce_scatter() -> Any:
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
@@ -240,7 +282,7 @@ def _tree_reduce_scatter() -> Any:
 def _clip(clip: Callable[..., Any], parameters: list[Any], max_norm: float, norm_type: float = 2.,
           error_if_nonfinite: bool = False, foreach: bool | None = None) -> Tensor:
     """Clip divided gradients by the norm of the whole ones, as ``clip_grad_norm_`` does."""
-    norms = [torch.linalg.vector_norm(_whole(value.grad), norm_type) for value in parameters]
+    norms = [torch.linalg.vector_norm(whole_tensor(value.grad), norm_type) for value in parameters]
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(f'the norm of order {norm_type} of the gradients is {total.item()}')
