@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..digests import local
 from ..distributed.unwrap import optim_wrappers
+from ..distributed.virtual.sharded import is_divided, whole_tensor
 from . import digest
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -22,7 +22,14 @@ class Snapshot:
         self._pending: list[tuple[bool, str, Sequence[str], torch.Tensor]] = []
 
     def add(self, kind: str, named: Named) -> None:
-        """Add the digests of named tensors on any devices."""
+        """Add the digests of named tensors on any devices.
+
+        Those that are divided among ranks are gathered, one at a time: a collective operation.
+        """
+        for name, tensor in named:
+            if is_divided(tensor):
+                self.add_digests(kind, [name], digest.tensor_digests([whole_tensor(tensor)]))
+        named = [(name, tensor) for name, tensor in named if not is_divided(tensor)]
         for device in {tensor.device for _, tensor in named}:
             mine = [(name, tensor) for name, tensor in named if tensor.device == device]
             self.add_digests(kind, [name for name, _ in mine],
@@ -69,7 +76,7 @@ class Fetched(NamedTuple):
 
 def gradients_of(names: dict[int, str], parameters: Sequence[torch.Tensor]) -> Named:
     """Return the existing gradients by name; ``names`` is by ``id`` of the parameter."""
-    return [(names.get(id(parameter), f'unnamed {i}'), local(parameter.grad))
+    return [(names.get(id(parameter), f'unnamed {i}'), parameter.grad)
             for i, parameter in enumerate(parameters) if parameter.grad is not None]
 
 

@@ -15,6 +15,7 @@ from .. import variables
 from ..data import placement_of
 from ..data.samplers import plain
 from ..distributed.unwrap import optim_wrappers, unwrap
+from ..distributed.virtual.sharded import whole_tensor
 from ..errors import ConfigError
 from ..fingerprint import provenance, schema
 from ..fingerprint.digest import SCHEME, value_digest
@@ -70,7 +71,7 @@ class FingerprintHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         model = unwrap(runner.model)
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names = {}
         for wrapper in optim_wrappers(runner.optim_wrapper).values():
             optimizer = wrapper.optimizer
             if not hasattr(optimizer, 'register_step_pre_hook'):
@@ -103,6 +104,9 @@ class FingerprintHook(Hook):
         self._step = None
         if runner.iter % self.interval:
             return
+        if not self._names:  # weights may be divided at the end of ``before_train``
+            self._names = {id(parameter): name for name, parameter in
+                           unwrap(runner.model).named_parameters()}
         self._step, self._seen = Snapshot(), []
         self._drawn = drawn
         self._step.add_digests('data', ['data'], value_digest(data_batch).view(1))
@@ -144,7 +148,8 @@ class FingerprintHook(Hook):
         step.add_numbers('losses', list(losses), list(losses.values()))
         if self.level == 'parameter':
             names, parameters = zip(*model.named_parameters())
-            step.add_numbers(schema.NORMS, names, torch._foreach_norm([p.data for p in parameters]))
+            step.add_numbers(schema.NORMS, names, torch._foreach_norm([
+                whole_tensor(parameter.data) for parameter in parameters]))
         content = step.fetch()
         details: dict[str, Any] = {}
         if self.level != 'step':

@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..digests import local
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..fingerprint.digest import hex_of
 from ..fingerprint.snapshot import Snapshot, gradients_of
@@ -98,7 +99,8 @@ class Observer:
             return
         self._watching.close()
         with _disable_current_modes():
-            snapshot.add('sums', gradients_of(self._names, list(self._model.parameters())))
+            snapshot.add('sums', [(name, local(gradient)) for name, gradient in gradients_of(
+                self._names, list(self._model.parameters()))])
             content = snapshot.fetch()
         digests = [{name: hex_of(value) for name, value in content.digests.get(field, {}).items()}
                    for field in ('gradients', 'sums')]

@@ -11,6 +11,16 @@ from ranks import free_port
 from dev.children import join_ranks, silence_output
 from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.unwrap import unwrap
+from mmrepro.distributed.virtual.sharded import whole_tensor
+
+
+def whole(value: Any) -> Any:
+    """Gather the tensors in nested data that are divided among the ranks."""
+    if isinstance(value, dict):
+        return {key: whole(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [whole(part) for part in value]
+    return whole_tensor(value)
 
 
 def _recorder(lines: list[dict]) -> Any:
@@ -26,12 +36,12 @@ def _recorder(lines: list[dict]) -> Any:
             model = unwrap(runner.model)
             lines.append(dict(
                 iteration=runner.iter, data=self.data, losses=digest(dict(outputs)),
-                gradients=digest({name: one.grad for name, one in model.named_parameters()}),
-                weights=digest(dict(model.named_parameters())),
+                gradients=digest(whole({name: one.grad for name, one in model.named_parameters()})),
+                weights=digest(whole(dict(model.named_parameters()))),
                 buffers=digest(dict(model.named_buffers())),
-                optimizer=digest(runner.optim_wrapper.state_dict()),
-                averages=digest([hook.ema_model.state_dict() for hook in runner.hooks
-                                 if hasattr(hook, 'ema_model')])))
+                optimizer=digest(whole(runner.optim_wrapper.state_dict())),
+                averages=digest(whole([hook.ema_model.state_dict() for hook in runner.hooks
+                                       if hasattr(hook, 'ema_model')]))))
 
         def after_val_epoch(self, runner, metrics=None):
             lines.append(dict(iteration=runner.iter, metrics=digest(metrics)))

@@ -14,6 +14,7 @@ from torch.autograd import Variable
 
 from ...errors import VirtualRanksError
 from ...nested import tensors
+from .sharded import is_divided
 
 
 @MODEL_WRAPPERS.register_module()
@@ -104,8 +105,8 @@ class VirtualDataParallel(nn.Module):
         self._queued = False
         if self.sharding is not None:
             self.sharding.end_backward()
-            return
-        parameters = [value for value in self.module.parameters() if value.requires_grad]
+        parameters = [value for value in self.module.parameters()
+                      if value.requires_grad and not is_divided(value)]
         if not parameters:
             return
         used = torch.tensor([value.grad is not None for value in parameters],

@@ -15,7 +15,7 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from mmengine.dist import is_main_process
 from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
-from ...digests import exact_digest
+from ...digests import exact_digest, local
 from ...errors import RandomnessError, VirtualRanksError
 from ..agreement import agree
 from ..unwrap import unwrap
@@ -33,8 +33,8 @@ SINCE = '2.13'  # of torch: parameters without a gradient take part in a sum
 # optimizers of torch whose step computes each element from the same element of other tensors
 BY_ELEMENT = ('SGD', 'Adam', 'AdamW', 'NAdam', 'RAdam', 'Adamax', 'Adagrad', 'Adadelta', 'RMSprop',
               'ASGD', 'Rprop')
-WHOLE = ('FingerprintHook', 'SyncNormHook')  # hooks that take weights for whole
-SMALLEST = 50_000  # elements of a block that is gathered by itself; the rest is with the model
+# elements of a block that is gathered by itself; a larger one is divided if it has lists of layers
+SMALLEST, LARGEST = 50_000, 8_000_000
 
 
 def problem(runner: Any) -> str:
@@ -53,8 +53,8 @@ def problem(runner: Any) -> str:
         return (f'accumulative_counts={wrapper._accumulative_counts}: what ranks accumulate is '
                 'not divided; use more virtual ranks instead')
     for hook in runner.hooks:
-        if type(hook).__name__ in WHOLE:
-            return f'the hook {type(hook).__name__} uses whole weights'
+        if type(hook).__name__ == 'SyncNormHook':
+            return 'SyncNormHook averages whole weights of normalization layers'
     return weight_hooks.problem(runner.hooks)
 
 
@@ -79,26 +79,29 @@ class Sharding:
         device = next(self._model.parameters()).device.type
         self._mesh = DeviceMesh.from_group(group, device)
         _note_unused_parameters()
+        # frozen ones have no gradient that says when their last use in a backward pass is over;
+        # FSDP2 does not divide scalars
+        self._left_whole = [name for name, value in self._model.named_parameters()
+                            if not value.requires_grad or value.ndim == 0]
         self._reduce_scatter = _tree_reduce_scatter()
         self._divide_optimizer(self._divide(self._model))
         self._divided = {self._model: dict(self._model.named_parameters())}
         for average in averages:
             self._divide(average.module)
-            divided = self._divided[average.module] = dict(average.module.named_parameters())
+            divided = self._divided[average.module] = dict(
+                average.module.named_parameters(remove_duplicate=False))
             average.avg_parameters = {name: divided.get(name, value)
                                       for name, value in average.avg_parameters.items()}
         if runner.optim_wrapper.clip_grad_kwargs:
-            clip = runner.optim_wrapper.clip_func
-            runner.optim_wrapper.clip_func = functools.partial(_clip, clip)
+            runner.optim_wrapper.clip_func = _CLIPS[runner.optim_wrapper.clip_func.__name__]
 
     def _divide(self, model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
         """Divide the weights of a model; returns the new parameters by those that it had."""
         before = dict(model.named_parameters())
-        # whole: no gradient says when their last use in a backward pass is over
-        frozen = {value for value in before.values() if not value.requires_grad}
+        left_whole = {before[name] for name in self._left_whole}
         for module in (*_blocks(model), model):
             sharded: Any = _fsdp().fully_shard(
-                module, mesh=self._mesh, reshard_after_forward=True, ignored_params=frozen)
+                module, mesh=self._mesh, reshard_after_forward=True, ignored_params=left_whole)
             _leave_graph_alone(sharded)
             sharded.set_custom_reduce_scatter(self._reduce_scatter)
             # the sum as it is
@@ -117,7 +120,8 @@ class Sharding:
         for old, entries in state.items():
             self._optimizer.state[parameters[old]] = {
                 key: self._part_of(value, parameters[old])
-                if isinstance(value, Tensor) and value.shape == old.shape else value
+                if is_divided(parameters[old]) and isinstance(value, Tensor)
+                and value.shape == old.shape else value
                 for key, value in entries.items()}
 
     def _part_of(self, value: Tensor, parameter: Any) -> Tensor:
@@ -134,7 +138,7 @@ class Sharding:
         """Take the gradients away that no rank has computed: FSDP2 puts zeros there."""
         unused = _noted()
         parameters = [value for value in self._divided[self._model].values()
-                      if value.requires_grad]
+                      if is_divided(value)]
         used = torch.tensor([value.grad is not None and id(value) not in unused
                              for value in parameters], dtype=torch.int32)
         unused.clear()
@@ -150,7 +154,7 @@ class Sharding:
         A collective operation. Tensors are gathered one at a time, into the memory of the host.
         """
         weights = {id(value): _kept(value) for parameters in self._divided.values()
-                   for value in parameters.values()}
+                   for value in parameters.values() if is_divided(value)}
         states = [{key: _kept(value) for key, value in self._optimizer.state[value].items()}
                   if value in self._optimizer.state else {}
                   for group in self._optimizer.param_groups for value in group['params']]
@@ -160,7 +164,7 @@ class Sharding:
 
         def put_weights(module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
             for name, value in module.named_parameters(remove_duplicate=False):
-                if prefix + name in state:
+                if prefix + name in state and id(value) in weights:
                     state[prefix + name] = weights[id(value)]
 
         def put_states(optimizer: Any, state: dict[str, Any]) -> None:
@@ -175,12 +179,17 @@ class Sharding:
                 handle.remove()
 
 
+def is_divided(value: Any) -> bool:
+    """Whether a tensor is divided among ranks."""
+    return hasattr(value, 'to_local')
+
+
 def whole_tensor(value: Any) -> Tensor:
     """Return all of a divided tensor, which the ranks of a process share; others as they are.
 
     A collective operation.
     """
-    if not hasattr(value, 'to_local'):
+    if not is_divided(value):
         return value
     part = value.to_local().detach()
     padded = part.new_zeros(-(-len(value) // dist.get_world_size()), *value.shape[1:])
@@ -191,26 +200,32 @@ def whole_tensor(value: Any) -> Tensor:
 
 
 def _kept(value: Any) -> Any:
-    """Return all of a divided tensor on rank 0, in the memory of the host."""
+    """Return all of a divided tensor on rank 0, in the memory of the host; others as they are."""
+    if not is_divided(value):
+        return value
     whole = whole_tensor(value)
     return whole.cpu() if is_main_process() else None
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that are gathered when their forward pass runs, the inner ones first.
+    """Return the modules that are gathered when their forward pass runs.
 
     They are elements of lists of layers in a backbone, encoder or decoder: other parts of a
-    detector may be called by methods of their own.
+    detector are called by methods of their own.
     """
-    found = []
-    for name, part in model.named_modules():
-        if name.rpartition('.')[2] in ('backbone', 'encoder', 'decoder'):
-            for layers in part.modules():
-                if type(layers) in (nn.Sequential, nn.ModuleList) or isinstance(
-                        layers, nn.Sequential):
-                    found += [layer for layer in layers if sum(
-                        value.numel() for value in layer.parameters()) >= SMALLEST]
-    return list(dict.fromkeys(reversed(found)))
+    parts = [part for name, part in model.named_modules()
+             if name.rpartition('.')[2] in ('backbone', 'encoder', 'decoder')]
+    return list(dict.fromkeys(block for part in parts for block in _blocks_in(part)))
+
+
+def _blocks_in(part: nn.Module) -> Iterator[nn.Module]:
+    for child in part.children():
+        size = sum(value.numel() for value in child.parameters())
+        in_list = isinstance(part, (nn.Sequential, nn.ModuleList))
+        inner = list(_blocks_in(child)) if not in_list or size > LARGEST else []
+        yield from inner
+        if in_list and not inner and size >= SMALLEST:
+            yield child
 
 
 _thread = threading.local()  # `unused`: ids of parameters that this rank has not used
@@ -279,17 +294,25 @@ def _tree_reduce_scatter() -> Any:
     return TreeReduceScatter()
 
 
-def _clip(clip: Callable[..., Any], parameters: list[Any], max_norm: float, norm_type: float = 2.,
-          error_if_nonfinite: bool = False, foreach: bool | None = None) -> Tensor:
-    """Clip divided gradients by the norm of the whole ones, as ``clip_grad_norm_`` does."""
+def _clip_norm(parameters: list[Any], max_norm: float, norm_type: float = 2.,
+               error_if_nonfinite: bool = False, foreach: bool | None = None) -> Tensor:
+    """Clip by the norm of whole gradients, computed as in torch's ``clip_grad_norm_``."""
     norms = [torch.linalg.vector_norm(whole_tensor(value.grad), norm_type) for value in parameters]
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(f'the norm of order {norm_type} of the gradients is {total.item()}')
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for value in parameters:
-        value.grad.to_local().mul_(factor)
+        local(value.grad).mul_(factor)
     return total
+
+
+def _clip_values(parameters: list[Any], clip_value: float, foreach: bool | None = None) -> None:
+    for value in parameters:
+        local(value.grad).clamp_(-clip_value, clip_value)
+
+
+_CLIPS = {'clip_grad_norm_': _clip_norm, 'clip_grad_value_': _clip_values}
 
 
 def shard_weights(runner: Any) -> None:

@@ -1,0 +1,161 @@
+"""Weights that are divided among virtual ranks have the bits of whole ones."""
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from harness import Child
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+from sharded_runs import RANKS, settings
+from virtual_processes import alone
+from virtual_runs import run
+
+from mmrepro.digests import local
+from mmrepro.distributed.virtual import sharded
+from mmrepro.errors import RandomnessError
+from mmrepro.fingerprint.divergence import first_divergence
+from mmrepro.fingerprint.reader import read_run
+
+OPTIONS = {
+    'SGD': {},
+    'AdamW, clipping, averages': dict(
+        optim_wrapper__optimizer=dict(_delete_=True, type='AdamW', lr=0.01),
+        optim_wrapper__clip_grad=dict(max_norm=0.05), custom_hooks=[dict(type='EMAHook')]),
+    'three ranks, clipped values': dict(
+        randomness__virtual_ranks__ranks=3,
+        optim_wrapper__clip_grad=dict(type='value', clip_value=1e-3)),
+}
+
+
+def lines(folder, memory, processes=1, resume=None, **changes):
+    """Return what each rank saw in a training, see virtual_runs."""
+    return run(settings(folder, memory, **changes), None, processes, folder, resume)
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+def test_the_bits_are_those_of_whole_weights_on_any_number_of_processes(options, tmp_path):
+    expected = lines(tmp_path / 'separate', 'separate', **OPTIONS[options])
+    for processes in (1, 2):
+        assert expected == lines(
+            tmp_path / str(processes), 'sharded', processes, **OPTIONS[options]), processes
+
+
+@pytest.mark.parametrize('before, after', [
+    (('sharded', 1), ('sharded', 2)), (('sharded', 2), ('shared', 1)),
+    (('shared', 1), ('sharded', 1))])
+def test_a_run_moves_between_kinds_of_memory_and_numbers_of_processes(before, after, tmp_path):
+    options = OPTIONS['AdamW, clipping, averages']
+    expected = lines(tmp_path / 'before', *before, **options)
+    found = lines(tmp_path / 'after', *after, resume=tmp_path / 'before/iter_1.pth', **options)
+    assert [[line for line in rank if line['iteration'] >= 1][-len(found[0]):]
+            for rank in expected] == found
+
+
+def test_a_checkpoint_is_that_of_whole_weights(tmp_path):
+    files = []
+    for memory in ('separate', 'sharded'):
+        lines(tmp_path / memory, memory, **OPTIONS['AdamW, clipping, averages'])
+        files.append(torch.load(tmp_path / memory / 'iter_3.pth', weights_only=False))
+    for key in ('state_dict', 'ema_state_dict'):
+        assert list(files[0][key]) == list(files[1][key])
+        for name, value in files[0][key].items():
+            assert type(files[1][key][name]) is torch.Tensor
+            assert torch.equal(value, files[1][key][name]), name
+    model = MODELS.build(settings(tmp_path, None).model)
+    model.load_state_dict(files[1]['state_dict'])
+
+
+def test_each_rank_keeps_its_share(tmp_path):
+    def shares():
+        runner = Runner.from_cfg(settings(tmp_path, 'sharded'))
+        whole = sum(value.numel() for value in runner.model.parameters() if value.requires_grad)
+        runner.train()
+        state = [value for entries in runner.optim_wrapper.optimizer.state.values()
+                 for value in entries.values()]
+        return [sum(local(value).numel() for value in values if value.ndim) / whole for values in (
+            [value for value in runner.model.parameters() if value.requires_grad], state)]
+
+    for weights, momentum in alone(shares, RANKS):
+        assert max(weights, momentum) < 1.01 / RANKS
+
+
+def test_fingerprints_do_not_depend_on_the_kind_of_memory(tmp_path):
+    for memory in ('separate', 'sharded'):
+        lines(tmp_path / memory, memory, custom_hooks=[
+            dict(type='FingerprintHook', level='parameter')])
+    runs = [read_run(tmp_path / memory) for memory in ('separate', 'sharded')]
+    assert runs[0].ranks.keys() == set(range(RANKS))
+    assert first_divergence(runs[0].ranks, runs[1].ranks) is None
+
+
+REFUSED = {
+    'the optimizer LBFGS': dict(optim_wrapper__optimizer=dict(_delete_=True, type='LBFGS')),
+    'accumulative_counts=2': dict(optim_wrapper__accumulative_counts=2),
+    'SyncNormHook': dict(custom_hooks=[dict(type='mmdet.SyncNormHook')]),
+}
+
+
+@pytest.mark.parametrize('text', REFUSED)
+def test_what_cannot_be_divided_is_refused_by_name(text, tmp_path):
+    with pytest.raises(RuntimeError, match=f"memory='sharded', and .*{text}"):
+        lines(tmp_path, 'sharded', **REFUSED[text])
+
+
+def test_an_older_torch_is_named(tmp_path):
+    def train():
+        with mock.patch.object(
+                sharded, '_fsdp', lambda: SimpleNamespace(FSDPModule=object)), pytest.raises(
+                RandomnessError, match='torch .* does not have what it needs: 2.13 has'):
+            Runner.from_cfg(settings(tmp_path, 'sharded',
+                                     randomness__virtual_ranks__ranks=1)).train()
+        return True
+
+    assert alone(train, 1) == [True]
+
+
+# ------------------------------------------------------------------------------------ faults
+
+
+def added_up_in_a_ring(self, output, inputs, opts):
+    parts = self._gathered(inputs, 'reduce_scatter')
+    output.copy_(sum(parts[self._index + 1:] + parts[:self._index + 1]).view(
+        self._count, -1)[self._index].view(output.shape))
+
+
+def norm_of_parts(value):
+    return local(value)
+
+
+FAULTS = {
+    'sums in the order of a ring': lambda: mock.patch(
+        'mmrepro.distributed.virtual.group.VirtualGroup.reduce_scatter_single',
+        added_up_in_a_ring),
+    'a norm of parts': lambda: mock.patch.object(sharded, 'whole_tensor', norm_of_parts),
+    "FSDP2's function in the graph": lambda: mock.patch.object(
+        sharded, '_leave_graph_alone', lambda module: None),
+    'zeros for parameters without a gradient': lambda: mock.patch.object(
+        sharded.Sharding, 'end_backward', lambda self: None),
+}
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_planted_faults_are_seen(fault, tmp_path):
+    def weights(memory):
+        def train():
+            runner = Runner.from_cfg(settings(
+                tmp_path / memory, memory, default_hooks__checkpoint=None,
+                optim_wrapper__clip_grad=dict(max_norm=0.05)))
+            runner.train()
+            whole = {name: sharded.whole_tensor(value)
+                     for name, value in runner.model.module.named_parameters()}
+            return {name: value.detach().numpy().tobytes() for name, value in whole.items()}
+        return alone(train, RANKS)[0]
+
+    def outcome():
+        expected = weights('separate')
+        assert weights('sharded') == expected
+        with FAULTS[fault]():
+            return weights('sharded') != expected
+
+    assert Child(outcome).result()
