@@ -115,7 +115,8 @@ class VirtualRanks:
         ranks: number of ranks, on 1 to as many processes; None: each process is a rank.
         memory: what the ranks of a process share; no bit depends on it. None: one copy of weights,
             optimizer state and averages, if optimizer and hooks allow it, else a copy for each
-            rank; 'shared': one copy, or an error; 'separate': a copy for each rank.
+            rank; 'shared': one copy, or an error; 'separate': a copy for each rank; 'sharded': a
+            part of each tensor for each rank, by FSDP2.
     """
     ranks: int | None = None
     memory: str | None = None

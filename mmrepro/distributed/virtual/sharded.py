@@ -41,6 +41,8 @@ def problem(runner: Any) -> str:
     """Return why the weights of a run cannot be divided; '' if they can."""
     wrapper = runner.optim_wrapper
     optimizer = getattr(wrapper, 'optimizer', None)
+    if runner.model.sharding is not None:
+        return 'runner.train() was called before: build a new runner'
     if not hasattr(_fsdp().FSDPModule, 'set_reduce_scatter_unused_params'):
         return f'torch {torch.__version__} does not have what it needs: {SINCE} has'
     if type(wrapper) is not OptimWrapper:
