@@ -30,8 +30,8 @@ from .distributed.virtual.cached_ranks import refuse_cached_ranks
 from .distributed.virtual.process_state import keep_attributes
 from .distributed.virtual.runner_parts import settings_on_ranks
 from .distributed.virtual.scheduler import current
-from .distributed.virtual.shared_weights import check_shared_weights, share_weights
 from .distributed.virtual.sharded import whole
+from .distributed.virtual.shared_weights import check_shared_weights, share_weights
 from .facts.collect import collect_facts
 from .facts.training_data import training_facts
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers

@@ -115,11 +115,11 @@ class CheckpointWriter:
         try:
             with whole(runner):
                 if is_main_process():
-                    self._write(stock, out_dir, filename, *args, **kwargs)
+                    self._write(self._save, stock, out_dir, filename, *args, **kwargs)
         finally:
             self._save = None  # it refers to gradients, and may be large
 
-    def _write(self, stock: Callable[..., None], out_dir: str, filename: str,
+    def _write(self, save: _Save, stock: Callable[..., None], out_dir: str, filename: str,
                *args: Any, **kwargs: Any) -> None:
         if '://' in out_dir or kwargs.get('backend_args') or kwargs.get('file_client_args'):
             stock(out_dir, filename, *args, **kwargs)
@@ -127,7 +127,7 @@ class CheckpointWriter:
         partial = os.path.join(out_dir, f'.{filename}.partial')
         try:
             stock(out_dir, os.path.basename(partial), *args, **kwargs)
-            replace_with(partial, os.path.join(out_dir, filename), self._save.resumable)
+            replace_with(partial, os.path.join(out_dir, filename), save.resumable)
         finally:
             if os.path.exists(partial):
                 os.remove(partial)

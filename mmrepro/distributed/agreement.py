@@ -166,7 +166,7 @@ def _control_group() -> Any:
     """
     if c10d._get_default_store() is None:
         return None
-    default = dist.group.WORLD
+    default: Any = dist.group.WORLD
     if default not in _control_groups:
         # MPI and old versions of torch do not tell it: then torch's for gloo, 30 minutes
         device, *_ = getattr(default, '_device_types', ()) or (torch.device('cpu'), )

@@ -24,7 +24,7 @@ from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
 from ...digests import exact_digest, local
-from ...errors import RandomnessError, VirtualRanksError
+from ...errors import RandomnessError
 from ..agreement import agree
 from ..unwrap import unwrap
 from . import weight_hooks
@@ -241,15 +241,16 @@ def _noted() -> set[int]:
 
 def _note_unused_parameters() -> None:
     """Note the parameters for which FSDP2 asks for zeros, because they have no gradient."""
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-    zeros = FSDPParam.unsharded_zero_grad_data
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    kind: Any = _fsdp_param.FSDPParam
+    zeros = kind.unsharded_zero_grad_data
     if not hasattr(zeros.fget, '_mmrepro_notes'):
         def noted(param: Any) -> Tensor:
             _noted().add(id(param.sharded_param))
             return zeros.fget(param)
 
         noted._mmrepro_notes = True  # type: ignore[attr-defined]
-        FSDPParam.unsharded_zero_grad_data = property(noted)
+        kind.unsharded_zero_grad_data = property(noted)
 
 
 def _leave_graph_alone(module: Any) -> None:
