@@ -16,8 +16,6 @@ from torch import Tensor
 Conflicts = Callable[[Tensor, Tensor], Tensor]
 # On CUDA a round costs microseconds, and looking at its result a synchronization.
 _ROUNDS_PER_LOOK = 8
-# Up to this many pairs per box a Python loop is faster than NumPy calls per box.
-_SINGLY = 16
 
 
 def rank(scores: Tensor) -> Tensor:
@@ -100,16 +98,8 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
 def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return ranks of the kept boxes, given all conflicting pairs (``first`` < ``second``)."""
     by_first = first.argsort(kind='stable')
-    second = second.take(by_first)
-    if len(first) <= _SINGLY * count:
-        flags = bytearray(b'\1') * count
-        for better, worse in zip(first.take(by_first).tolist(), second.tolist()):
-            if flags[better]:
-                flags[worse] = 0
-        return np.frombuffer(flags, bool).nonzero()[0]
-    kept = np.ones(count, bool)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=count))])
-    for row in np.flatnonzero(np.diff(starts)).tolist():
-        if kept[row]:
-            kept[second[starts[row]:starts[row + 1]]] = False
-    return np.flatnonzero(kept)
+    flags = bytearray(b'\1') * count
+    for better, worse in zip(first.take(by_first).tolist(), second.take(by_first).tolist()):
+        if flags[better]:
+            flags[worse] = 0
+    return np.frombuffer(flags, bool).nonzero()[0]
