@@ -28,9 +28,10 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-from configparser import RawConfigParser
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
+
+from ..name_lists import read_names
 
 BEHAVIORS = ('raises', 'silent', 'slow', 'ties', 'good', 'unknown')
 # Spans of releases. 2.0 is the oldest that mmrepro runs on.
@@ -141,11 +142,8 @@ _SUMS = (
 
 TABLE: tuple[KernelRow, ...] = (*_BACKWARD, *_SELECTION, *_SUMS)
 
-_FILE = RawConfigParser(delimiters=('=', ), allow_no_value=True)
-setattr(_FILE, 'optionxform', str)  # noqa: B010  names are case-sensitive
-_FILE.read(Path(__file__).with_name('kernel_families.ini'), 'utf-8')
-FAMILIES = tuple(KernelFamily('|'.join(_FILE[section]), *section.split(': ', 1))
-                 for section in _FILE.sections())
+FAMILIES = tuple(KernelFamily('|'.join(names), *section.split(': ', 1)) for section, names in
+                 read_names(Path(__file__).with_name('kernel_families.ini')).items())
 
 
 def family_of(operator: str) -> KernelFamily | None:

@@ -60,8 +60,12 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     order = rank(dets[:, 4])
     cols = columns(dets[order, :4], 0)
     conflicts = dense_conflicts(cols, float(np.float32(iou_threshold)), 0, equal=True)
+    kept = greedy(len(dets), conflicts, cols.device, BLOCK['cpu'])
+    # the first kept box that a box conflicts with drops it; a kept box is its own
     owner = torch.arange(len(dets))
-    kept = greedy(len(dets), conflicts, cols.device, BLOCK['cpu'], owner)
+    dropped = torch.from_numpy(np.setdiff1d(owner.numpy(), kept.numpy()))
+    if len(dropped):
+        owner[dropped] = kept[conflicts(kept, dropped).byte().argmax(0)]
     groups: dict[int, list[int]] = {keeper: [] for keeper in kept.tolist()}
     for keeper, index in zip(owner.tolist(), order.tolist()):
         groups[keeper].append(index)
