@@ -85,6 +85,9 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('evidence/cost.md', 'python benchmarks/ops --page',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'ops' / 'page.py'))['page'](
          result('ops_cpu.json'))),
+    ('evidence/cost.md', 'python benchmarks/ops --only nms',
+     lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'ops' / 'page.py'))['boxes'](
+         result('ops_nms_cpu.json'))),
 )
 
 

@@ -76,19 +76,23 @@ def test_every_module_is_in_the_wheel(wheel):
     assert modules and not [path for path in modules if path not in wheel]
 
 
-def test_configs_tools_and_known_answers_are_in_the_wheel(wheel):
+def test_configs_tools_and_data_files_are_in_the_wheel(wheel):
     """The mixins also where lazy configs read them."""
     for path in [*_files('configs', ['.py', '.yml']), 'tools/train.py', 'tools/test.py',
                  'tools/dist_train.sh', 'tools/slurm_train.sh', 'model-index.yml']:
         assert wheel[f'mmrepro/.mim/{path}'] == _content(path)
     for name in ('reproducible', 'seeded'):
         assert wheel[f'mmrepro/configs/_base_/{name}.py'] == _content(f'configs/_base_/{name}.py')
-    answers = 'mmrepro/ops/portable/known_answers.json'
-    assert wheel[answers] == _content(answers)
+    data = [path for path in _files('mmrepro', ['.json', '.ini', '.csv', '.css'])
+            if '/.mim/' not in path]
+    assert 'mmrepro/ops/portable/known_answers.json' in data
+    for path in data:
+        assert wheel[path] == _content(path)
 
 
 def test_nothing_else_is_in_the_wheel(wheel):
-    allowed = re.compile(r'mmrepro/(.*\.(py|yml|sh|json|css|js|html)|\.mim/docs/.*\.md|py\.typed)$'
+    allowed = re.compile(r'mmrepro/(.*\.(py|yml|sh|json|ini|csv|css|js|html)|py\.typed)$'
+                         r'|mmrepro/\.mim/docs/.*\.md$'
                          r'|mmrepro-[^/]*\.dist-info/|_mmrepro_(operators|pytest)\.py$|mmrepro\.pth$')
     assert [name for name in wheel if not allowed.match(name)] == []
     left_out = tuple(f'tools/{name}.sh'

@@ -42,7 +42,11 @@ def box_row(entry: dict[str, Any]) -> str:
     return '| ' + ' | '.join(cells) + ' |'
 
 
+def boxes(report: dict[str, Any]) -> str:
+    """The second table of what ``--out`` wrote."""
+    return '\n'.join((BOX_HEAD, *map(box_row, report['boxes'])))
+
+
 def page(report: dict[str, Any]) -> str:
     """Both tables of what ``--out`` wrote."""
-    return '\n'.join((HEAD, *map(row, report['features']), '',
-                      BOX_HEAD, *map(box_row, report['boxes'])))
+    return '\n'.join((HEAD, *map(row, report['features']), '', boxes(report)))

@@ -1,14 +1,16 @@
 """The photographs of the demonstration dataset, and the outlines of what is on them.
 
 The photographs are the sample images inside the scikit-image wheel, so nothing is downloaded. The
-outlines were drawn by hand, in pixels of the original photograph.
+outlines in ``outlines.json`` were drawn by hand, in pixels of the original photograph.
 """
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
@@ -27,60 +29,17 @@ class Outline(NamedTuple):
     points: tuple[Point, ...]
 
 
-def _pairs(text: str) -> tuple[Point, ...]:
-    numbers = [int(word) for word in text.split()]
-    return tuple(zip(numbers[::2], numbers[1::2]))
-
-
-# Falcon 9 and the shuttle model are one category.
-_PERSON = _pairs(
-    '153 80 156 62 165 46 190 32 212 18 235 15 262 22 285 40 297 62 301 88 293 116 276 132 264 '
-    '140 256 172 284 190 299 214 304 240 322 244 342 262 352 300 360 346 385 343 412 343 440 '
-    '353 470 381 489 420 499 468 505 511 60 511 34 480 20 402 28 332 40 290 46 270 76 235 110 '
-    '210 119 196 113 186 128 163 150 150 183 148 181 132 164 112')
-_SHUTTLE = _pairs(
-    '387 42 393 58 396 40 399 12 412 0 428 0 436 25 438 46 444 40 452 65 455 110 455 205 456 '
-    '230 457 265 472 274 440 284 400 288 368 278 372 270 368 262 380 235 355 222 357 208 377 '
-    '180 378 110 381 60')
-_CAT = _pairs(
-    '30 104 36 45 48 0 398 0 376 45 354 76 362 125 355 165 331 190 313 215 308 245 290 262 260 '
-    '270 225 277 180 272 130 250 90 220 60 190 40 150')
-_CUP = _pairs(
-    '77 215 82 172 100 131 130 101 173 76 186 50 215 30 250 20 290 18 330 24 370 40 390 58 400 '
-    '67 412 66 424 75 420 97 426 110 455 140 472 175 479 215 476 260 455 305 420 345 370 372 '
-    '310 386 260 388 200 375 150 350 110 310 88 265')
-_MOTORCYCLE = _pairs(
-    '93 203 120 199 144 200 137 173 144 149 160 145 170 160 200 166 233 166 254 180 293 193 346 '
-    '190 363 200 400 176 383 166 360 170 400 133 427 120 444 143 466 150 467 130 497 116 503 '
-    '100 493 73 507 40 514 76 540 100 534 120 557 130 580 120 580 140 563 144 560 173 550 193 '
-    '577 260 620 273 643 300 637 313 667 347 683 393 677 427 657 447 627 450 587 433 547 393 '
-    '517 347 505 327 507 300 533 273 507 233 490 213 477 243 477 293 477 333 453 370 420 381 '
-    '360 377 340 373 344 400 333 437 323 433 333 407 320 373 293 367 273 363 247 393 207 403 '
-    '160 387 130 347 122 307 130 267 150 243 110 248 100 240 117 223 93 217')
-_FALCON = _pairs(
-    '323 126 331 138 334 150 334 178 337 188 335 240 333 300 332 350 332 406 311 406 311 350 '
-    '311 240 309 190 311 178 311 150 315 138')
-# center x, center y, half width, half height
-_COINS = (
-    (44, 53, 22, 20), (100, 55, 19, 17), (155, 50, 23, 22), (216, 51, 23, 22),
-    (275, 51, 20, 19), (335, 43, 29, 28), (45, 124, 20, 20), (103, 125, 19, 19),
-    (153, 127, 19, 17), (206, 124, 20, 20), (271, 119, 24, 23), (336, 124, 19, 19),
-    (43, 197, 18, 19), (102, 195, 21, 21), (154, 198, 19, 18), (212, 193, 23, 23),
-    (274, 194, 22, 21), (347, 187, 32, 31), (46, 260, 28, 27), (114, 266, 21, 21),
-    (172, 262, 28, 26), (244, 263, 24, 23), (301, 264, 25, 24), (358, 268, 22, 20))
-
-
+# Falcon 9 and the shuttle model are one category. Of a coin: center x and y, half width and height.
+_DRAWN = json.loads(Path(__file__).with_name('outlines.json').read_text('utf-8'))
 # file: what is on it
 PHOTOS = {
-    'astronaut.png': (Outline('person', _PERSON), Outline('rocket', _SHUTTLE)),
-    'chelsea.png': (Outline('cat', _CAT), ),
-    'coffee.png': (Outline('cup', _CUP), ),
-    'motorcycle_left.png': (Outline('motorcycle', _MOTORCYCLE), ),
-    'rocket.jpg': (Outline('rocket', _FALCON), ),
+    **{photo: tuple(Outline(category, tuple(zip(numbers[::2], numbers[1::2])))
+                    for category, numbers in objects.items())
+       for photo, objects in _DRAWN['polygons'].items()},
     'coins.png': tuple(Outline('coin', tuple(
         (x + round(half_width * math.cos(2 * math.pi * step / 24)),
          y + round(half_height * math.sin(2 * math.pi * step / 24))) for step in range(24)))
-        for x, y, half_width, half_height in _COINS),
+        for x, y, half_width, half_height in _DRAWN['coins']),
 }
 
 # photographs without any of the objects

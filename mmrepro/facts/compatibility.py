@@ -1,13 +1,16 @@
-"""The table of consequences where two environments differ, for resumes, manifests and replays.
+"""What follows where two environments differ, for resumes, manifests and replays.
 
-A name is that of a fact (:mod:`mmrepro.facts.collect`) or of a field of a manifest, flattened.
+The table is ``compatibility.csv``. A name is that of a fact (:mod:`mmrepro.facts.collect`) or of a
+field of a manifest, flattened.
 """
 from __future__ import annotations
 
+import csv
 import fnmatch
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from ..errors import ResumeError
@@ -117,126 +120,20 @@ CONDITIONS = {
         or _averages_at_validation(facts), 'training does not react to validation'),
 }
 
-# patterns, then the other fields of FactRule; the first pattern that matches counts
-_ROWS: tuple[tuple[str, ...], ...] = (
-    (ATTACHED, CHANGES, 'other random numbers and kernels: bits cannot agree'),
-    ('randomness.seed', CHANGES, 'different order of data, different random numbers'),
-    ('randomness.resume_strict', HARMLESS, ''),
-    ('randomness.self_checks.*', HARMLESS, 'checks change no bit'),
-    ('randomness.independent_predictions', CHANGES, 'training reacts to metrics', 'metrics'),
-    ('randomness.virtual_ranks.memory', HARMLESS, 'the ranks of a process compute the same'),
-    ('randomness.virtual_ranks.ranks', CHANGES,
-     'gradients are added up in another order over the ranks'),
-    ('randomness.operators', HARMLESS, 'the provider of operators is compared by itself'),
-    ('randomness.numerics.float32_precision', HARMLESS,
-     'the flags that it sets are compared by themselves'),
-    ('randomness.streams.*', CHANGES, 'different random numbers in this stream'),
-    ('randomness.*', CHANGES, 'different random numbers or kernels'),
-    ('scheme', CHANGES, 'random numbers are derived in another way'),
-    ('processes', HARMLESS, 'bits belong to the ranks'),
-    ('world_size', CHANGES, 'different batches per rank, gradients added in a different order'),
-    ('train_samples train_annotations train_images train_entries', CHANGES,
-     'the training data are not the same'),
-    ('operators operators.*', CHANGES, 'different kernels for the operators of mmcv'),
-    ('version.mmrepro', HARMLESS, 'the scheme of the random numbers is compared by itself'),
-    ('version.python', HARMLESS, 'nothing random depends on the interpreter'),
-    ('version.cudnn', CHANGES, 'different kernels', 'cuda'),
-    ('version.nccl env.NCCL_* ranks_per_machine', CHANGES,
-     'a different order of the sums over ranks', 'nccl'),
-    ('version.cuda', CHANGES, 'different kernels'),
-    ('version.driver', HARMLESS, 'kernels come with CUDA and cuDNN'),
-    ('version.pycocotools', HARMLESS, 'metrics only'),
-    ('version.*', CHANGES, 'a different implementation'),
-    ('hardware.cpu_features', CHANGES, 'batches are the same on x86-64 CPUs with AVX2 only',
-     'no AVX2'),
-    ('hardware.cpu hardware.cpu_instructions', CHANGES,
-     'different kernels: sums in a different order', 'own kernels'),
-    ('hardware.*', CHANGES, 'different kernels: sums in a different order'),
-    ('library.libc', CHANGES, 'other roundings: NumPy, OpenCV and torch call its functions'),
-    ('torch.num_threads', CHANGES, 'sums are split differently'),
-    ('torch.num_interop_threads', HARMLESS, 'no operator is split by it'),
-    ('cv2.num_threads', HARMLESS, 'OpenCV splits images, not sums'),
-    ('torch.backends.cu*', CHANGES, 'different kernels', 'cuda'),
-    ('torch._inductor.* torch._dynamo.*', CHANGES, 'compiled models have different kernels'),
-    ('torch.utils.deterministic.fill_uninitialized_memory', HARMLESS,
-     'only code that reads memory before it writes it can tell'),
-    ('torch.*', CHANGES, 'different kernels'),
-    ('env.PYTHONHASHSEED', CHANGES, 'sets of strings have another order', 'stock'),
-    ('env.O*_NUM_THREADS env.MKL_NUM_THREADS', HARMLESS,
-     'the number of threads is compared by itself'),
-    ('env.CUDA_LAUNCH_BLOCKING', HARMLESS, 'speed only'),
-    ('env.PYTORCH_CUDA_ALLOC_CONF', HARMLESS, 'addresses only'),
-    ('env.CU* env.NVIDIA_*', CHANGES, 'different kernels', 'cuda'),
-    ('env.OPENCV_* env.NPY_* env.OPENBLAS_CORETYPE', CHANGES, 'different pixels in batches',
-     'own level'),
-    ('env.*', CHANGES, 'different kernels'),
-    ('config.train_dataloader.num_workers config.train_dataloader.persistent_workers', CHANGES,
-     'streams belong to workers', 'worker streams'),
-    ('config.train_dataloader.prefetch_factor config.train_dataloader.pin_memory '
-     'config.train_dataloader.timeout config.train_dataloader.multiprocessing_context', HARMLESS,
-     'speed only'),
-    ('config.train_dataloader*.ann_file', CHANGES, 'different or moved annotation file',
-     'no annotations'),
-    ('config.train_dataloader*.data_prefix.img*', CHANGES, 'different or moved images',
-     'no images'),
-    ('config.train_dataloader*.data_root', CHANGES, 'different or moved data', 'no data'),
-    ('config.train_cfg.max_*', CHANGES,
-     'the run ends elsewhere; schedules and hooks that count from the end move', 'end'),
-    ('config.train_cfg.val_* config.train_cfg.dynamic_intervals* config.val_cfg*', CHANGES,
-     'validation moves the generators of a stock run; training reacts to metrics, or to averages '
-     'of BatchNorm over ranks', 'validation'),
-    ('evaluation.*', CHANGES, 'training reacts to metrics', 'metrics'),
-    ('config.val_dataloader* config.val_evaluator*', CHANGES, 'training reacts to metrics',
-     'metrics'),
-    ('config.default_hooks.checkpoint*', HARMLESS, 'what is written, not what is computed', '',
-     START),
-    ('config.default_hooks.logger* config.default_hooks.timer* '
-     'config.default_hooks.visualization*', HARMLESS, 'what is written, not what is computed'),
-    ('config.env_cfg.mp_cfg*', HARMLESS, 'how workers start'),
-    ('config.env_cfg.cudnn_benchmark', HARMLESS, 'the flag is compared by itself'),
-    ('config.env_cfg.dist_cfg*', CHANGES, 'the sums over ranks', 'ranks'),
-    ('config.model* config.train_dataloader* config.train_cfg* config.optim_wrapper* '
-     'config.param_scheduler* config.auto_scale_lr* config.custom_hooks* config.default_hooks* '
-     'config.data_preprocessor* config.env_cfg* config.default_scope* config.sync_bn* '
-     'config.find_unused_parameters* config.broadcast_buffers* config.detect_anomalous_params* '
-     'config.compile* config.activation_checkpointing* config.efficient_conv_bn_eval* '
-     'config.runner_type*', CHANGES, 'different training'),
-    # fields of a manifest that are no facts
-    ('initial_weights weights.*.sha256', CHANGES, 'the training starts from other weights', '',
-     WEIGHTS),
-    ('weights.*', MAY, 'the training may start from other weights', '', WEIGHTS),
-    ('resumed_from*', MAY, 'the run begins in the middle'),
-    ('data.samples data.annotations.*.sha256', CHANGES, 'the training data are not the same'),
-    ('data.annotations.*', MAY, 'another annotation file'),
-    ('data.images.*', CHANGES, 'other images, or in another order'),
-    ('data.*', MAY, 'the training data may not be the same'),
-    ('machine.torch_git machine.torch_config', MAY, 'another build of torch'),
-    ('machine.gpus*', MAY, 'other kernels'),
-    ('machine.torch_parallel', HARMLESS, 'the number of threads is compared by itself'),
-    ('machine.*', HARMLESS, 'nothing reads it'),
-    ('code.*.commit', MAY, 'another version of the code'),
-    ('code.*.diff_sha256', MAY, 'the code was changed'),
-    ('code.*', HARMLESS, 'what changed is compared by its digest'),
-    ('environment.PYTHONHASHSEED', HARMLESS, 'no order comes from hashes'),
-    ('environment.*_NUM_THREADS', HARMLESS, 'the number of threads is compared by itself'),
-    ('environment.MMREPRO_*', HARMLESS, 'how the process was started', '', START),
-    ('environment.CUDA_VISIBLE_DEVICES', HARMLESS, 'which GPU, not what kind'),
-    ('environment.*WORLD_SIZE environment.SLURM_NTASKS', HARMLESS,
-     'ranks and processes are compared by themselves'),
-    # torchrun sets it
-    ('environment.TORCH_NCCL_ASYNC_ERROR_HANDLING', HARMLESS, 'when a lost rank is noticed'),
-    ('environment.*_DIR', HARMLESS, 'where files lie'),
-    ('environment.TZ', HARMLESS, 'no training reads the time'),
-    ('environment.LC_* environment.LANG', HARMLESS, 'no training reads the language'),
-    ('environment.*', MAY, 'libraries may choose other kernels'),
-    ('variables.*', MAY, 'code outside of libraries reads it'),
-    ('packages.torch*', MAY, 'another implementation'),
-    ('packages.nvidia-*', MAY, 'other kernels'),
-    ('packages.*', HARMLESS, 'packages that compute are compared by what is imported'),
-    ('created command* cwd work_dir', HARMLESS, 'says when and how, not what', '', START),
-    ('*', HARMLESS, 'the training does not read it'),
-)
-RULES = tuple(FactRule(pattern, *row) for patterns, *row in _ROWS for pattern in patterns.split())
+
+def _rules() -> Iterator[FactRule]:
+    """Yield the rules of the table; the first whose pattern matches counts.
+
+    From ``initial_weights`` on, the names are fields of a manifest that are no facts. torchrun sets
+    ``TORCH_NCCL_ASYNC_ERROR_HANDLING``.
+    """
+    with open(Path(__file__).with_suffix('.csv'), encoding='utf-8', newline='') as file:
+        for row in csv.DictReader(file):
+            patterns = row.pop('patterns').split()
+            yield from (FactRule(pattern, **row) for pattern in patterns)
+
+
+RULES = tuple(_rules())
 
 # facts that exist only once a module is imported, the data are loaded, or a variable is read
 _LATE = ('version.', 'library.', 'train_', 'torch._dynamo', 'variables.')

@@ -3,14 +3,17 @@
 A row names mmrepro's function, the file of ``mmcv/ops`` that calls it (and so defines its
 signature), the reason why mmrepro's form is deterministic, what mmcv's CUDA kernel does, and the
 detectors that use it. To implement an operator, write a function of that name in the family's
-module. An operator without an implementation imports, and raises when it is called. To add an
-operator, add its name to a family.
+module. An operator without an implementation (``not_implemented.csv``) imports, and raises when it
+is called. To add an operator, add its name to a family.
 
 This module imports the standard library only.
 """
 from __future__ import annotations
 
+import csv
 import importlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 # Why mmrepro's form is deterministic. Each family names one of these reasons.
@@ -52,13 +55,14 @@ def _pair(module: str, source: str, forward: str, users: str, name: str) -> Rows
             *_family(module, source, SORTED, 'atomics', users, f'{name}_backward')]
 
 
-def _missing(source: str, compiled: str, users: str, *names: str) -> Rows:
-    return _family('', source, NONE, compiled, users, *names)
-
-
-def _missing_pair(source: str, users: str, name: str) -> Rows:
-    return [*_missing(source, 'ordered', users, f'{name}_forward'),
-            *_missing(source, 'atomics', users, f'{name}_backward')]
+def _missing() -> Iterator[Rows]:
+    """Yield the operators without an implementation: rotated boxes, point clouds, generators,
+    optical flow, text, and whatever else MMDetection does not reach.
+    """
+    with open(Path(__file__).with_name('not_implemented.csv'), encoding='utf-8') as file:
+        for row in csv.DictReader(file):
+            yield _family('', row['source'], NONE, row['compiled'], row['users'],
+                          *row['operators'].split())
 
 
 _FAMILIES: tuple[Rows, ...] = (
@@ -99,74 +103,7 @@ _FAMILIES: tuple[Rows, ...] = (
             'sync_bn_backward_data'),
     _family(f'{__package__}.provider', 'info.py', ELEMENT, 'ordered', 'environment reports',
             'get_compiler_version', 'get_compiling_cuda_version'),
-    # Not implemented: rotated boxes, point clouds, generators, optical flow, text, and whatever
-    # else MMDetection does not reach.
-    _missing('active_rotated_filter.py', 'ordered', 'mmrotate (S2A-Net)',
-             'active_rotated_filter_forward', 'active_rotated_filter_backward'),
-    _missing('assign_score_withk.py', 'atomics', 'mmdet3d (PAConv)', 'assign_score_withk_forward',
-             'assign_score_withk_backward'),
-    _missing('ball_query.py', 'ordered', 'mmdet3d', 'ball_query_forward',
-             'stack_ball_query_forward'),
-    _missing('bbox.py', 'ordered', 'mmcv.ops.bbox_overlaps', 'bbox_overlaps'),
-    _missing_pair('bezier_align.py', 'mmocr (ABCNet)', 'bezier_align'),
-    _missing('bias_act.py', 'ordered', 'mmagic (StyleGAN)', 'bias_act'),
-    _missing_pair('border_align.py', 'BorderDet', 'border_align'),
-    _missing('box_iou_quadri.py', 'ordered', 'mmrotate', 'box_iou_quadri'),
-    _missing('box_iou_rotated.py', 'ordered', 'mmrotate', 'box_iou_rotated'),
-    _missing_pair('carafe.py', 'CARAFENaive', 'carafe_naive'),
-    _missing_pair('chamfer_distance.py', 'mmrotate (Oriented RepPoints)', 'chamfer_distance'),
-    _missing('contour_expand.py', 'host', 'mmocr (PSENet)', 'contour_expand'),
-    _missing('convex_iou.py', 'ordered', 'mmrotate', 'convex_iou', 'convex_giou'),
-    _missing('correlation.py', 'ordered', 'mmflow', 'correlation_forward', 'correlation_backward'),
-    _missing('diff_iou_rotated.py', 'ordered', 'mmrotate, mmdet3d',
-             'diff_iou_rotated_sort_vertices_forward'),
-    _missing('filtered_lrelu.py', 'ordered', 'mmagic (StyleGAN)', 'filtered_lrelu',
-             'filtered_lrelu_act_'),
-    _missing('focal_loss.py', 'ordered', 'SoftmaxFocalLoss', 'softmax_focal_loss_forward',
-             'softmax_focal_loss_backward'),
-    _missing('furthest_point_sample.py', 'ordered', 'mmdet3d', 'furthest_point_sampling_forward',
-             'furthest_point_sampling_with_dist_forward'),
-    _missing('fused_bias_leakyrelu.py', 'ordered', 'mmagic (StyleGAN)', 'fused_bias_leakyrelu'),
-    _missing('gather_points.py', 'atomics', 'mmdet3d', 'gather_points_forward',
-             'gather_points_backward'),
-    _missing('group_points.py', 'atomics', 'mmdet3d', 'group_points_forward',
-             'group_points_backward', 'stack_group_points_forward', 'stack_group_points_backward'),
-    _missing('iou3d.py', 'ordered', 'mmdet3d', 'iou3d_boxes_overlap_bev_forward',
-             'iou3d_nms3d_forward', 'iou3d_nms3d_normal_forward'),
-    _missing('knn.py', 'ordered', 'mmdet3d', 'knn_forward'),
-    _missing('line_nms.py', 'races', 'CLRNet of onedl-mmdetection', 'line_nms_forward'),
-    _missing('min_area_polygons.py', 'ordered', 'mmrotate', 'min_area_polygons'),
-    _missing('nms.py', 'ordered', 'mmrotate', 'nms_rotated', 'nms_quadri'),
-    _missing('pixel_group.py', 'host', 'mmocr (PANet)', 'pixel_group'),
-    _missing('points_in_boxes.py', 'ordered', 'mmdet3d', 'points_in_boxes_part_forward',
-             'points_in_boxes_cpu_forward', 'points_in_boxes_all_forward'),
-    _missing('points_in_polygons.py', 'ordered', 'mmrotate', 'points_in_polygons_forward'),
-    _missing('prroi_pool.py', 'ordered', 'buildable as roi_layer', 'prroi_pool_forward'),
-    _missing('prroi_pool.py', 'atomics', 'buildable as roi_layer', 'prroi_pool_coor_backward',
-             'prroi_pool_backward'),
-    _missing('psa_mask.py', 'ordered', 'mmseg (PSANet)', 'psamask_forward', 'psamask_backward'),
-    _missing_pair('riroi_align_rotated.py', 'mmrotate (ReDet)', 'riroi_align_rotated'),
-    _missing_pair('roi_align_rotated.py', 'mmrotate; buildable as roi_layer',
-                  'roi_align_rotated'),
-    _missing('roiaware_pool3d.py', 'atomics', 'mmdet3d', 'roiaware_pool3d_forward',
-             'roiaware_pool3d_backward'),
-    _missing('roipoint_pool3d.py', 'ordered', 'mmdet3d', 'roipoint_pool3d_forward'),
-    _missing_pair('rotated_feature_align.py', 'mmrotate (R3Det)', 'rotated_feature_align'),
-    _missing('scatter_points.py', 'atomics', 'mmdet3d', 'dynamic_point_to_voxel_forward',
-             'dynamic_point_to_voxel_backward'),
-    _missing('sparse_ops.py', 'atomics', 'mmdet3d', 'get_indice_pairs_2d_forward',
-             'get_indice_pairs_3d_forward', 'get_indice_pairs_4d_forward',
-             'get_indice_pairs_2d_backward', 'get_indice_pairs_3d_backward', 'indice_conv_forward',
-             'indice_conv_backward', 'fused_indice_conv_forward', 'indice_maxpool_forward',
-             'indice_maxpool_backward'),
-    _missing('three_interpolate.py', 'atomics', 'mmdet3d', 'three_interpolate_forward',
-             'three_interpolate_backward'),
-    _missing('three_nn.py', 'ordered', 'mmdet3d', 'three_nn_forward'),
-    _missing('tin_shift.py', 'ordered', 'mmaction2 (TIN)', 'tin_shift_forward',
-             'tin_shift_backward'),
-    _missing('upfirdn2d.py', 'ordered', 'mmagic (StyleGAN)', 'upfirdn2d'),
-    _missing('voxelize.py', 'atomics', 'mmdet3d', 'dynamic_voxelize_forward',
-             'hard_voxelize_forward'),
+    *_missing(),
 )
 
 

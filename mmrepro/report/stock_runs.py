@@ -2,13 +2,16 @@
 
 The formats are those of MMEngine 0.10 (``Runner._log_env``, ``utils/dl_utils/collect_env.py``), of
 mmcv 1.7 (``utils/env.py``, ``TextLoggerHook`` in ``runner/hooks/logger/text.py``,
-``runner/checkpoint.py``) and of MMDetection 2.28 (``tools/train.py``, ``utils/collect_env.py``).
+``runner/checkpoint.py``) and of MMDetection 2.28 (``tools/train.py``, ``utils/collect_env.py``);
+``stock_runs.ini`` has the tables of what they say and of how 2.x calls its settings.
 """
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from configparser import RawConfigParser
+from pathlib import Path
 from typing import Any
 
 from ..errors import FingerprintError
@@ -20,65 +23,17 @@ MMCV_LOG = '.log.json'  # of TextLoggerHook
 DECIMALS = 5  # TextLoggerHook rounds what it writes
 _TRAINED = re.compile(r'(?:Epoch(?:\(train\))? +\[\d+\]\[\d+/(\d+)\]|Iter(?:\(train\))? +\[)')
 
-# fact -> where a log, the first line of a .log.json or the meta of a checkpoint has its value
-_RECORDED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in {
-    'version.python': r'^ *Python: (\S+)',
-    'version.torch': r'^ *PyTorch: (\S+)',
-    'version.torchvision': r'^ *TorchVision: (\S+)',
-    'version.cuda': r'^ *- CUDA Runtime (\S+)',
-    'version.cudnn': r'^ *- CuDNN (\S+)',
-    'version.cv2': r'^ *OpenCV: (\S+)',
-    'version.mmengine': r'^ *(?:MMEngine|mmengine_version): (\S+)',
-    'version.mmcv': r'^ *(?:MMCV|mmcv_version): (\S+)',
-    'version.mmdet': r'^ *(?:MMDetection|mmdet_version): ([\d.]+)',
-    'operators.compiler': r'^ *MMCV Compiler: (.+)',
-    'operators.cuda': r'^ *MMCV CUDA Compiler: (.+)',
-    'hardware.gpu': r'^ *(?:GPU [\d,]+: (.+)|CUDA available: (?=False))',
-    'hardware.cpu_instructions': r'^ *- CPU capability usage: (\S+)',
-    'world_size': r'^(?: *GPU number: (\d+)|gpu_ids = (?:range\(0, (\d+)\)|\[\d+\]))',
-    'torch.backends.cudnn.benchmark': r'^ *cudnn_benchmark(?:: | = )(True|False)',
-    'randomness.seed': r'(?:^ *seed: |Set random seed to )(\d{1,19})\b',
-    'randomness.deterministic': r'(?:^ *|, )deterministic: (True|False)',
-    'randomness.diff_rank_seed': r'^ *diff_rank_seed: (True|False)',
-}.items()}
-# what decides a result and may be unknown
-_ASKED = {'randomness.seed': 'the seed', 'version.torch': 'the environment',
-          'version.mmcv': 'the version of MMCV', 'version.mmdet': 'the version of MMDetection',
-          'world_size': 'the number of GPUs', 'config.train_dataloader.num_workers':
-          'the number of workers', 'config.train_dataloader.batch_size': 'the batch size'}
+_TABLES = RawConfigParser(delimiters=('=', ))
+setattr(_TABLES, 'optionxform', str)  # noqa: B010  names are case-sensitive
+_TABLES.read(Path(__file__).with_suffix('.ini'), 'utf-8')
+_RECORDED = {name: re.compile(pattern, re.MULTILINE)
+             for name, pattern in _TABLES['recorded'].items()}
+_RENAMED = tuple((re.compile(rf'config\.{old}'), f'config.{new}')
+                 for new, old in _TABLES['renamed'].items())
+_IN_PIPELINE = tuple((re.compile(old), new) for new, old in _TABLES['in pipeline'].items())
 NEVER = ('no log holds initial weights, data, changes of the code, environment variables and the '
          'number of threads: what differs in these cannot be known')
 
-# names in MMDetection 2.x -> in 3.x, as regular expressions; the first that matches counts
-_RENAMED = tuple((re.compile(rf'config\.{old}'), f'config.{new}') for old, new in {
-    r'data\.(?:train_dataloader\.)?samples_per_gpu': 'train_dataloader.batch_size',
-    r'data\.(?:train_dataloader\.)?workers_per_gpu': 'train_dataloader.num_workers',
-    r'data\.train_dataloader\.': 'train_dataloader.',
-    r'data\.(train|val|test)(?=[.\[])': r'\1_dataloader.dataset',
-    r'optimizer\.paramwise_cfg': 'optim_wrapper.paramwise_cfg',
-    r'optimizer\.': 'optim_wrapper.optimizer.',
-    r'optimizer_config\.grad_clip': 'optim_wrapper.clip_grad',
-    r'fp16\.': 'optim_wrapper.',
-    r'runner\.(max_\w+)': r'train_cfg.\1',
-    r'total_epochs': 'train_cfg.max_epochs',
-    r'lr_config\.step': 'param_scheduler.MultiStepLR.milestones',
-    r'lr_config\.gamma': 'param_scheduler.MultiStepLR.gamma',
-    r'lr_config\.warmup_iters': 'param_scheduler.LinearLR.end',
-    r'lr_config\.warmup_ratio': 'param_scheduler.LinearLR.start_factor',
-    r'(train|test)_cfg(?=[.\[])': r'model.\1_cfg',  # up to 2.2
-    r'evaluation': 'val_evaluator',
-    r'checkpoint_config': 'default_hooks.checkpoint',
-    r'log_config': 'default_hooks.logger',
-    r'cudnn_benchmark': 'env_cfg.cudnn_benchmark',
-}.items())
-_IN_PIPELINE = tuple((re.compile(old), new) for old, new in {
-    r'.*\.Normalize\.(mean|std)$': r'config.model.data_preprocessor.\1',
-    r'.*\.Normalize\.to_rgb$': 'config.model.data_preprocessor.bgr_to_rgb',
-    r'.*\.Pad\.size_divisor$': 'config.model.data_preprocessor.pad_size_divisor',
-    r'(.*)\.(Resize\.img_scale|RandomResize\.scale|RandomChoiceResize\.scales)': r'\1.Resize.scale',
-    r'(.*)\.flip_ratio$': r'\1.prob',
-    r'(.*)\.img_prefix$': r'\1.data_prefix.img',
-}.items())
 # what decides a result in either dialect
 _DECISIVE = tuple(f'config.{part}' for part in (
     'model.', 'train_dataloader.', 'train_cfg.', 'optim_wrapper.', 'param_scheduler', 'lr_config.',
@@ -190,7 +145,7 @@ def across_dialects(a: Mapping[str, Any], b: Mapping[str, Any]
 
 def unknown(facts: Mapping[str, Any]) -> list[str]:
     """Return what a run without a manifest could have recorded and did not."""
-    return [text for name, text in _ASKED.items() if facts.get(name) is None]
+    return [text for name, text in _TABLES['asked'].items() if facts.get(name) is None]
 
 
 def _renamed(name: str, table: tuple[tuple[re.Pattern, str], ...]) -> str:

@@ -11,8 +11,8 @@ One row per operator and span of releases. ``torch`` is the behavior of torch on
 
 Rows with a ``target`` are replaced (or refused, by ``refusal``), the others are not; ``why`` is the
 reason. A row named ``module.attribute`` is a *Python override*: torch takes its detour in Python,
-before the dispatcher, so that function is replaced. :data:`FAMILIES` has what a reason holds for
-by the dozen, as patterns; a test holds every operator of the dispatcher against both, but those
+before the dispatcher, so that function is replaced. ``kernel_families.ini`` has what a reason holds
+for by the dozen, as patterns; a test holds every operator of the dispatcher against both, but those
 that are pointwise, views or compositions by torch's own tags. This module does not import torch.
 
 Sources: "documented" is the documentation of ``torch.use_deterministic_algorithms`` (2.13); files
@@ -28,7 +28,10 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+from pathlib import Path
 from typing import Any, Callable, NamedTuple
+
+from ..name_lists import read_names
 
 BEHAVIORS = ('raises', 'silent', 'slow', 'ties', 'good', 'unknown')
 # Spans of releases. 2.0 is the oldest that mmrepro runs on.
@@ -42,7 +45,6 @@ _STEPS = 'log2(n) operations on whole tensors'
 _TIES = 'equal values by lower index, on a CPU and on CUDA alike'
 _DETOUR = 'straight to the kernel, whose backward is replaced here; no detour over index_put'
 _LAST = "of equal indices the last one writes; sums are torch's sorted ones"
-_UNUSED = 'no detector uses it; torch refuses it by name, which is the promise'
 _REFUSED = 'no detector uses it; refused by name, because torch does not refuse it'
 
 
@@ -140,113 +142,8 @@ _SUMS = (
 
 TABLE: tuple[KernelRow, ...] = (*_BACKWARD, *_SELECTION, *_SUMS)
 
-FAMILIES: tuple[KernelFamily, ...] = (
-    # ---- refused by torch
-    KernelFamily('upsample_(linear1d|bilinear2d|trilinear3d)_backward|'
-                 'reflection_pad.d_backward|_?adaptive_avg_pool.d_backward|'
-                 'adaptive_max_pool2d_backward|'
-                 'avg_pool3d_backward|fractional_max_pool.d_backward|max_unpool.d|'
-                 r'grid_sampler_.d_backward|put|histc|median\.dim(_values)?|'
-                 '_ctc_loss_backward', 'raises', f'{_UNUSED} (documented)'),
-    KernelFamily(r'index_reduce|scatter\.(value_)?reduce(_out)?|nanmedian\.dim(_values)?|'
-                 '_upsample_bi(linear|cubic)2d_aa_backward', 'raises',
-                 f'{_UNUSED} (cuda/: Indexing.cu, ScatterGatherKernel.cu, Sorting.cpp, '
-                 'UpSampleBilinear2d.cu)'),
-    KernelFamily('replication_pad.d_backward|max_pool3d_with_indices_backward', 'raises',
-                 f'{_UNUSED}; F.pad from 2.8 and F.max_pool3d from 2.12 on take a detour'),
-    KernelFamily('logcumsumexp', 'silent', 'calls _logcumsumexp, which is refused here'),
-    KernelFamily('bincount', 'raises', 'counts are integers; with weights torch refuses it '
-                 '(documented), and no detector gives any'),
-    KernelFamily('scatter_reduce', 'raises', 'refused before 2.1; then amin and amax are in any '
-                 'order, sum and mean in order, and "prod" is refused (documented)'),
-    KernelFamily('_(scaled_dot_product_)?cudnn_attention(_forward|_backward)?', 'raises',
-                 'switched off by the flags; torch leaves it out in deterministic mode'),
-    # ---- in order under the flag
-    KernelFamily('index_(add|copy|put)|_index_put_impl|_unsafe_(masked_)?index_put(_accumulate)?',
-                 'good', 'sorted by destination (documented), also for index_select, gather and '
-                 'repeat_interleave backward; serial on a CPU'),
-    KernelFamily('scatter(_add)?', 'good', 'a sorted index_put (documented; refused before 2.1)'),
-    KernelFamily('cumsum', 'good', 'a scan in a fixed order (cuda/ScanUtils.cuh; refused before '
-                 '2.6)'),
-    KernelFamily(r'sort\.(values_)?stable', 'good', 'stable, by its documentation'),
-    KernelFamily('kthvalue', 'good', 'the lowest index of equal values; refused before 2.10'),
-    KernelFamily('_?convolution.*|_?conv_.*|cudnn_convolution.*|_?slow_conv.*|_cudnn_ctc_loss',
-                 'good', "cuDNN's deterministic algorithms (documented); others without atomics"),
-    KernelFamily('_?(flash|efficient)_attention_.*|'
-                 '_scaled_dot_product_(flash|efficient)_attention(_backward)?|'
-                 '_flash_attention_forward_no_dropout_inplace|_fill_mem_eff_dropout_mask', 'good',
-                 'one split of the keys, or a deterministic kernel, without warn_only '
-                 '(transformers/cuda/attention_backward.cu; not looked up before 2.3)'),
-    KernelFamily('_?addmm(_activation)?|add(mv|bmm|r)|(badd)?bmm|mm|mv|v?dot|_trilinear|trace|'
-                 '_int_mm|_(scaled_)?grouped_mm.*|_scaled_mm.*|_mixed_dtypes_linear|linear.*|'
-                 'matmul_backward|conv_tbc|linalg_matrix_exp|_compute_linear_combination', 'good',
-                 'cuBLAS with a fixed workspace (documented); the guard reports sparse factors'),
-    # ---- deterministic as they are
-    KernelFamily('embedding(_dense_backward)?|_embedding_bag(_forward_only|_dense_backward|'
-                 '_backward|_per_sample_weights_backward)?|embedding_renorm', 'good',
-                 'sorted by destination; indices of max_norm are made unique first '
-                 '(cuda/Embedding.cu); torch refuses the gradient of EmbeddingBag(mode="max")'),
-    KernelFamily('(topk|sort)', 'ties', 'the same elements on every run (prefix scans, sorting '
-                 'networks); an explicit out= or stable=False is left alone'),
-    KernelFamily('mode|median|nanmedian|unique_(dim|consecutive|dim_consecutive)|_unique2?|'
-                 'searchsorted|bucketize|isin|nonzero(_static)?|masked_select|masked_scatter.*|'
-                 'index_fill|histogram|_histogramdd_.*', 'good',
-                 'values by sorting, or integers by scans; duplicates write the same value'),
-    KernelFamily('(_|arg)?(a?max|a?min|aminmax)|argmax|argmin|cummax|cummin', 'good',
-                 'the first of equal values, by the documentation; scans go along each row'),
-    KernelFamily('all|any|_is_(all|any)_true|count_nonzero|mean|(nan)?sum|prod|(std|var)(_mean)?|'
-                 '(native_)?norm|dist|logsumexp|linalg_(vector_norm|_powsum)|renorm|'
-                 '_?(safe_|masked_)?(log_)?softmax(_backward(_data)?)?|'
-                 '(native_)?(layer|group|batch)_norm.*|_(native_)?batch_norm_.*|'
-                 'cudnn_batch_norm.*|_fused_rms_norm_backward|_weight_norm_interface(_backward)?|'
-                 '(huber|mse|nll|_ctc|smooth_l1|soft_margin|multi(label)?_margin)_loss(2d)?'
-                 '(_(for|back)ward)?|binary_cross_entropy.*|_thnn_fused_.*|'
-                 '_?segment_reduce(_backward)?', 'good',
-                 'blocks reduce, and their parts are added in the order of blocks '
-                 '(cuda/Reduce.cuh); a row or segment is one block or thread'),
-    KernelFamily('_?[cp]dist_(for|back)ward|_euclidean_dist', 'good',
-                 'one row of a buffer per pair, then a sum (cuda/DistanceKernel.cu)'),
-    KernelFamily('_?upsample_(?!lanczos2d_aa_backward).*|_?adaptive_.*pool.*|avg_pool.*|'
-                 '(fractional_)?max_pool.*|im2col|col2im|unfold_backward|'
-                 '(reflection|replication)_pad.d|(cudnn_)?grid_sampler(_.d)?|'
-                 '(cudnn_)?affine_grid_generator', 'good',
-                 'every element reads its own sources'),
-    KernelFamily('bernoulli|binomial|cauchy|exponential|geometric|(log_)?normal.*|poisson|uniform|'
-                 'random|rand.*|multinomial|(native|_fused)_dropout|rrelu_with_noise.*|_philox_.*|'
-                 '_standard_gamma(_grad)?|_sample_dirichlet|_dirichlet_grad|'
-                 '_cudnn_init_dropout_state', 'good',
-                 'drawn by position from the seed; how many threads draw depends on the number of '
-                 'multiprocessors (cuda/DistributionTemplates.h)'),
-    KernelFamily('_add_relu|_amp_.*|arange|as_strided.*|.*_window|block_diag|_?(chunk_)?cat|'
-                 '_?stack|_?copy.*|_to_copy|narrow_copy|channel_shuffle|complex|polar|'
-                 'constant_pad_nd|(_lazy_)?clone|detach|diag.*|(new_)?empty.*|eye|fill|flip|rot90|'
-                 '_functional_.*|from_file|(new_)?full(_like)?|gather|_?index|index_select|'
-                 '_unsafe_.*|fft_r?fftfreq|glu.*|'
-                 '(elu|hard.*|leaky_relu|soft.*|log_sigmoid)_(for|back)ward|hardswish|__irshift|'
-                 'floor_divide|lift|linspace|logspace|linalg_cross|lu_unpack|_masked_scale|'
-                 '(new_)?(ones|zeros?)(_like)?|_new_zeros_with_.*|_pack_padded_sequence|'
-                 '_pin_memory|pixel_(un)?shuffle|_prelu_kernel.*|range|repeat(_interleave)?|'
-                 '_reshape_copy|_?resize.*|roll|scalar_tensor|(select|slice)_(backward|scatter)|'
-                 'set|squeeze|unsqueeze|t|transpose|take|to_padded_tensor|tri[lu](_indices)?|'
-                 'unsafe_split.*|_efficientzerotensor|_coalesced|_convert_indices_.*|'
-                 '_transform_bias_.*', 'good',
-                 'every output element depends on its own inputs only'),
-    KernelFamily('_coalesce|_to_dense|_to_sparse.*|_sparse_(coo_tensor.*|sum.*)|'
-                 'sparse_(coo|compressed)_tensor|sparse_(mask|resize.*)', 'good',
-                 'duplicates are sorted and one thread adds a group, or an index_add '
-                 '(sparse/cuda/SparseCUDATensor.cu)'),
-    # ---- the guard reports these
-    KernelFamily('_sparse_.*|sparse_sampled_addmm|sspaddmm|hspmm|_spsolve|_spdiags', 'unknown',
-                 'cuSPARSE promises the same bits for some of its algorithms only'),
-    KernelFamily('_cudnn_rnn.*', 'unknown',
-                 'documented (torch.nn.LSTM) to vary with some versions of cuDNN'),
-    KernelFamily('_?linalg_.*|_?cholesky.*|geqrf|ormqr|triangular_solve', 'unknown',
-                 'cuSOLVER and MAGMA were not looked up'),
-    KernelFamily('_fft_.*', 'unknown', 'cuFFT does not say'),
-    KernelFamily('_native_multi_head_attention|_transformer_encoder_layer_fwd|_triton_.*|'
-                 '_upsample_lanczos2d_aa_backward|cudnn_affine_grid_generator_backward', 'unknown',
-                 'not looked up'),
-)
+FAMILIES = tuple(KernelFamily('|'.join(names), *section.split(': ', 1)) for section, names in
+                 read_names(Path(__file__).with_name('kernel_families.ini')).items())
 
 
 def family_of(operator: str) -> KernelFamily | None:

@@ -16,8 +16,6 @@ from torch import Tensor
 Conflicts = Callable[[Tensor, Tensor], Tensor]
 # On CUDA a round costs microseconds, and looking at its result a synchronization.
 _ROUNDS_PER_LOOK = 8
-# Up to this many pairs per box a Python loop is faster than NumPy calls per box.
-_SINGLY = 16
 
 
 def rank(scores: Tensor) -> Tensor:
@@ -66,32 +64,24 @@ def resolve(conflicts: Tensor) -> Tensor:
     return torch.from_numpy(stays)
 
 
-def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
-           owner: Tensor | None = None) -> Tensor:
+def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int) -> Tensor:
     """Return ranks of the kept boxes, ascending, on ``device``; rank 0 of ``count`` is the best.
 
     ``conflicts`` is called with two index tensors, ranks of rows and of columns. Boxes that a block
     of ``block`` boxes drops do not enter the next, and no matrix is larger than ``block`` x
-    ``count``. ``owner`` (N,) int64 receives for each dropped box the one that dropped it.
+    ``count``.
     """
     alive = torch.arange(count, device=device)
     kept = []
     while alive.numel():
         head, tail = alive[:block], alive[block:]
-        matrix = conflicts(head, head)
-        stays = resolve(matrix)
-        if owner is not None:
-            matrix = matrix.triu(1)[stays][:, ~stays]
-            owner[head[~stays]] = head[stays][matrix.byte().argmax(0)]
-        head = head[stays]
+        head = head[resolve(conflicts(head, head))]
         kept.append(head)
         if tail.numel():
             matrix = conflicts(head, tail)
             # NumPy's reduction is ten times faster than torch's
             dead = matrix.any(0) if matrix.is_cuda else torch.from_numpy(
                 np.bitwise_or.reduce(matrix.numpy().view(np.uint8), axis=0).view(bool))
-            if owner is not None:
-                owner[tail[dead]] = head[matrix[:, dead].byte().argmax(0)]
             tail = tail[~dead]
         alive = tail
     return torch.cat(kept) if kept else alive
@@ -100,16 +90,8 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int,
 def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return ranks of the kept boxes, given all conflicting pairs (``first`` < ``second``)."""
     by_first = first.argsort(kind='stable')
-    second = second.take(by_first)
-    if len(first) <= _SINGLY * count:
-        flags = bytearray(b'\1') * count
-        for better, worse in zip(first.take(by_first).tolist(), second.tolist()):
-            if flags[better]:
-                flags[worse] = 0
-        return np.frombuffer(flags, bool).nonzero()[0]
-    kept = np.ones(count, bool)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=count))])
-    for row in np.flatnonzero(np.diff(starts)).tolist():
-        if kept[row]:
-            kept[second[starts[row]:starts[row + 1]]] = False
-    return np.flatnonzero(kept)
+    flags = bytearray(b'\1') * count
+    for better, worse in zip(first.take(by_first).tolist(), second.take(by_first).tolist()):
+        if flags[better]:
+            flags[worse] = 0
+    return np.frombuffer(flags, bool).nonzero()[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..contract import describe, require, require_tensor
 from .greedy_nms import greedy, rank
-from .overlaps import BLOCK, FEW, columns, dense_conflicts, keep_cpu, keep_few
+from .overlaps import BLOCK, columns, dense_conflicts, keep_cpu
 
 
 def check(boxes: Tensor, scores: Tensor) -> None:
@@ -39,10 +39,6 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         return torch.empty(0, dtype=torch.long, device=boxes.device)
     check(boxes, scores)
     threshold = float(np.float32(iou_threshold))
-    if len(boxes) <= FEW and not boxes.is_cuda and scores.dtype == torch.float32:
-        few = keep_few(boxes.detach().numpy(), scores.detach().numpy(), threshold, offset)
-        if few is not None:
-            return torch.from_numpy(few)
     order = rank(scores)
     cols = columns(boxes.detach()[order], offset)
     if cols.is_cuda:
@@ -64,8 +60,12 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     order = rank(dets[:, 4])
     cols = columns(dets[order, :4], 0)
     conflicts = dense_conflicts(cols, float(np.float32(iou_threshold)), 0, equal=True)
+    kept = greedy(len(dets), conflicts, cols.device, BLOCK['cpu'])
+    # the first kept box that a box conflicts with drops it; a kept box is its own
     owner = torch.arange(len(dets))
-    kept = greedy(len(dets), conflicts, cols.device, BLOCK['cpu'], owner)
+    dropped = torch.from_numpy(np.setdiff1d(owner.numpy(), kept.numpy()))
+    if len(dropped):
+        owner[dropped] = kept[conflicts(kept, dropped).byte().argmax(0)]
     groups: dict[int, list[int]] = {keeper: [] for keeper in kept.tolist()}
     for keeper, index in zip(owner.tolist(), order.tolist()):
         groups[keeper].append(index)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
 
 from ..contract import describe, require, require_tensor
 from .overlaps import columns
-from .soft_nms_blocks import TiedScores, WorkingOrder, decide, negated_corners, ordinary
 
 # mmcv's codes of methods.
 NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
@@ -42,49 +40,41 @@ class _Decay:
         exponent = -(overlap * overlap) / self.sigma
         return np.exp(exponent, dtype=np.float64).astype(np.float32)
 
-    def apply(self, overlap: np.ndarray) -> np.ndarray:
-        """Replace overlaps, none of them NaN, by factors; 1 where they change nothing."""
-        if self.method == LINEAR:
-            # this keeps what is above: the greatest number below the threshold
-            below = float(np.nextafter(self.threshold, np.float32(-np.inf)))
-            threshold(torch.from_numpy(overlap), below, 0., inplace=True)
-            return np.subtract(np.float32(1), overlap, out=overlap)
-        flat = overlap.reshape(-1)
-        acts = self.acts(flat).nonzero()[0]
-        factor = self.factor(flat.take(acts))
-        flat.fill(1)
-        flat[acts] = factor
-        return overlap
 
-
-def _plain_loop(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
-                offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """Decide position after position, for any input; see :class:`WorkingOrder`.
-
-    Returns the boxes that stay, in the order in which they are chosen, and their scores.
-    """
-    box, score = np.arange(len(scores)), scores.copy()  # by position
-    table, step = negated_corners(cols), np.float32(offset)
-    position, count = 0, len(scores)
+def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
+          offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the boxes that stay, in the order in which they are chosen, and their scores."""
+    # by position; with x1 and y1 negated, one minimum gives all corners that meet
+    table = cols.copy()
+    table[:2] *= -1
+    score, box = scores.copy(), np.arange(len(scores))
+    position, count = 0, len(box)
     while position < count:
         best = position + _first_best(score[position:count])
-        for values in (box, score):
+        chosen = table[:, best, None].copy()
+        table[:, best] = table[:, position]  # nobody reads that of a chosen box again
+        for values in (score, box):
             values[position], values[best] = values[best], values[position]
-        chosen, others = table[:, box[position], None], table.take(box[position + 1:count], 1)
-        size = np.minimum(others[:4], chosen[:4])
-        size = np.maximum(size[2:] + size[:2] + step, 0)
+        position += 1
+        others = table[:, position:count]
+        meet = np.minimum(others[:4], chosen[:4])
+        size = meet[2:]
+        size += meet[:2]
+        if offset:
+            size += np.float32(offset)
+        np.maximum(size, 0, out=size)
         inter = size[0] * size[1]
         overlap = inter / (others[4] + chosen[4] - inter)
-        position += 1
         acts = decay.acts(overlap).nonzero()[0]
         score[position + acts] *= decay.factor(overlap[acts])
-        gone = position + (score[position:count] < least).nonzero()[0]
+        gone = (score[position:count] < least).nonzero()[0]
         if len(gone):
+            gone += position
             left = count - len(gone)
             # the last boxes that stay, from the end, fill the positions of those that are dropped
             moved = np.setdiff1d(np.arange(left, count), gone)[::-1]
-            for values in (box, score):
-                values[gone[gone < left]] = values[moved]
+            for values in (table, score, box):
+                values[..., gone[gone < left]] = values[..., moved]
             count = left
     return box[:count], score[:count]
 
@@ -95,22 +85,6 @@ def _first_best(score: np.ndarray) -> int:
     if np.isnan(score[best]):
         return 0 if np.isnan(score[0]) else int(np.nanargmax(score))
     return best
-
-
-def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
-          offset: int) -> tuple[Tensor, np.ndarray]:
-    """Return the boxes that stay, in the order in which they are chosen, and their scores."""
-    with np.errstate(all='ignore'):
-        if not ordinary(cols, scores, decay.sigma, least):
-            kept, final = _plain_loop(cols, scores, decay, least, offset)
-            return torch.from_numpy(kept), final
-        arguments = cols, scores, decay.apply, least, offset
-        try:
-            order = None if len(np.unique(scores)) == len(scores) else WorkingOrder(len(scores))
-            chosen, scores_then = decide(*arguments, order)
-        except TiedScores:
-            chosen, scores_then = decide(*arguments, WorkingOrder(len(scores)))
-    return torch.tensor(chosen), np.array(scores_then, np.float32)
 
 
 def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, sigma: float,
@@ -136,8 +110,10 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
                                 ('dets', dets, (*count, 5))):
         require_tensor('softnms', name, tensor, shape, (torch.float32,))
         require(not tensor.is_cuda, 'softnms', f'{name} must be on the CPU, {describe(tensor)}')
-    kept, final = _soft(columns(boxes.detach(), offset).numpy(), scores.detach().numpy(),
-                        _Decay(method, iou_threshold, sigma), np.float32(min_score), offset)
-    dets[:len(kept), :4] = boxes.detach()[kept]
-    dets[:len(kept), 4] = torch.from_numpy(final)
-    return kept
+    with np.errstate(all='ignore'):
+        kept, final = _soft(columns(boxes.detach(), offset).numpy(), scores.detach().numpy(),
+                            _Decay(method, iou_threshold, sigma), np.float32(min_score), offset)
+    chosen = torch.from_numpy(kept)
+    dets[:len(chosen), :4] = boxes.detach()[chosen]
+    dets[:len(chosen), 4] = torch.from_numpy(final)
+    return chosen

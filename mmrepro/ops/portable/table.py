@@ -6,7 +6,10 @@ none. ``trunc`` is not listed either: it is exact.
 """
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+from ..name_lists import read_names
 
 _DNN = 'oneDNN at AVX2; other types of numbers: a sum of products, element by element'
 _CONV = 'oneDNN at AVX2, also where torch takes an unfolded product for small inputs'
@@ -62,26 +65,9 @@ ROUTED: tuple[Routed, ...] = (
     _function('erfinv', _LIBM.format('quantile of the normal distribution')),
 )
 
+_KINDS = read_names(Path(__file__).with_name('refused.ini'))
+# names of operators of sparse matrices in compressed form -> what they are of
+REFUSED_SPARSE = dict.fromkeys(_KINDS['sparse matrices'], 'sparse matrices')
 # name in ``aten`` -> why it is not replaced; with every overload
-REFUSED: dict[str, str] = {
-    **dict.fromkeys((
-        '_linalg_det', '_linalg_eigh', '_linalg_slogdet', '_linalg_solve_ex', '_linalg_svd',
-        'cholesky', 'cholesky_inverse', 'cholesky_solve', 'geqrf', 'linalg_cholesky_ex',
-        'linalg_eig', 'linalg_householder_product', 'linalg_inv_ex', 'linalg_ldl_factor_ex',
-        'linalg_ldl_solve', 'linalg_lstsq', 'linalg_lu', 'linalg_lu_factor_ex', 'linalg_lu_solve',
-        'linalg_qr', 'linalg_solve_triangular', 'ormqr', 'triangular_solve'), 'LAPACK'),
-    **dict.fromkeys(('_fft_c2c', '_fft_c2r', '_fft_r2c'), 'Fourier transforms'),
-    **dict.fromkeys(('_scaled_dot_product_flash_attention_for_cpu',
-                     '_scaled_dot_product_flash_attention_for_cpu_backward',
-                     '_native_multi_head_attention', '_transformer_encoder_layer_fwd'),
-                    'products inside of a kernel'),
-    # convolutions that are neither oneDNN's nor a product of this package
-    **dict.fromkeys(('_slow_conv2d_forward', '_slow_conv2d_backward', 'slow_conv_dilated2d',
-                     'slow_conv_dilated3d', 'slow_conv_transpose2d', 'slow_conv_transpose3d',
-                     'slow_conv3d_forward'), 'products inside of a kernel'),
-}
-
-# the same, of sparse matrices in compressed form
-REFUSED_SPARSE: dict[str, str] = dict.fromkeys(
-    ('mm', 'addmm', 'mv', 'addmv', 'bmm', 'baddbmm', 'triangular_solve', 'sparse_sampled_addmm'),
-    'sparse matrices')
+REFUSED = {name: kind for kind, names in _KINDS.items() if kind != 'sparse matrices'
+           for name in names}

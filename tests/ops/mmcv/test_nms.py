@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from mmcv.ops import batched_nms, nms, nms_match, soft_nms
 
 from mmrepro import ops
-from mmrepro.ops.mmcv import greedy_nms, overlaps, soft_nms_blocks
+from mmrepro.ops.mmcv import greedy_nms, overlaps
 from mmrepro.ops.mmcv import nms as kernels
-from mmrepro.ops.mmcv import soft_nms as soft_kernels
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
 
@@ -104,8 +103,8 @@ def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
         conflicts = overlaps.dense_conflicts(cols, float(np.float32(0.4)), 0)
         found = {'blocks': greedy_nms.greedy(400, conflicts, device, 64),
                  'one block': greedy_nms.greedy(400, conflicts, device, 400)}
-        for name, share in (('listed', 1.), ('dense', 0.)):
-            monkeypatch.setattr(overlaps, '_LISTED_SHARE', share)
+        for name, close in (('listed', 400), ('dense', 0)):
+            monkeypatch.setattr(overlaps, '_CLOSE', close)
             found[name] = overlaps.keep_cpu(cols, float(np.float32(0.4)), 0)
         monkeypatch.setattr(greedy_nms, 'resolve', greedy_nms._resolve_rounds)
         found['rounds'] = greedy_nms.greedy(400, conflicts, device, 64)
@@ -175,21 +174,16 @@ def test_soft_nms_breaks_ties_as_mmcv_does(count, seed, method):
 
 
 @pytest.mark.parametrize('levels', [3, 40, 1 << 20])
-@pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
-def test_soft_nms_in_blocks_is_the_plain_loop(monkeypatch, method, levels):
+@pytest.mark.parametrize('method', ['naive', 'linear'])
+def test_soft_nms_with_scores_at_the_limit_is_mmcvs(ours_and_theirs, method, levels):
     """Few levels make ties, 40 some of them, many none but what the decay makes.
 
     Some scores are the limit itself, which is not below it."""
     boxes, scores = draw(300, 5, 60, 200.)
     scores = (scores * levels).ceil() / levels
     scores[::17] = least = 0.125
-    in_blocks = soft_nms(boxes, scores, 0.3, 0.5, least, method)
-    for rows in (1, 7):
-        monkeypatch.setattr(soft_nms_blocks, '_ROWS', rows)
-        for a, b in zip(soft_nms(boxes, scores, 0.3, 0.5, least, method), in_blocks):
-            assert torch.equal(a, b)
-    monkeypatch.setattr(soft_kernels, 'ordinary', lambda *_: False)
-    for a, b in zip(soft_nms(boxes, scores, 0.3, 0.5, least, method), in_blocks):
+    ours, expected = ours_and_theirs(soft_nms, boxes, scores, 0.3, 0.5, least, method)
+    for a, b in zip(ours, expected):
         assert torch.equal(a, b)
 
 
