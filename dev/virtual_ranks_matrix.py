@@ -13,7 +13,8 @@ state and averages; the metrics of validations.
 The networks are small, with all parts of the real ones; the statistics of BatchNorm belong to a
 rank. The processes are real ones and communicate over gloo.
 
-``--out`` continues a file that stands, row by row; a row that crashed has the error as its
+``--memory sharded`` divides the weights among the ranks instead, and leaves out the detector that
+accumulates gradients. ``--out`` continues a file that stands, row by row; a row that crashed has the error as its
 difference. ``--fault NAME`` plants a fault in all runs, of a network that relies on what it breaks;
 rows on two processes or more have to show it (not in the file of the docs).
 """
@@ -45,14 +46,15 @@ RANKS, PROCESSES = (2, 4, 8), (1, 2, 3, 4)
 KEYS = ('config', 'ranks', 'processes', 'resumed_from', 'memory')
 
 
-def rows(configs: list[str], ranks: list[int], processes: list[int]) -> list[dict[str, Any]]:
+def rows(configs: list[str], ranks: list[int], processes: list[int],
+         memory: str = 'shared') -> list[dict[str, Any]]:
     """Return the rows; ``resumed_from``: processes that wrote the checkpoint, 0: no resume."""
     table = []
     for name in configs:
         for count in ranks:
             allowed = [number for number in processes if number <= count]
-            table += [dict(zip(KEYS, (name, count, number, 0, 'shared'))) for number in allowed]
-            table += [dict(zip(KEYS, (name, count, number, before, 'shared')))
+            table += [dict(zip(KEYS, (name, count, number, 0, memory))) for number in allowed]
+            table += [dict(zip(KEYS, (name, count, number, before, memory)))
                       for before, number in zip(allowed, [*allowed[1:], allowed[0]])]
     return table
 
@@ -152,8 +154,9 @@ def main() -> None:
     from mmrepro.demo.dataset import write_dataset
     file = RowFile(args.out, KEYS, torch=torch.__version__, iterations=ITERATIONS,
                    **(dict(fault=args.fault) if args.fault else {}))
-    configs = args.configs or list(FOR_FAULTS if args.fault else CONFIGS)
-    table = file.missing(rows(configs, args.ranks, args.processes))
+    configs = args.configs or [name for name in (FOR_FAULTS if args.fault else CONFIGS)
+                               if args.memory == 'shared' or 'accumulation' not in name]
+    table = file.missing(rows(configs, args.ranks, args.processes, args.memory))
     fault = FAULTS[args.fault]() if args.fault else nullcontext()
     with tempfile.TemporaryDirectory() as folder, fault:
         write_dataset(os.path.join(folder, 'data'))
