@@ -21,6 +21,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
 import faults.tiny  # noqa: E402
 from demo_runs import small  # noqa: E402
+from detector_runs import narrow  # noqa: E402
 from harness import run_all, train  # noqa: E402
 from mmengine.registry import MODELS  # noqa: E402
 
@@ -42,7 +43,12 @@ class HeavyLoss(faults.tiny.Tiny):
 def _config(model, args):
     """Return the config of a detector, or of a small network in many steps."""
     if model != 'tiny':
-        return small(model, args.data_root)
+        cfg = small(model, args.data_root)
+        if 'backbone' in cfg.model:
+            narrow(cfg)
+        if 'encoder' in cfg.model:  # every layer is like the first
+            cfg.model.encoder.num_layers, cfg.model.decoder.num_layers = 1, 2
+        return cfg
     cfg = faults.tiny.tiny(args.work_dir)
     cfg.model.type = 'HeavyLoss'
     cfg.val_dataloader = None
@@ -95,6 +101,7 @@ def main() -> None:
     resumed.resume, resumed.load_from = True, str(args.work_dir / 'saving' / f'iter_{POINT}.pth')
     loose = copy.deepcopy(cfg)
     loose.randomness.deterministic = False
+    loose.train_cfg[length] //= 2  # that bits differ shows soon
 
     def job(changed, name):
         return _run, (changed, args.work_dir / name), {}
