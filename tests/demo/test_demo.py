@@ -23,8 +23,6 @@ ANNOTATIONS = {
 }
 
 
-
-
 @pytest.mark.parametrize('split', dataset.SPLITS)
 def test_annotations_are_pinned_and_images_have_the_size_that_is_written_down(data_root, split):
     content = Path(dataset.annotation_file(data_root, split)).read_bytes()
