@@ -17,7 +17,7 @@ def nothing(cfg):
 
 # name: (demo model, change, resume point -> workers)
 CASES = {
-    'yolox': ('yolox_s', narrow, {1: 2, 3: 4, 5: 0}),
+    'yolox': ('yolox_s', narrow, {1: 2, 3: 4}),
     'rtmdet': ('rtmdet_tiny', nothing, {2: 2, 3: 0, 4: 0}),
     'dynamic': ('faster-rcnn_r50_fpn', lambda cfg: (dynamic(cfg), shallow(cfg)),
                 {2: 2, 3: 0, 5: 0}),
