@@ -21,7 +21,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
 import faults.tiny  # noqa: E402
 from demo_runs import small  # noqa: E402
-from detector_runs import narrow  # noqa: E402
+from detector_runs import narrow, shallow_detr  # noqa: E402
 from harness import run_all, train  # noqa: E402
 from mmengine.registry import MODELS  # noqa: E402
 
@@ -44,10 +44,11 @@ def _config(model, args):
     """Return the config of a detector, or of a small network in many steps."""
     if model != 'tiny':
         cfg = small(model, args.data_root)
+        if 'encoder' in cfg.model:  # every layer is like the first
+            shallow_detr(cfg)
+            cfg.model.encoder.num_layers, cfg.model.decoder.num_layers = 1, 2
         if 'backbone' in cfg.model:
             narrow(cfg)
-        if 'encoder' in cfg.model:  # every layer is like the first
-            cfg.model.encoder.num_layers, cfg.model.decoder.num_layers = 1, 2
         return cfg
     cfg = faults.tiny.tiny(args.work_dir)
     cfg.model.type = 'HeavyLoss'
