@@ -196,15 +196,6 @@ def test_the_weights_are_those_of_the_readme_on_this_cpu(tmp_path, capfd):
 
 
 @pytest.mark.nightly
-def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_path, capfd):
-    assert demo_in(tmp_path, '--virtual-ranks', 2, '--images', 2, '--epochs', 1) == 0
-    assert 'SAME BITS' in capfd.readouterr().out
-    config = two_runs.Config.fromfile(tmp_path / 'work' / '2_processes' / 'config.py')
-    assert config.randomness.virtual_ranks.ranks == 2
-    assert (tmp_path / 'work' / '2_processes' / 'output.rank1.txt').exists()
-
-
-@pytest.mark.nightly
 def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp_path, capfd):
     config = tmp_path / 'stock_streams.py'
     config.write_text(f"_base_ = {shipped_configs.shipped('configs/demo/yolox_s_demo.py')!r}\n"

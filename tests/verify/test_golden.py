@@ -143,13 +143,6 @@ def test_the_goldens_of_the_repository_can_be_read():
         assert os.path.isfile(os.path.join(ROOT, recipe.config))
 
 
-@pytest.mark.nightly
-def test_in_real_processes(run, capsys):
-    assert run('record', 'detector.py', '--iters', '2') == 0
-    assert run('check') == 0
-    assert run('check', '--missing', 'fail') == 0
-
-
 def test_the_portable_golden_is_that_of_this_cpu(tmp_path):
     """Recorded on an Intel CPU with AVX-512; the command as it is typed in the repository."""
     for name in ('configs', 'goldens'):
