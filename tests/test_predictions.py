@@ -112,13 +112,6 @@ def test_loaders_whose_batches_are_not_ours_are_refused(tmp_path):
         runner.test()
 
 
-def test_mmengines_own_streams_test_as_mmengine_does():
-    from mmrepro import RandomnessConfig
-    with pytest.raises(RandomnessError, match='independent_predictions=True changes'):
-        RandomnessConfig(seed=1, worker_seed='mmengine',
-                         independent_predictions=True)
-
-
 def fresh(path, weights, images, hash_seed):
     said = python(infer_fresh.__file__, path, weights, *images, PYTHONHASHSEED=hash_seed)
     return json.loads(said.splitlines()[-1])

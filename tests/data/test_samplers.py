@@ -17,6 +17,7 @@ from mmrepro.data.samplers import (
     plain,
     with_position,
 )
+from mmrepro.data.sampling_orders import infinite
 
 
 def concat(*sizes):
@@ -145,13 +146,9 @@ def test_positions_travel_to_workers():
     assert [type(plain(i)) for i in received] == [int, tuple]
 
 
-def test_an_index_of_another_type_is_refused():
+def test_an_index_of_another_type_and_a_source_without_images_are_refused():
     with pytest.raises(TypeError, match="the sampler yields 'a.jpg' of type str"):
         with_position('a.jpg', 0, 0)
-
-
-def test_a_source_without_images_is_named():
     sampler = SimpleNamespace(dataset=[], shuffle=True, rank=0, world_size=1)
-    from mmrepro.data.sampling_orders import infinite
     with pytest.raises(ValueError, match='empty source'):
         next(infinite(sampler, 0, 0))
