@@ -43,7 +43,7 @@ def test_on_one_rank_it_is_batch_norm(shape, mode):
         results.append([out.detach(), value.grad, layer.weight.grad, layer.bias.grad,
                         layer.running_mean, layer.running_var])
     for ours, expected in zip(*results):
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_half_is_summed_in_float32():
