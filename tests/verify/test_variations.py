@@ -6,18 +6,16 @@ import sys
 import launches
 import pytest
 from command import exit_code
+from faults import tiny
 from launches import EndedTraining, folder_of, training_of, write_steps
 from mmengine.config import Config
 
-from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.exit_codes import NOTHING_TO_COMPARE
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
 from mmrepro.runs import launcher
 from mmrepro.runs.config_edits import virtual_ranks
 from mmrepro.verify import variations as module
-
-CONFIG = 'faster-rcnn_r50_fpn'
 
 
 class Recorded(EndedTraining):
@@ -44,10 +42,12 @@ def stand_in(monkeypatch):
 
 
 @pytest.fixture
-def config(data_root, tmp_path):
-    path = tmp_path / 'config.py'
-    demo_config(CONFIG, data_root).dump(str(path))
-    return str(path)
+def config(tmp_path):
+    path = str(tmp_path / 'config.py')
+    cfg = tiny.validating_and_saving(tmp_path)
+    cfg.val_cfg = dict(type='ValLoop')
+    cfg.dump(path)
+    return path
 
 
 def run(config, tmp_path, *arguments):
@@ -237,8 +237,8 @@ def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys,
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--vary', 'workers,colour'], 'colour is not allowed; allowed: process,workers'),
     (['--vary', ''], 'nothing is not allowed'), (['--iters', '0'], '--iters 0: must be 1'),
-    (['--cfg-options', 'train_dataloader.dataset.data_root=/nowhere'],
-     '/nowhere/annotations/instances_train2017.json does not exist, and train_dataloader')])
+    (['--cfg-options', 'train_dataloader.dataset.ann_file=/nowhere/train.json'],
+     '/nowhere/train.json does not exist, and train_dataloader')])
 def test_wrong_usage(config, stand_in, tmp_path, capsys, arguments, message):
     assert run(config, tmp_path, *arguments) == 2
     assert message in capsys.readouterr().err
