@@ -90,25 +90,25 @@ def main() -> None:
     if args.amp:
         cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper',
                                      loss_scale=dict(init_scale=args.amp)))
-    workers = copy.deepcopy(cfg)
-    workers.train_dataloader.merge(dict(num_workers=2, persistent_workers=True))
-    if args.amp:
-        # and steps that are repeated, with a loss scale, change no bit either
-        workers.randomness.self_checks = dict(steps=1)
     saving = copy.deepcopy(cfg)
     saving.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False,
                                            max_keep_ckpts=-1)
     resumed = copy.deepcopy(cfg)
     resumed.resume, resumed.load_from = True, str(args.work_dir / 'saving' / f'iter_{POINT}.pth')
+    resumed.train_dataloader.merge(dict(num_workers=2, persistent_workers=True))
+    if args.amp:
+        # and steps that are repeated, with a loss scale, change no bit either
+        resumed.randomness.self_checks = dict(steps=1)
     loose = copy.deepcopy(cfg)
     loose.randomness.deterministic = False
     loose.train_cfg[length] //= 2  # that bits differ shows soon
 
     def job(changed, name):
         return _run, (changed, args.work_dir / name), {}
-    results = run_all({'saving': job(saving, 'saving'), 'workers': job(workers, 'workers')})
+    results = run_all({'saving': job(saving, 'saving')})
     results.update(run_all({'resumed': job(resumed, 'resumed')}))
-    results.update(run_all({'loose': job(loose, 'loose'), 'loose again': job(loose, 'again')}))
+    if args.model == 'tiny':
+        results.update(run_all({'loose': job(loose, 'loose'), 'loose again': job(loose, 'again')}))
     (args.work_dir / 'results.json').write_text(json.dumps(results))
 
 
