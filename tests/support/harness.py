@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import os
 import subprocess
@@ -18,6 +19,7 @@ __all__ = ['ROOT', 'Child', 'digest', 'environment', 'fresh', 'python', 'run_all
 for name in ('torch._dynamo', 'matplotlib.pyplot', 'matplotlib.backends.backend_agg',
              'pkg_resources', 'mmcv.ops', 'mmrepro.runner'):
     importlib.import_module(name)
+gc.freeze()  # collections, of which MMEngine asks for many, need not look at modules
 
 ROOT = Path(__file__).resolve().parents[2]
 
