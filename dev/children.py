@@ -6,6 +6,7 @@ processes are started by :mod:`mmrepro.runs.launcher`.
 """
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import multiprocessing
@@ -29,6 +30,7 @@ class ChildFailed(RuntimeError):
 
 def _run(connection: Any, function: Callable, args: tuple, kwargs: dict) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # MMEngine's datasets collect garbage: not among what the parent has imported
     try:
         connection.send((True, function(*args, **kwargs)))
     except BaseException:

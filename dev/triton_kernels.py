@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = (80, 90, 100)  # compute capability, times ten
+DTYPES = ('float32', 'float16', 'bfloat16', 'float64')
 FIRST_WITH = {100: (3, 3)}  # the first release of Triton that compiles for it
 DISASSEMBLES = (3, 3)  # likewise, that shows the machine code
 USAGE = dict(registers='REG', stack='STACK', shared='SHARED', local='LOCAL')  # bytes, but registers
@@ -42,7 +43,7 @@ def version() -> tuple[int, ...]:
     return tuple(map(int, triton.__version__.split('.')[:2]))
 
 
-def compiled(architectures: Sequence[int]) -> list[dict[str, Any]]:
+def compiled(architectures: Sequence[int], dtypes: Sequence[str] = DTYPES) -> list[dict[str, Any]]:
     """Return kernel, architecture, dtype, ptx, sass, and the resources, per specialization."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver, jit
@@ -65,14 +66,14 @@ def compiled(architectures: Sequence[int]) -> list[dict[str, Any]]:
         for architecture in architectures:
             if version() >= FIRST_WITH.get(architecture, (0, )):
                 driver.set_active(NoDevice(GPUTarget('cuda', architecture, 32)))
-                for dtype in _calls():
+                for dtype in _calls(dtypes):
                     now.update(architecture=architecture, dtype=str(dtype).split('.')[-1])
     finally:
         jit.JITFunction.run = launch
     return list(rows.values())
 
 
-def _calls() -> Iterator[Any]:
+def _calls(dtypes: Sequence[str]) -> Iterator[Any]:
     """Call the operators with the shapes and alignments of detectors; yields each type before."""
     import torch
 
@@ -82,7 +83,7 @@ def _calls() -> Iterator[Any]:
 
     with replaced(gather, scatter_sum=lambda source, row, weight, size: source.new_zeros(
             size, source.shape[1])):
-        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        for dtype in (getattr(torch, name) for name in dtypes):
             yield dtype
             feature, nothing = torch.zeros(2, 256, 100, 168, dtype=dtype), torch.zeros(0)
             rois = torch.tensor([[0, 1, 1, 50, 50.], [1, 2, 2, 90, 90.]], dtype=dtype)
@@ -157,9 +158,11 @@ def main() -> None:
     parser.add_argument('--code', action='store_true', help='the code of every specialization')
     parser.add_argument('--architectures', nargs='+', type=int, default=ARCHITECTURES,
                         choices=ARCHITECTURES, help='default: all of them')
+    parser.add_argument('--dtypes', nargs='+', default=DTYPES, choices=DTYPES,
+                        help='of features, default: all of them')
     args = parser.parse_args()
     import triton
-    rows = compiled(args.architectures)
+    rows = compiled(args.architectures, args.dtypes)
     report = dict(triton=triton.__version__, rows=rows if args.code else summary(rows))
     Path(args.out).write_text(json.dumps(report, indent=0) + '\n')
 

@@ -55,6 +55,8 @@ def test_the_docstring_has_every_key_in_the_order_of_the_fields():
     (dict(streams=dict(init=-1)), 'randomness.streams.init=-1 is out of range'),
     (dict(streams=dict(sample=1), worker_seed='worker'), "no effect with .*worker_seed='worker'"),
     (dict(streams=dict(init=1), worker_seed='mmengine'), 'has no effect'),
+    (dict(independent_predictions=True, worker_seed='mmengine'),
+     'independent_predictions=True changes'),
 ])
 def test_bad_values_are_refused_by_name(randomness, message):
     with pytest.raises(RandomnessError, match=message):

@@ -1,8 +1,7 @@
 """What must not change one bit of training.
 
 Small real configs (dataset, augmentations, model, losses, optimizer, hooks, validation) are trained
-for two epochs; batches, losses and weights are compared as bytes. Variants are combined for speed;
-the nightly test runs each of them separately as well.
+for two epochs; batches, losses and weights are compared as bytes. Variants are combined for speed.
 """
 import json
 import os
@@ -53,20 +52,6 @@ def together(*changes):
 
 ONE_WORKER = together(workers(1, prefetch=1), noisy_hooks, other_logging)
 FOUR_WORKERS = together(workers(4, True), no_validation)
-SINGLE = {
-    'one worker': workers(1),
-    'two workers': workers(2),
-    'three workers': workers(3),
-    'four workers': workers(4),
-    'persistent workers': workers(2, True),
-    'prefetch': workers(2, prefetch=5),
-    'no validation': no_validation,
-    'rare validation': lambda cfg: cfg.train_cfg.update(val_interval=2),
-    'logging': other_logging,
-    'noisy hooks': noisy_hooks,
-}
-
-
 def another_seed_first(cfg, work_dir):
     """Train with seed 43, then with the config's, in the same process; returns both results."""
     def change(cfg):
@@ -84,10 +69,11 @@ def assert_same_bits(found, expected, what):
             raise AssertionError(f'{what}: {key} differs first at iteration {first}')
 
 
-# RTMDet's cached mixing is compared for any number of workers in tests/data/test_fetch.py
+# RTMDet's cached mixing is compared for any number of workers in tests/data/test_fetch.py, workers
+# and resumes of Faster R-CNN by the command of tests/demo/test_demo.py
 @pytest.fixture(scope='module', params=[
-    name if name in ('yolox_s', 'faster-rcnn_r50_fpn') else pytest.param(
-        name, marks=pytest.mark.nightly) for name in MODELS])
+    name if name == 'yolox_s' else pytest.param(name, marks=pytest.mark.nightly)
+    for name in MODELS])
 def runs(request, data_root, tmp_path_factory):
     """Baseline and variants of one model, two children at a time."""
     import mmdet.datasets  # noqa: F401  warm the parent
@@ -125,15 +111,6 @@ def test_metrics_do_not_depend_on_workers(runs):
     _, _, results = runs
     expected = results['baseline']['metrics']
     assert results['one worker']['metrics'] == expected
-
-
-@pytest.mark.nightly
-def test_each_variant_alone_does_not_change_bits(runs, tmp_path):
-    model, cfg, results = runs
-    jobs = {name: (train, (changed(cfg, change), str(tmp_path / name)), {})
-            for name, change in SINGLE.items()}
-    for name, found in run_all(jobs).items():
-        assert_same_bits(found, results['baseline'], f'{model}, {name}')
 
 
 @pytest.mark.parametrize('runs', [

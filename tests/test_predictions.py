@@ -4,17 +4,16 @@ import json
 import infer_fresh
 import pytest
 import torch
-from demo_runs import changed, small
-from detector_runs import narrow
+from demo_runs import changed
 from harness import Child, python
 from infer_fresh import digest_of
+from initialised import initialised
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
-from mmengine.registry import METRICS, MODELS, init_default_scope
+from mmengine.registry import METRICS
 from mmengine.runner import Runner
 from small_runs import config, validating
 
-import mmrepro
 from mmrepro import RandomnessError
 
 DETECTORS = dict(one_stage='retinanet_r50_fpn', two_stage='faster-rcnn_r50_fpn',
@@ -33,36 +32,12 @@ class DigestsOfImages(BaseMetric):
         return {str(image): digest for image, digest in results}
 
 
-def detector(name, data_root):
-    """It has not been trained, and it keeps what it finds, however unlikely."""
-    cfg = small(DETECTORS[name], data_root)
-    narrow(cfg)
-    test = cfg.model.get('test_cfg') or {}
-    for one in (test, *test.values()):
-        if isinstance(one, dict) and 'score_thr' in one:
-            one.score_thr = 0.
-    return cfg
-
-
 @pytest.fixture(scope='module', params=[
     pytest.param(name, marks=[] if name == 'two_stage' else pytest.mark.nightly)
     for name in DETECTORS])
-def initialised(request, data_root, tmp_path_factory):
-    """Return the config of a detector, and a file with its weights."""
-    folder, name = tmp_path_factory.mktemp('detectors'), request.param
-
-    def job():
-        init_default_scope('mmdet')
-        cfg = detector(name, data_root)
-        cfg.dump(folder / f'{name}.py')
-        mmrepro.set_random_seed(0)
-        model = MODELS.build(cfg.model)
-        model.init_weights()
-        torch.save(dict(meta=dict(dataset_meta=dict(classes=tuple('abcdef'))),
-                        state_dict=model.state_dict()), folder / f'{name}.pth')
-
-    Child(job).result()
-    return str(folder / f'{name}.py'), str(folder / f'{name}.pth')
+def paths(request, data_root, tmp_path_factory):
+    """Return the paths of the config of a detector, and of its weights."""
+    return initialised(DETECTORS[request.param], data_root, tmp_path_factory.mktemp('detectors'))
 
 
 def predictions(cfg, folder, order, batch_size, phase='test', **randomness):
@@ -80,8 +55,8 @@ def predictions(cfg, folder, order, batch_size, phase='test', **randomness):
     return runner.test() if phase == 'test' else runner.val()
 
 
-def test_a_prediction_depends_on_its_batch_and_with_the_setting_on_nothing(initialised, tmp_path):
-    path, weights = initialised
+def test_a_prediction_depends_on_its_batch_and_with_the_setting_on_nothing(paths, tmp_path):
+    path, weights = paths
     cfg = Config.fromfile(path)
     cfg.load_from = weights
 
@@ -137,25 +112,18 @@ def test_loaders_whose_batches_are_not_ours_are_refused(tmp_path):
         runner.test()
 
 
-def test_mmengines_own_streams_test_as_mmengine_does():
-    from mmrepro import RandomnessConfig
-    with pytest.raises(RandomnessError, match='independent_predictions=True changes'):
-        RandomnessConfig(seed=1, worker_seed='mmengine',
-                         independent_predictions=True)
-
-
 def fresh(path, weights, images, hash_seed):
     said = python(infer_fresh.__file__, path, weights, *images, PYTHONHASHSEED=hash_seed)
     return json.loads(said.splitlines()[-1])
 
 
-def test_inference_repeats_in_any_process_and_order(initialised, data_root):
-    data = Config.fromfile(initialised[0]).test_dataloader.dataset
+def test_inference_repeats_in_any_process_and_order(paths, data_root):
+    data = Config.fromfile(paths[0]).test_dataloader.dataset
     with open(f'{data_root}/{data.ann_file}') as file:
         names = [one['file_name'] for one in json.load(file)['images'][:3]]
     images = [f'{data_root}/{data.data_prefix.img}/{name}' for name in names]
-    first = fresh(*initialised, images, '1')
-    assert first == fresh(*initialised, images[::-1], '2')
+    first = fresh(*paths, images, '1')
+    assert first == fresh(*paths, images[::-1], '2')
     assert set(first) == {'by_inferencer', 'by_function', 'with_augmentation'}
     for way, digests in first.items():
         assert len({digest for digest, _ in digests.values()}) == 3, way

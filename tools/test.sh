@@ -33,6 +33,12 @@ expression="${marks:+ and $marks}"
     || expression+=" and not compiled"
 expression="${expression# and }"
 
+# types are checked beside the tests, which wait at times
+types="$(mktemp)"
+"$python" -m mypy > "$types" 2>&1 &
+checker=$!
+trap 'kill "$checker" 2> /dev/null || true; rm -f "$types"' EXIT
+
 # bits of cpu='portable' are compared with those of another CPU
 say "pytest -m \"$expression\" on $(sed -n 's/^model name[^:]*: //p;T;q' /proc/cpuinfo 2> /dev/null || uname -m)"
 # one thread per operator: tests compare bits between processes, and cores are shared. Modules are
@@ -43,4 +49,6 @@ OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$python" -m pytest -q -n "${TEST_PROCES
 say "ruff"
 "$python" -m ruff check .
 say "mypy"
-"$python" -m mypy
+wait "$checker" && code=0 || code=$?
+cat "$types"
+exit "$code"

@@ -38,15 +38,16 @@ def write_data(root: str) -> str:
     return data_digest(root)
 
 
-def start(root: str, variables: Mapping[str, str], python: Sequence[str] = (sys.executable, )
-          ) -> subprocess.Popen:
-    """Start a process that computes the batches on a host."""
+def start(root: str, variables: Mapping[str, str], python: Sequence[str] = (sys.executable, ),
+          only: Sequence[str] = ()) -> subprocess.Popen:
+    """Start a process that computes the batches, ``only`` those of some pipelines, on a host."""
     from .emulated import hosts
     own = {name for host in hosts().values() for name in host.variables}
     env = {name: value for name, value in os.environ.items() if name not in own}
     env.update(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', PYTHONHASHSEED='0')
     # batches hold paths of images: they begin with '.', wherever the dataset is
-    return subprocess.Popen([*python, '-W', 'ignore', str(ROOT / 'dev/hosts/batches.py'), '.'],
+    return subprocess.Popen([*python, '-W', 'ignore', str(ROOT / 'dev/hosts/batches.py'), '.',
+                             *only],
                             env={**env, **variables}, cwd=root, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

@@ -1,6 +1,8 @@
 """Print digests of the first batches of stock pipelines, as JSON, with what computed them.
 
-    python dev/hosts/batches.py ROOT        ROOT: what dev.hosts.data has written
+    python dev/hosts/batches.py ROOT [NAME ...]
+
+ROOT is what dev.hosts has written, NAME a pipeline; without one, all of them.
 """
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -32,7 +35,7 @@ ALBU = {'Albu': 'albu_example/mask-rcnn_r50_fpn_albu-1x_coco.py'}
 VERSIONS = ('torch', 'numpy', 'cv2', 'mmcv', 'mmengine', 'mmdet', 'pycocotools')
 
 
-def digests(root: str) -> dict[str, list[str]]:
+def digests(root: str, only: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the digests of the first batches by name of the pipeline."""
     import mmdet
     from mmengine.config import Config
@@ -42,6 +45,8 @@ def digests(root: str) -> dict[str, list[str]]:
     albu = ALBU if importlib.util.find_spec('albumentations') else {}
     found = {}
     for name, path in {**PIPELINES, **albu}.items():
+        if only and name not in only:
+            continue
         if path:
             cfg = Config.fromfile(os.path.join(stock, path))
             use_data(cfg, root)
@@ -75,13 +80,13 @@ def _first_batches(cfg: Any) -> list[str]:
 
 
 def main() -> None:
-    root = sys.argv[1]
+    root, *only = sys.argv[1:]
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
     import mmrepro  # noqa: F401  patches attach to MMDetection
     from mmrepro.determinism.cpu_level import cpu_instructions
     from mmrepro.facts.collect import cpu_features, cpu_name
     from mmrepro.seeds import SCHEME
-    found = digests(root)
+    found = digests(root, only)
     versions = {name: sys.modules[name].__version__.partition('+')[0] for name in VERSIONS
                 if hasattr(sys.modules.get(name), '__version__')}
     print(json.dumps(dict(cpu=cpu_name(), features=cpu_features(), instructions=cpu_instructions(),

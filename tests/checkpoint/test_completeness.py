@@ -41,13 +41,6 @@ def test_a_best_checkpoint_is_never_what_a_run_resumes_from(tmp_path):
     assert trained(again(settings(tmp_path / 'killed', interval=2))) == expected
 
 
-def test_a_resume_without_any_checkpoint_says_that_it_begins_at_the_beginning(tmp_path):
-    runner = Runner.from_cfg(again(settings(tmp_path)))
-    assert runner.lifecycle.resume.passed_over == [
-        f'{tmp_path} has no checkpoint to resume from: the run begins at the beginning']
-    assert not runner._resume
-
-
 def test_the_last_good_file_is_not_given_up_for_a_best_checkpoint(tmp_path):
     """CheckpointHook has removed the old checkpoint, written the best, and not yet the new one."""
     options = dict(interval=2, max_keep_ckpts=1)
@@ -202,11 +195,15 @@ def test_what_lies_far_away_is_for_mmengine_to_fetch(tmp_path, monkeypatch):
             assert everything(runner) == expected
 
 
-@pytest.mark.parametrize('pointer', ['', 'epoch_7.pth'])
-def test_a_pointer_to_nothing_is_a_new_run(pointer, tmp_path):
-    (tmp_path / 'last_checkpoint').write_text(pointer)
+@pytest.mark.parametrize('pointer', [None, '', 'epoch_7.pth'])
+def test_without_a_checkpoint_a_resume_begins_at_the_beginning_and_says_so(pointer, tmp_path):
+    if pointer is not None:
+        (tmp_path / 'last_checkpoint').write_text(pointer)
     cfg = again(settings(tmp_path))
     cfg.train_cfg.max_epochs = 1
     runner = Runner.from_cfg(cfg)
+    assert runner.lifecycle.resume.passed_over[-1] == (
+        f'{tmp_path} has no checkpoint to resume from: the run begins at the beginning')
+    assert not runner._resume
     runner.train()
     assert runner.iter == 4

@@ -89,8 +89,6 @@ def config(work_dir, hook=None, model='Tiny', **changes):
     return cfg
 
 
-
-
 def resumed(cfg, iteration, folder, **randomness):
     cfg = cfg.copy()
     cfg.load_from, cfg.resume = f'{cfg.work_dir}/iter_{iteration}.pth', True

@@ -80,8 +80,6 @@ def test_every_rank_continues_with_its_own_state(world, points, tmp_path):
             assert after['state'] == before['state'], where
 
 
-
-
 def test_ranks_that_are_equal_hand_nothing_over(tmp_path):
     cfg = settings(tmp_path)
     cfg.model.type = 'NoisyLine'

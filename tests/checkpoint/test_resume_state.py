@@ -115,15 +115,18 @@ VARIANTS = {
 }
 
 
+def check_every_resume_point(folder, changes, expected):
+    for point in range(1, 12):
+        cfg = settings(folder / str(point), **changes, resume=True,
+                       load_from=str(folder / 'base' / f'iter_{point}.pth'))
+        cfg.default_hooks.checkpoint.interval = 100
+        assert trained(cfg) == expected, f'resumed at {point}'
+
+
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_every_resume_point(variant, tmp_path):
-    changes = VARIANTS[variant]
-    expected = trained(settings(tmp_path / 'base', **changes))
-    for point in range(1, 12):
-        cfg = settings(tmp_path / str(point), **changes)
-        cfg.resume, cfg.load_from = True, str(tmp_path / 'base' / f'iter_{point}.pth')
-        cfg.default_hooks.checkpoint.interval = 100
-        assert trained(cfg) == expected, f'{variant}: resumed at {point}'
+    expected = trained(settings(tmp_path / 'base', **VARIANTS[variant]))
+    check_every_resume_point(tmp_path, VARIANTS[variant], expected)
 
 
 @pytest.mark.parametrize('accumulate', [1, 3])
@@ -151,13 +154,7 @@ def test_the_scaler_of_mixed_precision(accumulate, tmp_path, monkeypatch):
     runner = Runner.from_cfg(settings(tmp_path / 'base', **changes))
     runner.train()
     assert isinstance(runner.optim_wrapper, AmpOptimWrapper)
-    expected = everything(runner)
-    scales = set()
-    for point in range(1, 12):
-        path = tmp_path / 'base' / f'iter_{point}.pth'
-        scales.add(torch.load(path, weights_only=False)['optimizer']['loss_scaler']['scale'])
-        cfg = settings(tmp_path / str(point), **changes)
-        cfg.resume, cfg.load_from = True, str(path)
-        cfg.default_hooks.checkpoint.interval = 100
-        assert trained(cfg) == expected, f'resumed at {point}'
+    check_every_resume_point(tmp_path, changes, everything(runner))
+    scales = {torch.load(path, weights_only=False)['optimizer']['loss_scaler']['scale']
+              for path in (tmp_path / 'base').glob('iter_*.pth')}
     assert len(scales) > 2, 'it grew and fell'

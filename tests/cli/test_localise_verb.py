@@ -1,12 +1,10 @@
 """``mmrepro localise``: usage, settings of run A and run B, and the whole in fresh processes."""
 import json
-import subprocess
-import sys
 
 import pytest
 from command import exit_code
 from faults.tiny import tiny
-from harness import environment
+from harness import fresh
 from mmengine.config import Config
 
 from mmrepro import cli
@@ -65,8 +63,7 @@ def test_from_a_config_and_from_two_runs_in_fresh_processes(tmp_path):
     cfg.dump(path)
 
     def run(*arguments):
-        done = subprocess.run([sys.executable, '-m', 'mmrepro', 'localise', *arguments],
-                              env=environment(), capture_output=True, text=True, cwd=tmp_path)
+        done = fresh('-m', 'mmrepro', 'localise', *arguments, code=None, cwd=tmp_path)
         return done.returncode, done.stdout, done.stderr
 
     code, out, err = run(path, '--iters', '5', '--work-dir', 'same')

@@ -8,24 +8,8 @@ import itertools
 import pytest
 import torch
 from loaders import settings, train
-from mmdet.datasets import BaseVideoDataset, ConcatDataset, MultiImageMixDataset
-from mmdet.datasets.samplers import (
-    AspectRatioBatchSampler,
-    ClassAwareSampler,
-    CustomSampleSizeSampler,
-    GroupMultiSourceSampler,
-    MultiDataAspectRatioBatchSampler,
-    MultiDataSampler,
-    MultiSourceSampler,
-    TrackAspectRatioBatchSampler,
-    TrackImgSampler,
-)
-from mmengine.dataset import (
-    ClassBalancedDataset,
-    DefaultSampler,
-    InfiniteSampler,
-    RepeatDataset,
-)
+from mmdet.datasets import BaseVideoDataset, ConcatDataset, MultiImageMixDataset, samplers
+from mmengine.dataset import ClassBalancedDataset, DefaultSampler, InfiniteSampler, RepeatDataset
 from pictures import SizedPictures, pretend_rank
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -86,35 +70,38 @@ CASES = {
     'Default, several sets': (concat, DefaultSampler),
     'Default, mixed images': (mixed, DefaultSampler),
     'Infinite': (lambda: Pictures(11), InfiniteSampler),
-    'ClassAware': (lambda: Pictures(23), ClassAwareSampler),
-    'MultiSource': (concat, lambda data: MultiSourceSampler(data, 4, [1, 3])),
-    'GroupMultiSource': (concat, lambda data: GroupMultiSourceSampler(data, 4, [1, 3])),
-    'CustomSampleSize': (concat, lambda data: CustomSampleSizeSampler(data, [5, -1])),
-    'MultiData': (concat, lambda data: MultiDataSampler(data, [1, 2])),
-    'TrackImg': (Videos, TrackImgSampler),
-    'TrackImg, test': (lambda: Videos(test_mode=True), TrackImgSampler),
-    'AspectRatio': (lambda: Pictures(23), DefaultSampler, AspectRatioBatchSampler),
+    'ClassAware': (lambda: Pictures(23), samplers.ClassAwareSampler),
+    'MultiSource': (concat, lambda data: samplers.MultiSourceSampler(data, 4, [1, 3])),
+    'GroupMultiSource': (concat, lambda data: samplers.GroupMultiSourceSampler(data, 4, [1, 3])),
+    'CustomSampleSize': (concat, lambda data: samplers.CustomSampleSizeSampler(data, [5, -1])),
+    'MultiData': (concat, lambda data: samplers.MultiDataSampler(data, [1, 2])),
+    'TrackImg': (Videos, samplers.TrackImgSampler),
+    'TrackImg, test': (lambda: Videos(test_mode=True), samplers.TrackImgSampler),
+    'AspectRatio': (lambda: Pictures(23), DefaultSampler, samplers.AspectRatioBatchSampler),
     'AspectRatio, repeated': (
-        lambda: RepeatDataset(Pictures(7), 3), DefaultSampler, AspectRatioBatchSampler),
-    'AspectRatio, class balanced': (balanced, DefaultSampler, AspectRatioBatchSampler),
-    'AspectRatio, several sets': (concat, DefaultSampler, AspectRatioBatchSampler),
-    'AspectRatio, mixed images': (mixed, DefaultSampler, AspectRatioBatchSampler),
+        lambda: RepeatDataset(Pictures(7), 3), DefaultSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, class balanced': (balanced, DefaultSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, several sets': (concat, DefaultSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, mixed images': (mixed, DefaultSampler, samplers.AspectRatioBatchSampler),
     'AspectRatio, class aware': (
-        lambda: Pictures(23), ClassAwareSampler, AspectRatioBatchSampler),
-    'AspectRatio, endless': (lambda: Pictures(11), InfiniteSampler, AspectRatioBatchSampler),
+        lambda: Pictures(23), samplers.ClassAwareSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, endless': (
+        lambda: Pictures(11), InfiniteSampler, samplers.AspectRatioBatchSampler),
     'MultiDataAspectRatio': (
-        concat, lambda data: MultiDataSampler(data, [1, 2]),
-        lambda sampler, size: MultiDataAspectRatioBatchSampler(sampler, [2, size], 2, False)),
-    'TrackAspectRatio, frames': (Videos, TrackImgSampler, TrackAspectRatioBatchSampler),
+        concat, lambda data: samplers.MultiDataSampler(data, [1, 2]),
+        lambda sampler, size: samplers.MultiDataAspectRatioBatchSampler(
+            sampler, [2, size], 2, False)),
+    'TrackAspectRatio, frames': (
+        Videos, samplers.TrackImgSampler, samplers.TrackAspectRatioBatchSampler),
     'TrackAspectRatio, videos': (
-        lambda: Videos(13), DefaultSampler, TrackAspectRatioBatchSampler),
+        lambda: Videos(13), DefaultSampler, samplers.TrackAspectRatioBatchSampler),
 }
 # MMDetection accepts these datasets, and then cannot load frames from them by (video, frame)
 INDICES_ONLY = {
     'TrackImg, several sets': (
-        lambda: ConcatDataset([Videos(), Videos(3)]), TrackImgSampler),
+        lambda: ConcatDataset([Videos(), Videos(3)]), samplers.TrackImgSampler),
     'TrackImg, class balanced': (
-        lambda: ClassBalancedDataset(Videos(), oversample_thr=0.9), TrackImgSampler),
+        lambda: ClassBalancedDataset(Videos(), oversample_thr=0.9), samplers.TrackImgSampler),
 }
 BATCH_SIZE = 4
 RANKS = {'alone': (0, 1), 'rank 1 of 2': (1, 2)}
@@ -229,11 +216,11 @@ VARYING = {
     # drops a remainder of just one batch, and counts it
     'AspectRatio, drop last': (
         lambda: Pictures(24), DefaultSampler,
-        lambda sampler: AspectRatioBatchSampler(sampler, 4, drop_last=True)),
+        lambda sampler: samplers.AspectRatioBatchSampler(sampler, 4, drop_last=True)),
     # each epoch draws other shares of its datasets
     'MultiDataAspectRatio': (
-        concat, lambda data: MultiDataSampler(data, [1, 2]),
-        lambda sampler: MultiDataAspectRatioBatchSampler(sampler, [2, 4], 2, False)),
+        concat, lambda data: samplers.MultiDataSampler(data, [1, 2]),
+        lambda sampler: samplers.MultiDataAspectRatioBatchSampler(sampler, [2, 4], 2, False)),
 }
 
 

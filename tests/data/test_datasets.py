@@ -116,13 +116,6 @@ def test_validation_and_test_may_share_a_loader(workers, tmp_path):
     assert run('test', 'val', 'test') == apart
 
 
-def test_training_shares_its_loader_with_nobody(tmp_path):
-    cfg = settings(loader, tmp_path)
-    cfg['val_dataloader'] = cfg['train_dataloader']
-    with pytest.raises(RandomnessError, match='serves training and another loop'):
-        ReproRunner(**cfg).train()
-
-
 class Foreign:
     """What libraries put around a loader."""
 
@@ -136,14 +129,19 @@ class Foreign:
         return iter(self.inner)
 
 
-def test_what_is_no_loader_is_refused(tmp_path):
-    with pytest.raises(RandomnessError, match='Foreign is no torch DataLoader'):
-        train(lambda: Foreign(loader()), tmp_path)
+def shared(cfg):
+    cfg['val_dataloader'] = cfg['train_dataloader']
 
 
-def test_batches_that_arrive_in_any_order_are_refused():
-    with pytest.raises(RandomnessError, match='in_order=False, with num_workers=2'):
-        adopted(loader(workers=2, in_order=False))
+@pytest.mark.parametrize('make, change, message', [
+    (loader, shared, 'serves training and another loop'),
+    (lambda: Foreign(loader()), dict, 'Foreign is no torch DataLoader'),
+    (lambda: loader(workers=2, in_order=False), dict, 'in_order=False, with num_workers=2')])
+def test_a_loader_that_training_cannot_use_is_refused(make, change, message, tmp_path):
+    cfg = settings(make, tmp_path)
+    change(cfg)
+    with pytest.raises(RandomnessError, match=message):
+        ReproRunner(**cfg).train()
     adopted(loader(in_order=False))
 
 

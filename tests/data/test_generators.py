@@ -152,13 +152,6 @@ def test_generators_of_data_sets_and_transforms_belong_to_the_sample(kind):
     assert batches(skip=3) == whole[3:]
 
 
-def test_generators_are_found_by_name():
-    found = generators.find(Own(), 'Own')
-    assert set(found) == {
-        'Own.generator', 'Own.pipeline.transforms[0].generator',
-        'Own.pipeline.transforms[1].inner', 'Own.of_class', f'{__name__}:OF_MODULE'}
-
-
 def test_loading_in_the_main_process_leaves_its_generators_alone():
     """A hook that draws from the dataset's generator does not see who loads the samples."""
     made = adopted(loader(shuffled, dataset=Own))
@@ -206,21 +199,33 @@ class CannotBeSeeded(Noisy):
         self.generator = np.random.Generator(Counting())
 
 
-@pytest.mark.parametrize('dataset, message', [
-    (FromTheSystem, r'dataset.pipeline\[0\] is a random.SystemRandom'),
-    (CannotBeSeeded, 'dataset.generator is a Generator that cannot be seeded')])
-def test_a_generator_that_cannot_be_seeded_is_refused(dataset, message):
+class NoSampler:
+    """Batches out of nothing."""
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3]])
+
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.parametrize('make, message', [
+    (lambda: loader(dataset=FromTheSystem), r'dataset.pipeline\[0\] is a random.SystemRandom'),
+    (lambda: loader(dataset=CannotBeSeeded),
+     'dataset.generator is a Generator that cannot be seeded'),
+    (lambda: DataLoader(Noisy(), batch_sampler=NoSampler()),
+     'the batch sampler NoSampler has no attribute')])
+def test_what_cannot_be_seeded_or_moved_is_refused(make, message):
     with pytest.raises(RandomnessError, match=message):
-        adopted(loader(shuffled, dataset=dataset))
+        adopted(make())
 
 
-def test_global_generators_are_none_of_a_data_sets_own():
-    class Shares(Noisy):
-        def __init__(self):
-            self.one, self.two = np.random.mtrand._rand, torch.default_generator
-            self.three = random.random
+class Shares(Noisy):
+    """The global generators, which are none of its own."""
 
-    assert generators.find(Shares(), 'Shares') == {}
+    def __init__(self):
+        self.one, self.two = np.random.mtrand._rand, torch.default_generator
+        self.three = random.random
 
 
 class Sums(Noisy):
@@ -247,21 +252,6 @@ def test_threads_of_the_main_process_do_not_matter():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-class NoSampler:
-    """Batches out of nothing."""
-
-    def __iter__(self):
-        return iter([[0, 1], [2, 3]])
-
-    def __len__(self):
-        return 2
-
-
-def test_a_batch_sampler_without_a_sampler_is_refused():
-    with pytest.raises(RandomnessError, match='the batch sampler NoSampler has no attribute'):
-        adopted(DataLoader(Noisy(), batch_sampler=NoSampler()))
 
 
 def test_in_worker_mode_streams_go_on_from_sample_to_sample():
@@ -359,20 +349,24 @@ def test_generators_behind_methods_of_any_kind_belong_to_the_sample():
     alone, with_workers = ([digest(batch) for batch in adopted(loader(
         workers=workers, dataset=lambda: Piped(Methods(), Cached())))] for workers in (0, 2))
     assert with_workers == alone and len(set(alone)) == 4
-    found = generators.find(Methods(), 'transform')
-    assert set(found) == {
-        'transform.rng', f'{__name__}:CACHED', f'{__name__}:STATIC', f'{__name__}:CLASS',
-        f'{__name__}:PROPERTY', f'{__name__}:WRAPPED', 'transform.declared.rng',
-        'helper_module:rng', 'helper_module:hidden', f'{__name__}:Helper.rng'}
 
 
 class OwnAndBase(Helper):
     rng = np.random.default_rng(10)
 
 
-def test_a_class_and_its_base_may_have_a_generator_each():
-    assert generators.find(OwnAndBase(), 'transform') == {
-        'transform.rng': OwnAndBase.rng, "transform.rng'": Helper.rng}
+@pytest.mark.parametrize('kind, names', [
+    (Own, ['it.generator', 'it.pipeline.transforms[0].generator',
+           'it.pipeline.transforms[1].inner', 'it.of_class', f'{__name__}:OF_MODULE']),
+    (Methods, ['it.rng', *(f'{__name__}:{name}' for name in (
+        'CACHED', 'STATIC', 'CLASS', 'PROPERTY', 'WRAPPED', 'Helper.rng')), 'it.declared.rng',
+        'helper_module:rng', 'helper_module:hidden']),
+    (OwnAndBase, ['it.rng', "it.rng'"]), (Shares, [])])
+def test_generators_are_found_by_name(kind, names):
+    found = generators.find(kind(), 'it')
+    assert set(found) == {*names}
+    if kind is OwnAndBase:  # one of the class, one of its base
+        assert [*found.values()] == [OwnAndBase.rng, Helper.rng]
 
 
 def test_the_script_has_one_name_in_all_processes():

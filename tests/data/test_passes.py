@@ -52,13 +52,16 @@ def batches_of(workers, work_dir, hook, loop='iterations', resume_at=None, sampl
     return seen
 
 
-@pytest.mark.parametrize('event, workers', [
-    ('before_train', 'persistent'), ('before_train_epoch', 'two'),
-    pytest.param('before_run', 'spawned', marks=pytest.mark.nightly)])
-def test_workers_start_after_the_hooks_of_the_beginning(event, workers, tmp_path):
-    expected = batches_of('none', tmp_path, Changes(event))
-    assert batches_of(workers, tmp_path / 'other', Changes(event)) == expected
-    assert batches_of('none', tmp_path / 'another', Changes(event, 99)) != expected
+@pytest.mark.parametrize('event, iteration, workers, loop', [
+    # workers start after the hooks of the beginning
+    ('before_train', 0, 'persistent', 'iterations'), ('before_train_epoch', 0, 'two', 'iterations'),
+    pytest.param('before_run', 0, 'spawned', 'iterations', marks=pytest.mark.nightly),
+    ('before_train_iter', 5, 'persistent', 'iterations'), ('after_train_iter', 6, 'two', 'epochs'),
+    ('before_train_epoch', 4, 'persistent', 'epochs')])
+def test_a_change_takes_effect_with_the_next_batch(event, iteration, workers, loop, tmp_path):
+    expected = batches_of('none', tmp_path, Changes(event, iteration), loop)
+    assert batches_of(workers, tmp_path / 'other', Changes(event, iteration), loop) == expected
+    assert batches_of('none', tmp_path / 'another', Changes(event, 99), loop) != expected
 
 
 @pytest.mark.parametrize('sampler', [InOrder, InfiniteSampler])
@@ -67,15 +70,6 @@ def test_a_resumed_run_starts_its_workers_there_too(sampler, tmp_path):
     hook = Changes('before_train', 5)
     found = batches_of('two', tmp_path, hook, resume_at=5, sampler=sampler)
     assert found == whole[5:]
-
-
-@pytest.mark.parametrize('event, iteration, workers, loop', [
-    ('before_train_iter', 5, 'persistent', 'iterations'),
-    ('after_train_iter', 6, 'two', 'epochs'),
-    ('before_train_epoch', 4, 'persistent', 'epochs')])
-def test_a_change_takes_effect_with_the_next_batch(event, iteration, workers, loop, tmp_path):
-    expected = batches_of('none', tmp_path, Changes(event, iteration), loop)
-    assert batches_of(workers, tmp_path / 'other', Changes(event, iteration), loop) == expected
 
 
 def alive(made):

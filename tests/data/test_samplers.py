@@ -3,15 +3,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from mmdet.datasets import ConcatDataset
-from mmdet.datasets.samplers import (
-    AspectRatioBatchSampler,
-    ClassAwareSampler,
-    CustomSampleSizeSampler,
-    GroupMultiSourceSampler,
-    MultiDataSampler,
-    MultiSourceSampler,
-)
+from mmdet.datasets import ConcatDataset, samplers
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from pictures import SizedPictures as Images
 from pictures import pretend_rank
@@ -25,6 +17,7 @@ from mmrepro.data.samplers import (
     plain,
     with_position,
 )
+from mmrepro.data.sampling_orders import infinite
 
 
 def concat(*sizes):
@@ -36,11 +29,12 @@ SAMPLERS = {
     'ordered': lambda: DefaultSampler(Images(11), shuffle=False, seed=1),
     'ragged': lambda: DefaultSampler(Images(11), round_up=False, seed=1),
     'infinite': lambda: InfiniteSampler(Images(11), seed=1),
-    'class aware': lambda: ClassAwareSampler(Images(11), seed=1),
-    'multi source': lambda: MultiSourceSampler(concat(7, 5), 3, [1, 2], seed=1),
-    'group multi source': lambda: GroupMultiSourceSampler(concat(17, 15), 3, [1, 2], seed=1),
-    'custom size': lambda: CustomSampleSizeSampler(concat(7, 5), [3, -1], seed=1),
-    'multi data': lambda: MultiDataSampler(concat(7, 5), [1, 2], seed=1),
+    'class aware': lambda: samplers.ClassAwareSampler(Images(11), seed=1),
+    'multi source': lambda: samplers.MultiSourceSampler(concat(7, 5), 3, [1, 2], seed=1),
+    'group multi source': lambda: samplers.GroupMultiSourceSampler(
+        concat(17, 15), 3, [1, 2], seed=1),
+    'custom size': lambda: samplers.CustomSampleSizeSampler(concat(7, 5), [3, -1], seed=1),
+    'multi data': lambda: samplers.MultiDataSampler(concat(7, 5), [1, 2], seed=1),
 }
 ENDLESS = ('infinite', 'multi source', 'group multi source')
 
@@ -122,8 +116,8 @@ def test_custom_size_cycles_through_a_source_before_it_repeats(ranks):
 BATCH_SAMPLERS = {
     'plain': lambda sampler: BatchSampler(sampler, 4, False),
     'drop last': lambda sampler: BatchSampler(sampler, 4, True),
-    'aspect ratio': lambda sampler: AspectRatioBatchSampler(sampler, 4),
-    'aspect ratio, drop last': lambda sampler: AspectRatioBatchSampler(sampler, 4, True),
+    'aspect ratio': lambda sampler: samplers.AspectRatioBatchSampler(sampler, 4),
+    'aspect ratio, drop last': lambda sampler: samplers.AspectRatioBatchSampler(sampler, 4, True),
 }
 
 
@@ -142,8 +136,6 @@ def test_an_abandoned_pass_leaves_nothing_behind(name):
     assert begun + list(abandoned) == whole, 'nor is it disturbed'
 
 
-
-
 def test_positions_travel_to_workers():
     import pickle
     batch = [with_position(3, 1, 40), with_position((2, 5), 1, 41)]
@@ -154,13 +146,9 @@ def test_positions_travel_to_workers():
     assert [type(plain(i)) for i in received] == [int, tuple]
 
 
-def test_an_index_of_another_type_is_refused():
+def test_an_index_of_another_type_and_a_source_without_images_are_refused():
     with pytest.raises(TypeError, match="the sampler yields 'a.jpg' of type str"):
         with_position('a.jpg', 0, 0)
-
-
-def test_a_source_without_images_is_named():
     sampler = SimpleNamespace(dataset=[], shuffle=True, rank=0, world_size=1)
-    from mmrepro.data.sampling_orders import infinite
     with pytest.raises(ValueError, match='empty source'):
         next(infinite(sampler, 0, 0))

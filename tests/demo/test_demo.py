@@ -23,8 +23,6 @@ ANNOTATIONS = {
 }
 
 
-
-
 @pytest.mark.parametrize('split', dataset.SPLITS)
 def test_annotations_are_pinned_and_images_have_the_size_that_is_written_down(data_root, split):
     content = Path(dataset.annotation_file(data_root, split)).read_bytes()
@@ -195,15 +193,6 @@ def test_the_weights_are_those_of_the_readme_on_this_cpu(tmp_path, capfd):
         text = (ROOT / readme).read_text(encoding='utf-8')
         digest = re.search(r'tools/demo.sh --portable`.*?`([0-9a-f]{16})`', text, re.S).group(1)
         assert digest in row.split(), readme
-
-
-@pytest.mark.nightly
-def test_virtual_ranks_on_one_and_on_two_processes_end_with_the_same_bits(tmp_path, capfd):
-    assert demo_in(tmp_path, '--virtual-ranks', 2, '--images', 2, '--epochs', 1) == 0
-    assert 'SAME BITS' in capfd.readouterr().out
-    config = two_runs.Config.fromfile(tmp_path / 'work' / '2_processes' / 'config.py')
-    assert config.randomness.virtual_ranks.ranks == 2
-    assert (tmp_path / 'work' / '2_processes' / 'output.rank1.txt').exists()
 
 
 @pytest.mark.nightly

@@ -1,9 +1,6 @@
 """``cpu='avx2'``: all libraries at one level of instructions, from the start of the process."""
-import os
-import subprocess
-import sys
-
 import pytest
+from harness import fresh
 from policy_state import nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
@@ -89,11 +86,9 @@ def test_a_fresh_process_computes_at_the_level():
     if 'avx2' not in open('/proc/cpuinfo').read():
         pytest.skip('this CPU has no AVX2')
     needed = cpu_level.level_variables('avx2')
-    base = {key: value for key, value in os.environ.items() if key not in needed}
     results = []
-    for env in ({**base, **needed}, {**base, **needed}, base):
-        done = subprocess.run([sys.executable, '-W', 'ignore', '-c', PRINT], text=True,
-                              env={**env, 'OMP_NUM_THREADS': '1'}, capture_output=True)
+    for variables in (needed, needed, dict.fromkeys(needed)):
+        done = fresh('-c', PRINT, code=None, **variables)
         results.append(done.stdout or done.stderr.splitlines()[-1])
     assert results[0] == results[1] and len(results[0]) == 65
     assert 'mmrepro train' in results[2]

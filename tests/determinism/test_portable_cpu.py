@@ -1,12 +1,9 @@
 """A CPU trains with ``cpu='portable'`` only if it gives the answers that are known."""
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from harness import fresh
 from policy_state import nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
@@ -24,25 +21,24 @@ from mmrepro import determinism
 from mmrepro.errors import DeterminismError
 from mmrepro.ops import portable
 from mmrepro.ops.portable import functions, products
-mode = True
-exec(sys.argv[1])
-try:
-    determinism.enable(mode, cpu='portable', num_threads=1)
-except DeterminismError as error:
-    sys.exit(str(error))
-assert portable.installed() and not torch.backends.cuda.flash_sdp_enabled()
-assert not torch.backends.mha.get_fastpath_enabled() and not determinism.drifted()
-determinism.disable()
-assert not portable.installed() and torch.backends.cuda.flash_sdp_enabled()
+for code in sys.argv[1:]:
+    mode = True
+    exec(code)
+    try:
+        determinism.enable(mode, cpu='portable', num_threads=1)
+    except DeterminismError as error:
+        sys.exit(str(error))
+    assert portable.installed() and not torch.backends.cuda.flash_sdp_enabled()
+    assert not torch.backends.mha.get_fastpath_enabled() and not determinism.drifted()
+    determinism.disable()
+    assert not portable.installed() and torch.backends.cuda.flash_sdp_enabled()
 '''
 NEEDED = determinism.missing_at_start({}, num_threads=1, cpu='portable')
 
 
-def enable(code: str = '', **variables: str) -> str:
-    """Return what a fresh process says that enables the policy after ``code``."""
-    env = {name: value for name, value in os.environ.items() if name not in NEEDED}
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', ENABLE, code], text=True,
-                          env={**env, **NEEDED, **variables}, capture_output=True)
+def enable(*codes: str) -> str:
+    """Return what a fresh process says that enables the policy after each of ``codes``."""
+    done = fresh('-c', ENABLE, *codes, code=None, **NEEDED)
     return done.stderr.strip().splitlines()[-1] if done.returncode else ''
 
 
@@ -50,9 +46,7 @@ def test_this_cpu_gives_them():
     """Whatever CPU this is, as long as it has AVX2."""
     if 'avx2' not in open('/proc/cpuinfo').read():
         pytest.skip('this CPU has no AVX2')
-    assert enable() == ''
-    assert enable('mode = False') == ''
-    assert enable('torch.set_default_dtype(torch.float64)') == ''
+    assert enable('', 'mode = False', 'torch.set_default_dtype(torch.float64)') == ''
 
 
 def test_a_function_that_is_left_to_mkl_is_noticed():

@@ -2,13 +2,11 @@
 import contextlib
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from command import provider_stays  # noqa: F401  a fixture
-from harness import ROOT, environment
+from harness import ROOT, fresh
 
 from dev.operator_check import (
     GROUPS,
@@ -103,15 +101,6 @@ def test_compiled_kernels_are_the_default_where_they_are(compiled):
     assert 'RuntimeError' in row['default_error'] and row['equal']  # mmcv has no such CPU kernel
 
 
-@pytest.mark.nightly
-def test_every_row_of_torch_agrees_with_what_cuda_would_run(monkeypatch):
-    rows = [row._replace(devices=('cpu',), until=(99, 0)) for row in aten.TABLE if row.target]
-    monkeypatch.setattr(aten.dispatch, 'TABLE', rows)
-    for name, case in cases_torch.CASES.items():
-        row = check(case, against='flags', seconds=.2)
-        assert row['equal'] and row.get('agrees', True), (name, row)
-
-
 def test_a_difference_and_an_error_are_named():
     calls = iter(range(99))
 
@@ -143,15 +132,9 @@ def test_cublas_is_told_before_cuda_starts(tmp_path, monkeypatch):
     assert os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':16:8'
 
 
-def run_script(script, *arguments):
-    return subprocess.run([sys.executable, '-W', 'ignore', script, *map(str, arguments)],
-                          env=environment(), text=True, capture_output=True, timeout=600)
-
-
 def test_the_script_of_a_checkout_checks_operators(tmp_path):
-    done = run_script(ROOT / 'tools' / 'gpu_check.py', '--out', tmp_path, '--device', 'cpu',
-                      '--quick', '--only', '^(mmcv/RoIPool|torch/roll)$')
-    assert done.returncode == 0, done.stderr[-4000:]
+    fresh(ROOT / 'tools' / 'gpu_check.py', '--out', tmp_path, '--device', 'cpu', '--quick',
+          '--only', '^(mmcv/RoIPool|torch/roll)$')
     result = json.loads((tmp_path / 'gpu_check.json').read_text())
     assert result['summary']['equal'] == 2 and result['detectors'] == {}
     assert list(result['mmcv']) == ['RoIPool'] and list(result['torch']) == ['roll']
@@ -170,6 +153,6 @@ def test_the_script_of_an_installed_package_is_the_verb(tmp_path):
     # a package of that name that is not ours, and before the checkout on the path
     (tools / 'dev').mkdir()
     (tools / 'dev' / '__init__.py').write_text('')
-    done = run_script(tools / 'gpu_check.py', '--out', tmp_path / 'out', '--device', 'cpu',
-                      '--only', '^mmcv/')
-    assert done.returncode == 2 and 'tools/gpu_check.py' in done.stderr, done.stderr
+    done = fresh(tools / 'gpu_check.py', '--out', tmp_path / 'out', '--device', 'cpu', '--only',
+                 '^mmcv/', code=2)
+    assert 'tools/gpu_check.py' in done.stderr, done.stderr

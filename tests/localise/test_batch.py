@@ -1,22 +1,25 @@
 """``mmrepro test CONFIG CHECKPOINT --image A --with B``: do predictions for A depend on B?"""
+import contextlib
+import io
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from command import exit_code
-from harness import environment
+from harness import Child
 from initialised import initialised
 from mmengine.structures import InstanceData
 
+from mmrepro.cli import training_arguments
 from mmrepro.localise.batch import compare_detections
 
 
 @pytest.fixture(scope='module')
 def detector(data_root, tmp_path_factory):
+    import mmdet.datasets  # noqa: F401  warm the parent
+    import mmdet.models  # noqa: F401
     return initialised('faster-rcnn_r50_fpn', data_root, tmp_path_factory.mktemp('detector'))
 
 
@@ -31,15 +34,19 @@ def images_by_shape(data_root):
 
 
 def asked(paths, folder, *words):
-    """Ask as users do, in a process of its own; return the exit code, the outcome and the text."""
+    """Ask in a process of its own; return the exit code, the outcome and the text."""
     out = folder / 'outcome.json'
-    out.unlink(missing_ok=True)
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'mmrepro', 'test', *paths, '--work-dir',
-         folder / 'work', '--score-thr', '0', '--json', out, *words],
-        env=environment(), capture_output=True, text=True, timeout=600)
-    assert out.exists(), done.stderr
-    return done.returncode, json.loads(out.read_text()), done.stdout
+
+    def job():
+        training_arguments.restart_for = lambda cfg: None
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            code = exit_code('test', *paths, '--work-dir', folder / 'work', '--score-thr', 0,
+                             '--json', out, *words)
+        return code, text.getvalue()
+
+    code, text = Child(job).result()
+    return code, json.loads(out.read_text()), text
 
 
 def test_an_image_of_the_same_shape_changes_rounding_and_the_module_is_named(

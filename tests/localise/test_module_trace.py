@@ -1,6 +1,7 @@
 """compare --trace: the module that a change is planted in is named, and nothing where none is."""
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from command import exit_code
-from harness import ROOT
+from harness import ROOT, Child
+
+from mmrepro.localise import module_trace
 
 SUPPORT = Path(__file__).parents[1] / 'support'
 CONFIG = '''
@@ -31,6 +34,20 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv('PYTHONPATH', f'{ROOT}{os.pathsep}{SUPPORT}')
     Path('a.py').write_text(CONFIG)
     return tmp_path
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Run the model in forks of this process, which saves the imports of fresh ones."""
+    def run(job):
+        sys.argv = [module_trace.SCRIPT, json.dumps(job)]
+        runpy.run_path(str(ROOT / module_trace.SCRIPT), run_name='__main__')
+
+    def record(python, job):
+        Child(run, job).result()
+        return module_trace.load(job['out'])
+
+    monkeypatch.setattr(module_trace, '_record', record)
 
 
 def planted(**changes):
@@ -67,6 +84,7 @@ def test_equal_configs_differ_in_no_module(capsys):
     assert 'Losses' in out and 'image 3' in out
 
 
+@pytest.mark.usefixtures('forked')
 @pytest.mark.parametrize('change, found', [
     (dict(eps=1e-3), 'the output of body.norm (BatchNorm2d; mode predict, call 0) differs first, '
      'and its input agrees; '),
@@ -85,6 +103,7 @@ def test_a_planted_change_is_named(capsys, change, found):
         'norm' in change)
 
 
+@pytest.mark.usefixtures('forked')
 def test_a_difference_within_the_tolerance_is_said_to_be_one(capsys):
     code, verdict, *_ = traced(capsys, 'a.py', planted(factor=1 + 1e-6), '--tolerance', '1e-4')
     assert code == 0 and 'are at most ' in verdict
@@ -103,6 +122,7 @@ def test_an_equal_environment_differs_in_no_module(capsys):
     assert code == 0 and verdict.startswith('NOTHING DIFFERS: 24')
 
 
+@pytest.mark.usefixtures('forked')
 def test_a_run_is_taken_with_its_config_and_last_checkpoint(capsys):
     sys.path.insert(0, str(SUPPORT))
     from traced_model import Traced

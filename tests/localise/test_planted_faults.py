@@ -22,7 +22,6 @@ from mmrepro.runs.launcher import free_port, rank_variables
 
 ITERATIONS = 6
 DETECTOR_ITERATIONS = 2
-RUNS = {}  # run A without a fault is the same for many faults: its folder
 
 
 def run_planted(job, env, plant, run):
@@ -98,14 +97,20 @@ def configs(tmp_path_factory, data_root):
     return path_of
 
 
-def search(name, folder, configs, values=False):
+@pytest.fixture(scope='session')
+def runs():
+    """Folders of run A without a fault; no global, which would differ between runs A and B."""
+    return {}
+
+
+def search(name, folder, configs, runs):
     fault = FAULTS[name]
     iterations = DETECTOR_ITERATIONS if fault.model else ITERATIONS
     path = configs(fault)
     specs = (RunSpec('A', path, ranks=fault.ranks),
              RunSpec('B', path, fault.env, fault.ranks, fault.resume_at,
                   validate_at=fault.validate_at))
-    return Localiser(specs, str(folder), Forks(fault, RUNS)).search(iterations, values)
+    return Localiser(specs, str(folder), Forks(fault, runs)).search(iterations, False)
 
 
 def check(name, result, folder):
@@ -157,5 +162,5 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
 @pytest.mark.parametrize('name', [
     name if fault.fast else pytest.param(name, marks=pytest.mark.nightly)
     for name, fault in FAULTS.items()])
-def test_fault_is_named(name, tmp_path, configs):
-    check(name, search(name, tmp_path, configs), tmp_path)
+def test_fault_is_named(name, tmp_path, configs, runs):
+    check(name, search(name, tmp_path, configs, runs), tmp_path)

@@ -49,20 +49,6 @@ def test_the_three_sums_are_a_matrix_its_transpose_and_its_gradient(tap, dtype):
     assert out.dtype == back.dtype == dots.dtype == dtype
 
 
-def test_bags_of_equal_length_need_no_offsets(wave):
-    rows, grad = wave(6, 4), wave(5, 4, phase=1)
-    index = (wave(5, 3, phase=2).abs() * 6).to(torch.int32)
-    weight = wave(5, 3, phase=3)
-    starts = torch.arange(0, 16, 3, dtype=torch.int32)
-    bag = torch.arange(5, dtype=torch.int32).repeat_interleave(3)
-    flat = gather.gather_sum(rows, index.flatten(), weight.flatten(), starts)
-    assert torch.equal(gather.gather_sum(rows, index, weight), flat)
-    flat = gather.scatter_sum(grad, index.flatten(), weight.flatten(), 6, bag)
-    assert torch.equal(gather.scatter_sum(grad, index, weight, 6), flat)
-    flat = gather.dots(grad, rows, index.flatten(), bag).view(5, 3)
-    assert torch.equal(gather.dots(grad, rows, index), flat)
-
-
 def test_taps_of_a_row_are_added_in_their_order():
     # 1 + 2**-30 is lost in float32 unless the small ones meet first.
     small = 2. ** -24
@@ -71,27 +57,6 @@ def test_taps_of_a_row_are_added_in_their_order():
     forward = gather.scatter_sum(source, index, torch.ones(5, 1), 1)
     backward = gather.scatter_sum(source.flip(0), index, torch.ones(5, 1), 1)
     assert forward.item() == 1. and backward.item() > 1.
-
-
-@pytest.mark.parametrize('layout', ['contiguous', 'channels_last', 'sliced'])
-@pytest.mark.parametrize('dtype', list(gather.COMPUTE))
-def test_rows_and_back(wave, layout, dtype):
-    feature = wave(2, 5, 4, 6, dtype=torch.float64).to(dtype)
-    if layout == 'channels_last':
-        feature = feature.contiguous(memory_format=torch.channels_last)
-    elif layout == 'sliced':
-        feature = feature[:, 1:4, ::2, 1:]
-    n, c, h, w = feature.shape
-    rows = gather.rows_of(feature)
-    assert rows.dtype == gather.COMPUTE[dtype] and rows.is_contiguous()
-    assert torch.equal(rows[:-1].view(n, h, w, c).permute(0, 3, 1, 2).to(dtype), feature)
-    bags = gather.bags(feature)
-    assert torch.equal(bags, rows[:-1])
-    out = torch.zeros_like(feature)
-    gather.put_rows(out, bags)
-    assert torch.equal(out, feature)
-    gather.add_rows(out, bags)
-    assert torch.equal(out, feature * 2)
 
 
 @pytest.mark.parametrize('few', [True, False])

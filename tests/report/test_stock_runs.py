@@ -7,13 +7,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from fake_runs import write_log
+from harness import python
 from mmengine.config import Config
 
 from mmrepro import cli
@@ -24,11 +23,9 @@ from mmrepro.report.run_view import load_run
 
 OLD = Path(__file__).parent / 'mmdet2'
 LOG, TEXT = '20221128_201533.log.json', '20221128_201533.log'
-SUPPORT = Path(__file__).parents[1] / 'support'
 TRAIN = '''
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
 import small_runs
 from mmengine.runner import Runner
 for name, seed, workers in (('a', 3, 0), ('b', None, 1)):
@@ -79,9 +76,7 @@ def differing(a, b):
 def trained(tmp_path_factory):
     """Train two runs with MMEngine alone; the second draws its seed and has a worker."""
     folder = tmp_path_factory.mktemp('stock')
-    done = subprocess.run([sys.executable, '-c', TRAIN, str(SUPPORT)], cwd=folder,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python('-c', TRAIN, cwd=folder)
     return folder
 
 

@@ -1,5 +1,4 @@
 """Trainings in processes of their own; small programs stand for Python."""
-import json
 import os
 import signal
 import subprocess
@@ -9,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmrepro.runs import launcher
-from mmrepro.runs.child import Training
-from mmrepro.runs.launcher import Launch, PlannedRun, TrainingFailed, launch_of, run_all
+from mmrepro.runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 
 
 @pytest.fixture
@@ -87,14 +85,6 @@ def test_when_a_rank_cannot_be_started_the_others_are_killed(program, tmp_path, 
     with pytest.raises(OSError, match='no more processes'):
         launcher.LaunchedTraining(Launch(['module'], str(tmp_path / 'rank{rank}.txt'), ranks=2))
     assert started[0].returncode == -signal.SIGKILL
-
-
-def test_a_training_survives_the_command_line(tmp_path):
-    training = Training('c.py', str(tmp_path), kill_after=3, given=dict(keep={'0': 1}))
-    launch = launch_of(training, 'log', ranks=2)
-    module, given = launch.command
-    assert Training(**json.loads(given)) == training._replace(launcher='pytorch')
-    assert launch.codes == (0, -signal.SIGKILL) and launch.ranks == 2
 
 
 def test_pre_emption_leaves_time_for_a_checkpoint(program):

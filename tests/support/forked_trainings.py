@@ -1,6 +1,7 @@
 """Launched trainings in forks of this warm process, which saves the imports of a fresh one."""
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -13,6 +14,7 @@ from mmrepro.runs.launcher import LaunchedTraining, free_port, rank_variables
 
 
 def _train(launch: Any, variables: dict[str, str], log: str) -> None:
+    gc.freeze()  # as in dev/children.py
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):

@@ -4,16 +4,12 @@ import json
 import pytest
 import torch
 from command import exit_code
-from harness import ROOT
 from mmengine.hooks import CheckpointHook
 from preempted_runs import settings
 
 from mmrepro.hooks import PreemptHook
 from mmrepro.reports import campaign_report, interruptible
 from mmrepro.runner import ReproRunner
-from mmrepro.runs import launcher
-from mmrepro.runs.launcher import LaunchedTraining
-from mmrepro.verify.kills import attempt
 from mmrepro.verify.kills.campaign import Campaign, CampaignSettings
 from mmrepro.verify.kills.kinds import KINDS, allowed
 
@@ -41,17 +37,6 @@ def test_three_kinds_of_interruption(tmp_path):
     said = str(campaign_report(outcome))
     assert outcome['equal'] and 'all bits equal' in said
     assert 'control: a resume without the state of the optimizer was seen as different' in said
-
-
-@pytest.mark.nightly
-def test_fresh_processes(tmp_path, monkeypatch):
-    for module in (attempt, launcher):
-        monkeypatch.setattr(module, 'LaunchedTraining', LaunchedTraining)
-    monkeypatch.setenv('PYTHONPATH', str(ROOT / 'tests' / 'support'))
-    runs = campaign(tmp_path, 1, kinds=('SIGKILL', ), **{
-        'custom_imports': dict(imports=['preempted_runs'], allow_failed_imports=False)})
-    assert runs.run(), runs.problems
-    assert runs.kills[0].codes == [-9]
 
 
 def test_one_rank_of_two(tmp_path):

@@ -1,8 +1,6 @@
 """The parts of synchronised batch normalisation; mmcv compiles them for CUDA only."""
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mmcv.ops.sync_bn import SyncBatchNormFunction
 
 from mmrepro.ops.mmcv import batch_norm
@@ -45,18 +43,7 @@ def test_on_one_rank_it_is_batch_norm(shape, mode):
         results.append([out.detach(), value.grad, layer.weight.grad, layer.bias.grad,
                         layer.running_mean, layer.running_var])
     for ours, expected in zip(*results):
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 9), st.integers(0, 99))
-def test_statistics_of_any_shape(batch, channels, space, seed):
-    x, mean, var = draw(batch, channels, space, seed=seed), torch.ones(channels), torch.ones(
-        channels)
-    batch_norm.sync_bn_forward_mean(x, mean)
-    batch_norm.sync_bn_forward_var(x, mean, var)
-    torch.testing.assert_close(mean, x.mean((0, 2)), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(var, x.var((0, 2), unbiased=False), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_half_is_summed_in_float32():
@@ -70,19 +57,6 @@ def test_half_is_summed_in_float32():
     out.sum().backward()
     assert out.dtype == value.grad.dtype == torch.float16
     assert layer.weight.grad.dtype == torch.float32
-
-
-def test_running_statistics_count_all_ranks():
-    x = draw(2, 1, 3)
-    mean, var, std = torch.zeros(1), torch.full((1,), 4.), torch.zeros(1)
-    one = torch.ones(1)
-    for group, unbiased in ((1, 4 * 6 / 5), (4, 4 * 24 / 23)):
-        running_mean, running_var = torch.tensor([10.]), torch.tensor([10.])
-        batch_norm.sync_bn_forward_output(x, mean, var, one, one, running_mean, running_var,
-                                    torch.zeros_like(x), std, torch.zeros_like(x), eps=0.,
-                                    momentum=torch.tensor(0.25), group_size=group)
-        assert running_mean.item() == 7.5 and std.item() == 2
-        assert running_var.item() == pytest.approx(0.25 * unbiased + 7.5)
 
 
 def test_an_empty_batch_changes_nothing():

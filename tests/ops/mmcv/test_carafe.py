@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.ops import carafe
+from operators import with_gradients
 
 from mmrepro import ops
 
@@ -22,26 +23,18 @@ def naive(features, masks, kernel, groups, scale):
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_carafe_follows_the_definition(data):
+def test_carafe_and_its_gradients_follow_the_definition(data):
     n, groups, h, w = (data.draw(st.integers(1, 3)) for _ in range(4))
     kernel, scale = data.draw(st.sampled_from([1, 3, 5])), data.draw(st.integers(1, 3))
     c = groups * data.draw(st.integers(1, 2))
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    features = torch.randn(n, c, h, w, generator=random, dtype=torch.float64)
-    masks = torch.randn(n, kernel ** 2 * groups, h * scale, w * scale, generator=random,
-                        dtype=torch.float64)
-    expected = naive(features, masks, kernel, groups, scale)
+    leaves = [torch.randn(shape, generator=random, dtype=torch.float64).requires_grad_()
+              for shape in ((n, c, h, w), (n, kernel ** 2 * groups, h * scale, w * scale))]
     with ops.using('torch'):
-        torch.testing.assert_close(carafe(features, masks, kernel, groups, scale), expected,
-                                   rtol=1e-12, atol=1e-12)
-
-
-def test_carafe_keeps_its_values(wave, golden):
-    leaves = wave(1, 4, 3, 4).requires_grad_(), wave(1, 18, 6, 8, phase=1).requires_grad_()
-    out = carafe(*leaves, 3, 2, 2)
-    up = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
-    found = out, *torch.autograd.grad(out, leaves, up)
-    golden('carafe', dict(zip(('out', 'features', 'masks'), found)))
+        found, expected = (with_gradients(function(*leaves, kernel, groups, scale), leaves)
+                           for function in (carafe, naive))
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_carafe_takes_what_is_empty(wave):

@@ -7,6 +7,7 @@ from mmcv.ops.multi_scale_deform_attn import (
     MultiScaleDeformableAttnFunction,
     multi_scale_deformable_attn_pytorch,
 )
+from operators import with_gradients
 
 from mmrepro import ops
 from mmrepro.ops.mmcv.ms_deform_attn import ms_deform_attn_backward
@@ -36,28 +37,23 @@ def inputs(wave):
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_attention_agrees_with_grid_sample_for_any_shape(data):
+def test_attention_and_its_gradients_agree_with_grid_sample_for_any_shape(data):
     size = st.integers(1, 4)
     shapes = torch.tensor(data.draw(st.lists(st.tuples(size, size), min_size=1, max_size=3)))
     areas = shapes.prod(1)
     starts = areas.cumsum(0) - areas
     b, q, heads, depth, points = (data.draw(st.integers(low, 3)) for low in (1, 0, 1, 1, 1))
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    value = torch.randn(b, int(areas.sum()), heads, depth, generator=random, dtype=torch.float64)
-    where = torch.rand(b, q, heads, len(shapes), points, 2, generator=random, dtype=torch.float64)
-    weights = torch.rand(where.shape[:5], generator=random, dtype=torch.float64)
+    bags = b, q, heads, len(shapes), points
+    value, where, weights = leaves = [
+        (torch.rand(shape, generator=random, dtype=torch.float64) * 1.6 - 0.3).requires_grad_()
+        for shape in ((b, int(areas.sum()), heads, depth), (*bags, 2), bags)]
     with ops.using('torch'):
-        out = attend(value, where * 1.6 - 0.3, weights, shapes, starts)
-    expected = multi_scale_deformable_attn_pytorch(value, shapes, where * 1.6 - 0.3, weights)
-    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_attention_keeps_its_values(inputs, golden):
-    tensors = inputs()
-    out = attend(*tensors)
-    out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out))
-    golden('ms_deform_attn', {'out': out, 'value': tensors[0].grad, 'locations': tensors[1].grad,
-                              'weights': tensors[2].grad})
+        found = with_gradients(attend(value, where, weights, shapes, starts), leaves)
+    expected = with_gradients(
+        multi_scale_deformable_attn_pytorch(value, shapes, where, weights), leaves)
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 def test_attention_takes_what_is_empty_or_lost(inputs):

@@ -5,26 +5,23 @@ What a GPU computes with them is not shown here; that they compile for one, and 
 import collections
 import glob
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from harness import ROOT, python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mmengine.hooks import Hook
 from small_runs import finish, small_run
 
+from dev.triton_kernels import DTYPES
 from mmrepro import ops
 from mmrepro.config import RandomnessConfig
 from mmrepro.ops import contract, triton
 from mmrepro.ops.guard import OperatorGuard
 from mmrepro.ops.mmcv import ms_deform_attn, nms, roi_align
 
-ROOT = Path(__file__).resolve().parents[3]
 # as far as possible from what rounding does, as near as half an ulp of the output's dtype
 CLOSE = {torch.float64: 1e-14, torch.float32: 3e-7, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -273,20 +270,19 @@ def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
 
 
 @pytest.fixture(scope='module', params=[
-    80, 90, pytest.param(100, marks=pytest.mark.nightly)])
+    (80, 'float32'), (90, *DTYPES),
+    *(pytest.param((architecture, *DTYPES), marks=pytest.mark.nightly)
+      for architecture in (80, 100))], ids=str)
 def machine_code(request, tmp_path_factory):
-    """What dev/triton_kernels.py compiles for a generation of GPUs."""
+    """What dev/triton_kernels.py compiles for a generation of GPUs, and types of features."""
     if triton.version() is None:
         pytest.skip('no triton here')
+    architecture, *dtypes = request.param
     path = tmp_path_factory.mktemp('kernels') / 'kernels.json'
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'dev.triton_kernels', '--code', '--out', str(path),
-         '--architectures', str(request.param)],
-        capture_output=True, text=True, timeout=900, cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != 'TRITON_INTERPRET'})
-    assert done.returncode == 0, done.stderr[-4000:]
+    python('-m', 'dev.triton_kernels', '--code', '--out', path, '--architectures', architecture,
+           '--dtypes', *dtypes, TRITON_INTERPRET=None)
     rows = json.loads(path.read_text())['rows']
-    return rows or pytest.skip(f'triton {triton.version()} does not compile for {request.param}')
+    return rows or pytest.skip(f'triton {triton.version()} does not compile for {architecture}')
 
 
 def words(text):

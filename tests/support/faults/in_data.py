@@ -5,17 +5,17 @@ import time
 
 import numpy as np
 from faults import tiny
-from faults.fault import FROM, fault, replaced
+from faults.fault import FROM, fault, planted, replaced
+
+from mmrepro.data import sampling_orders
 
 # --- the data -------------------------------------------------------------------------------------
 
-@fault(fast=True, runs='AB', iteration=0, phase='data', operator='TinyJitter', kind='output',
-       cause='entropy in a transform', mentions='urandom')
-def numpys_default_rng_in_a_transform(run):
-    @replaced(tiny.TinyJitter, 'transform', since=0)
-    def unseeded(original, self, results):
-        results['img'] = results['img'] + np.random.default_rng().normal()
-        return results
+@planted(tiny.TinyJitter, 'transform', since=0, fast=True, runs='AB', iteration=0, phase='data',
+         operator='TinyJitter', kind='output', cause='entropy in a transform', mentions='urandom')
+def numpys_default_rng_in_a_transform(original, self, results):
+    results['img'] = results['img'] + np.random.default_rng().normal()
+    return results
 
 
 @fault(runs='AB', iteration=0, phase='data', operator='TinyFlip', kind='output',
@@ -31,24 +31,21 @@ def a_transform_with_a_generator_of_its_own(run):
         return results
 
 
-@fault(runs='AB', iteration=0, phase='data', operator='TinyFlip', kind='output',
-       cause='entropy in a transform', mentions='urandom')
-def system_random_in_a_transform(run):
-    @replaced(tiny.TinyFlip, 'transform', since=0)
-    def entropic(original, self, results):
-        results['img'] = results['img'] * random.SystemRandom().random()
-        return results
+@planted(tiny.TinyFlip, 'transform', since=0, runs='AB', iteration=0, phase='data',
+         operator='TinyFlip', kind='output', cause='entropy in a transform', mentions='urandom')
+def system_random_in_a_transform(original, self, results):
+    results['img'] = results['img'] * random.SystemRandom().random()
+    return results
 
 
-@fault(fast=True, runs='AB', iteration=0, phase='data', operator='TinyJitter', kind='output',
-       cause='clock in a transform', mentions=('clock: time at', 'in timed'))
-def a_generator_seeded_by_the_clock(run):
-    @replaced(tiny.TinyJitter, 'transform', since=0)
-    def timed(original, self, results):
-        # its constructor reads entropy for any seed
-        results['img'] = results['img'] + np.random.RandomState(
-            int(time.time() * 1e6) % 2 ** 32).normal()
-        return results
+@planted(tiny.TinyJitter, 'transform', since=0, fast=True, runs='AB', iteration=0, phase='data',
+         operator='TinyJitter', kind='output', cause='clock in a transform',
+         mentions=('clock: time at', 'in a_generator_seeded_by_the_clock'))
+def a_generator_seeded_by_the_clock(original, self, results):
+    # its constructor reads entropy for any seed
+    results['img'] = results['img'] + np.random.RandomState(
+        int(time.time() * 1e6) % 2 ** 32).normal()
+    return results
 
 
 class Word(str):
@@ -59,36 +56,31 @@ class Word(str):
         return sum(map(ord, self)) // (3 if os.environ.get('PYTHONHASHSEED') == '7' else 1)
 
 
-@fault(runs='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data', operator='TinyLoad',
-       kind='output', cause='hash order in a transform')
-def the_order_of_a_set(run):
-    @replaced(tiny.TinyLoad, 'transform', since=0)
-    def unordered(original, self, results):
-        results = original(self, results)
-        words = list({Word('car'), Word('dog'), Word('house'), Word('tree'), Word('zebra')})
-        results['img'] = results['img'] + sum(i * len(word) for i, word in enumerate(words))
-        return results
+@planted(tiny.TinyLoad, 'transform', since=0, runs='AB', env=dict(PYTHONHASHSEED='7'), iteration=0,
+         phase='data', operator='TinyLoad', kind='output', cause='hash order in a transform')
+def the_order_of_a_set(original, self, results):
+    results = original(self, results)
+    words = list({Word('car'), Word('dog'), Word('house'), Word('tree'), Word('zebra')})
+    results['img'] = results['img'] + sum(i * len(word) for i, word in enumerate(words))
+    return results
 
 
-@fault(fast=True, runs='AB', env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data',
-       operator='TinyData', kind='input', cause='hash order of the data list',
-       mentions=('number', 'environment PYTHONHASHSEED'))
-def a_data_list_in_the_order_of_a_set(run):
-    @replaced(tiny.TinyData, 'load_data_list', since=0)
-    def unordered(original, self):
-        entries = {Word(chr(97 + entry['number']) * 5): entry for entry in original(self)}
-        return [entries[name] for name in set(entries)]
+@planted(tiny.TinyData, 'load_data_list', since=0, fast=True, runs='AB',
+         env=dict(PYTHONHASHSEED='7'), iteration=0, phase='data', operator='TinyData', kind='input',
+         cause='hash order of the data list', mentions=('number', 'environment PYTHONHASHSEED'))
+def a_data_list_in_the_order_of_a_set(original, self):
+    entries = {Word(chr(97 + entry['number']) * 5): entry for entry in original(self)}
+    return [entries[name] for name in set(entries)]
 
 
-@fault(fast=True, runs='AB', resume_at=FROM, phase='data', operator='TinyJitter', kind='output',
-       cause='state of its own in a transform', mentions='self.seen: 5 /')
-def a_transform_that_counts(run):
-    @replaced(tiny.TinyJitter, 'transform', since=0)
-    def counting(original, self, results):
-        self.seen = getattr(self, 'seen', -1) + 1
-        noise = np.random.RandomState(5).normal() + random.Random(5).random()
-        results['img'] = results['img'] * (noise - self.seen / 100)
-        return original(self, results)
+@planted(tiny.TinyJitter, 'transform', since=0, fast=True, runs='AB', resume_at=FROM, phase='data',
+         operator='TinyJitter', kind='output', cause='state of its own in a transform',
+         mentions='self.seen: 5 /')
+def a_transform_that_counts(original, self, results):
+    self.seen = getattr(self, 'seen', -1) + 1
+    noise = np.random.RandomState(5).normal() + random.Random(5).random()
+    results['img'] = results['img'] * (noise - self.seen / 100)
+    return original(self, results)
 
 
 @fault(runs='AB', iteration=0, phase='data', operator='TinyLoad', kind='output',
@@ -104,26 +96,24 @@ def the_order_of_a_directory(run):
         return results
 
 
-@fault(fast=True, iteration=0, phase='data', operator='TinyData', kind='input',
-       cause='another entry in the data list', mentions='label')
-def another_label_in_the_annotations(run):
-    @replaced(tiny.TinyData, 'load_data_list', since=0)
-    def other(original, self):
-        entries = original(self)
-        for entry in entries[4:]:
-            entry['label'] = (entry['label'] + 1) % 3
-        return entries
+@planted(tiny.TinyData, 'load_data_list', since=0, fast=True, iteration=0, phase='data',
+         operator='TinyData', kind='input', cause='another entry in the data list',
+         mentions='label')
+def another_label_in_the_annotations(original, self):
+    entries = original(self)
+    for entry in entries[4:]:
+        entry['label'] = (entry['label'] + 1) % 3
+    return entries
 
 
-@fault(fast=True, runs='AB', iteration=0, phase='data', operator='TinyData', kind='input',
-       cause='entropy in the data list',
-       mentions=('in TinyData.load_data_list', 'entropy of the operating system', 'in shuffled'))
-def a_data_list_that_is_shuffled(run):
-    @replaced(tiny.TinyData, 'load_data_list', since=0)
-    def shuffled(original, self):
-        entries = original(self)
-        random.Random().shuffle(entries)
-        return entries
+@planted(tiny.TinyData, 'load_data_list', since=0, fast=True, runs='AB', iteration=0, phase='data',
+         operator='TinyData', kind='input', cause='entropy in the data list',
+         mentions=('in TinyData.load_data_list', 'entropy of the operating system',
+                   'in a_data_list_that_is_shuffled'))
+def a_data_list_that_is_shuffled(original, self):
+    entries = original(self)
+    random.Random().shuffle(entries)
+    return entries
 
 
 @fault(fast=True, runs='AB', resume_at=5, iteration=5, phase='data', operator='RotatingSampler',
@@ -146,22 +136,16 @@ def a_sampler_that_counts_its_passes(run):
     DATA_SAMPLERS.module_dict['DefaultSampler'] = RotatingSampler
 
 
-@fault(iteration=0, phase='data', operator='TinyData', kind='input',
-       cause='another entry in the data list', mentions='number')
-def a_data_list_in_another_order(run):
-    @replaced(tiny.TinyData, 'load_data_list', since=0)
-    def other(original, self):
-        return original(self)[::-1]
+@planted(tiny.TinyData, 'load_data_list', since=0, iteration=0, phase='data', operator='TinyData',
+         kind='input', cause='another entry in the data list', mentions='number')
+def a_data_list_in_another_order(original, self):
+    return original(self)[::-1]
 
 
-@fault(iteration=0, phase='data', operator='DefaultSampler', kind='argument',
-       cause='order of samples')
-def another_order_of_samples(run):
-    from mmrepro.data import sampling_orders
-
-    @replaced(sampling_orders, '_permutation', since=0)
-    def backwards(original, *args):
-        return original(*args)[::-1]
+@planted(sampling_orders, '_permutation', since=0, iteration=0, phase='data',
+         operator='DefaultSampler', kind='argument', cause='order of samples')
+def another_order_of_samples(original, *args):
+    return original(*args)[::-1]
 
 
 @fault(iteration=0, phase='data', path='batch', cause='collating the batch')

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import torch
 from faults import tiny
-from faults.fault import FROM, fault, noisy_kernel, replaced
+from faults.fault import FROM, fault, noisy_kernel, planted, replaced
 from torch import nn
 
 # --- operators ------------------------------------------------------------------------------------
@@ -32,28 +32,22 @@ def noise_in_a_custom_backward(run):
     tiny.Doubled.backward = staticmethod(tiny.Doubled.backward)
 
 
-@fault(phase='forward', path='neck', operator='aten.add.Tensor', kind='extra',
-       cause='extra operator')
-def noise_in_a_modules_forward(run):
-    @replaced(tiny.Double, 'forward')
-    def noisy(original, self, x):
-        return original(self, x) + 1e-4
+@planted(tiny.Double, 'forward', phase='forward', path='neck', operator='aten.add.Tensor',
+         kind='extra', cause='extra operator')
+def noise_in_a_modules_forward(original, self, x):
+    return original(self, x) + 1e-4
 
 
-@fault(phase='loss', path='head.loss', operator='aten.mul.Tensor', kind='extra',
-       cause='extra operator')
-def noise_in_the_loss(run):
-    @replaced(tiny.TinyLoss, 'forward')
-    def noisy(original, self, logits, label):
-        return original(self, logits, label) * 1.0001
+@planted(tiny.TinyLoss, 'forward', phase='loss', path='head.loss', operator='aten.mul.Tensor',
+         kind='extra', cause='extra operator')
+def noise_in_the_loss(original, self, logits, label):
+    return original(self, logits, label) * 1.0001
 
 
-@fault(phase='forward', path='neck', operator='aten.mul_.Tensor', kind='extra',
-       cause='extra operator')
-def an_operator_in_place(run):
-    @replaced(tiny.Double, 'forward')
-    def noisy(original, self, x):
-        return original(self, x).mul_(1.001)
+@planted(tiny.Double, 'forward', phase='forward', path='neck', operator='aten.mul_.Tensor',
+         kind='extra', cause='extra operator')
+def an_operator_in_place(original, self, x):
+    return original(self, x).mul_(1.001)
 
 
 @fault(fast=True, phase='forward', path='backbone.2', operator='aten.relu.default', kind='output',
@@ -66,11 +60,10 @@ def an_extra_operator_that_is_harmless_and_noise_behind_it(run):
     noisy_kernel('relu')
 
 
-@fault(phase='forward', path='backbone.2', kind='replaced', cause='extra operator')
-def another_operator(run):
-    @replaced(nn.ReLU, 'forward')
-    def smooth(original, self, x):
-        return nn.functional.gelu(x)
+@planted(nn.ReLU, 'forward', phase='forward', path='backbone.2', kind='replaced',
+         cause='extra operator')
+def another_operator(original, self, x):
+    return nn.functional.gelu(x)
 
 
 @fault(phase='optimizer', path='backbone.0.weight', operator='aten.add_.Tensor', kind='argument',
@@ -116,30 +109,27 @@ def a_sum_that_depends_on_threads(run):
 
 # --- values from outside of torch -----------------------------------------------------------------
 
-@fault(fast=True, runs='AB', iteration=0, phase='forward', path='head', kind='argument',
-       operator='aten.mul.Tensor', cause='clock', mentions='in late')
-def a_value_that_depends_on_the_time(run):
-    @replaced(tiny.Head, 'forward', since=0)
-    def late(original, self, x):
-        return original(self, x) * (time.time() % 1)
+@planted(tiny.Head, 'forward', since=0, fast=True, runs='AB', iteration=0, phase='forward',
+         path='head', kind='argument', operator='aten.mul.Tensor', cause='clock',
+         mentions='in a_value_that_depends_on_the_time')
+def a_value_that_depends_on_the_time(original, self, x):
+    return original(self, x) * (time.time() % 1)
 
 
-@fault(fast=True, runs='AB', env=dict(TINY_GAIN='1.5'), iteration=0, phase='forward', path='head',
-       kind='argument', operator='aten.mul.Tensor', cause='environment variable',
-       mentions=('TINY_GAIN is not set in A, 1.5 in B; read at ', 'in_operators.py:'))
-def a_variable_of_the_environment(run):
-    @replaced(tiny.Head, 'forward', since=0)
-    def scaled(original, self, x):
-        return original(self, x) * float(os.environ.get('TINY_GAIN', 1))
+@planted(tiny.Head, 'forward', since=0, fast=True, runs='AB', env=dict(TINY_GAIN='1.5'),
+         iteration=0, phase='forward', path='head', kind='argument', operator='aten.mul.Tensor',
+         cause='environment variable',
+         mentions=('TINY_GAIN is not set in A, 1.5 in B; read at ', 'in_operators.py:'))
+def a_variable_of_the_environment(original, self, x):
+    return original(self, x) * float(os.environ.get('TINY_GAIN', 1))
 
 
-@fault(phase='forward', path='head', kind='input', operator='aten.mul.Tensor',
-       cause='buffer or parameter changed outside of operators', mentions='head.temperature')
-def a_buffer_that_is_changed(run):
-    @replaced(tiny.Head, 'forward')
-    def careless(original, self, x):
-        self.temperature.numpy()[0] = 1.5
-        return original(self, x)
+@planted(tiny.Head, 'forward', phase='forward', path='head', kind='input',
+         operator='aten.mul.Tensor', cause='buffer or parameter changed outside of operators',
+         mentions='head.temperature')
+def a_buffer_that_is_changed(original, self, x):
+    self.temperature.numpy()[0] = 1.5
+    return original(self, x)
 
 
 @fault(phase='forward', path='head', kind='argument', operator='aten.mul.Tensor',
@@ -154,21 +144,18 @@ def a_number_in_an_attribute(run):
         runner.model.head.scale = 1.01
 
 
-@fault(runs='AB', iteration=0, phase='forward', path='head', cause='entropy',
-       mentions='urandom')
-def numpys_default_rng_in_a_module(run):
-    @replaced(tiny.Head, 'forward', since=0)
-    def noisy(original, self, x):
-        noise = np.random.default_rng().normal(size=4).astype(np.float32)
-        return original(self, x + torch.from_numpy(noise))
+@planted(tiny.Head, 'forward', since=0, runs='AB', iteration=0, phase='forward', path='head',
+         cause='entropy', mentions='urandom')
+def numpys_default_rng_in_a_module(original, self, x):
+    noise = np.random.default_rng().normal(size=4).astype(np.float32)
+    return original(self, x + torch.from_numpy(noise))
 
 
-@fault(phase='data', path='data_preprocessor', kind='argument', operator='aten.mul.Tensor')
-def the_data_preprocessor(run):
-    @replaced(tiny.TinyPreprocessor, 'forward')
-    def other(original, self, data, training=False):
-        data = super(tiny.TinyPreprocessor, self).forward(data, training)
-        return dict(inputs=torch.stack(data['inputs']) * 0.501, label=torch.stack(data['label']))
+@planted(tiny.TinyPreprocessor, 'forward', phase='data', path='data_preprocessor', kind='argument',
+         operator='aten.mul.Tensor')
+def the_data_preprocessor(original, self, data, training=False):
+    data = super(tiny.TinyPreprocessor, self).forward(data, training)
+    return dict(inputs=torch.stack(data['inputs']) * 0.501, label=torch.stack(data['label']))
 
 
 # --- real detectors -------------------------------------------------------------------------------
