@@ -14,9 +14,9 @@ The networks are small, with all parts of the real ones; the statistics of Batch
 rank. The processes are real ones and communicate over gloo.
 
 ``--memory sharded`` divides the weights among the ranks instead, and leaves out the detector that
-accumulates gradients. ``--out`` continues a file that stands, row by row; a row that crashed has the error as its
-difference. ``--fault NAME`` plants a fault in all runs, of a network that relies on what it breaks;
-rows on two processes or more have to show it (not in the file of the docs).
+accumulates gradients. ``--out`` continues a file that stands, row by row; a row that crashed has
+the error as its difference. ``--fault NAME`` plants a fault in all runs, of a network that relies
+on what it breaks; rows on two processes or more have to show it (not in the file of the docs).
 """
 from __future__ import annotations
 

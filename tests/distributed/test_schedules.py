@@ -5,6 +5,7 @@ from schedule_faults import FAULTS
 from schedules import KINDS, Plan, run_many
 
 SCHEDULES, AT_ONCE = 200, 50
+SHARDED = 20  # schedules
 NIGHTLY = 20_000
 LIMIT = 1000  # seconds for a block of schedules, which takes one minute or two of an idle core
 
@@ -14,6 +15,11 @@ def test_every_schedule_ends_as_promised(first):
     found = Child(run_many, list(range(first, first + AT_ONCE))).result(LIMIT)
     assert not found['wrong'], found['wrong'][0]
     assert all(found['kinds'][kind] for kind in KINDS)
+
+
+def test_so_does_one_of_divided_weights():
+    found = Child(run_many, list(range(SHARDED)), memory='sharded').result(LIMIT)
+    assert not found['wrong'], found['wrong'][0]
 
 
 @pytest.mark.nightly

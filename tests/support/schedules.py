@@ -42,9 +42,12 @@ from mmengine.runner import runner as runner_module  # noqa: E402
 from mmengine.visualization import Visualizer  # noqa: E402
 from simulated import Event, Killed, Outcome, Simulation  # noqa: E402
 from virtual_processes import results_of  # noqa: E402
+from virtual_runs import whole  # noqa: E402
 
 from mmrepro.distributed.reduction_tree import shares  # noqa: E402
+from mmrepro.distributed.virtual import sharded  # noqa: E402
 from mmrepro.distributed.virtual.scheduler import current  # noqa: E402
+from mmrepro.distributed.virtual.sharded import whole_tensor  # noqa: E402
 from mmrepro.hooks.preempt import PreemptHook
 
 RANKS = 4
@@ -146,15 +149,17 @@ class ReadingHook(Hook):
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         average, = (hook.ema_model for hook in runner.hooks if isinstance(hook, EMAHook))
-        runner.model.module.seen.add_(average.module.head.fc.weight.square().sum())
+        weight = whole_tensor(average.module.head.fc.weight)
+        runner.model.module.seen.add_(weight.square().sum())
 
 
-def config(work_dir: str) -> Any:
+def config(work_dir: str, memory: str | None = None) -> Any:
     cfg = tiny_run.validating_and_saving(work_dir)
     cfg.model.type = 'Headed'
     cfg.train_cfg.max_epochs = 3  # an iteration each; the first two steps are repeated
     cfg.custom_hooks = [dict(type='EMAHook')]
-    cfg.randomness = dict(seed=3, deterministic=True, virtual_ranks=RANKS)
+    cfg.randomness = dict(seed=3, deterministic=True,
+                          virtual_ranks=dict(ranks=RANKS, memory=memory))
     return cfg
 
 
@@ -166,10 +171,10 @@ def _main(cfg: Any) -> Any:
         runner.register_hook(ReadingHook(), priority='HIGH')
         runner.train()
         model = runner.model.module
-        return digest([model.state_dict(), runner.optim_wrapper.state_dict(),
-                       [hook.ema_model.state_dict() for hook in runner.hooks
-                        if hasattr(hook, 'ema_model')],
-                       [one.state_dict() for one in runner.param_schedulers]])
+        return digest(whole([model.state_dict(), runner.optim_wrapper.state_dict(),
+                             [hook.ema_model.state_dict() for hook in runner.hooks
+                              if hasattr(hook, 'ema_model')],
+                             [one.state_dict() for one in runner.param_schedulers]]))
     return main
 
 
@@ -185,11 +190,12 @@ def _send(simulation: Simulation, process: int) -> None:
 EVENTS = {'signal': _send, 'kill': Simulation.kill}
 
 
-def train(work_dir: str, seed: int, processes: int, plan: Plan | None = None) -> Outcome:
+def train(work_dir: str, seed: int, processes: int, plan: Plan | None = None,
+          memory: str | None = None) -> Outcome:
     """Train once under the order of ``seed``; resumes if there is a checkpoint."""
     global _run
     _run = _Run(plan)
-    cfg = config(work_dir)
+    cfg = config(work_dir, memory)
     cfg.resume = True
     events = [Event(plan.turn, plan.process, EVENTS[plan.kind])] \
         if plan is not None and plan.kind in EVENTS else []
@@ -224,19 +230,19 @@ def _check_errors(plan: Plan, outcome: Outcome) -> None:
         raise Wrong(f'processes were not pre-empted after the same iteration: {outcome.errors}')
 
 
-def check(number: int, expected: dict[int, Any], folder: str) -> int:
+def check(number: int, expected: dict[int, Any], folder: str, memory: str | None) -> int:
     """Run a schedule, and return its turns. Raises Wrong if it did not end as promised."""
     plan = Plan.of(number)
     work_dir = tempfile.mkdtemp(dir=folder)
     try:
-        outcome = train(work_dir, number, plan.processes, plan)
+        outcome = train(work_dir, number, plan.processes, plan, memory)
         turns = outcome.turns
         _check_errors(plan, outcome)
         for attempt in range(1, ATTEMPTS):
             if not any(outcome.errors):
                 break
             processes = random.Random(f'{number} {attempt}').randint(1, RANKS)
-            outcome = train(work_dir, number + attempt, processes)
+            outcome = train(work_dir, number + attempt, processes, memory=memory)
             turns += outcome.turns
         failed = next(filter(None, outcome.errors), None)
         if failed is not None:
@@ -257,14 +263,17 @@ def reference(folder: str) -> dict[int, Any]:
 
 
 def run_many(numbers: list[int], stop: bool = False,
-             fault: Callable[[], AbstractContextManager[Any]] = nullcontext) -> dict[str, Any]:
+             fault: Callable[[], AbstractContextManager[Any]] = nullcontext,
+             memory: str | None = None) -> dict[str, Any]:
     """Run schedules; ``wrong`` has the text of each that did not end as promised.
 
     Args:
         stop: Behind the first of those.
         fault: Planted in the schedules, not in the run that they are compared with.
+        memory: Of the schedules. The run that they are compared with shares weights.
     """
     logging.disable(logging.CRITICAL)
+    sharded.SMALLEST = 1  # the layers of this network are blocks
     runner_module.collect_env = dict  # for the log; it starts compilers
     figure = Visualizer._initialize_fig(None, dict(frameon=False))  # for all: nothing is drawn
     Visualizer._initialize_fig = lambda self, fig_cfg: figure
@@ -277,7 +286,7 @@ def run_many(numbers: list[int], stop: bool = False,
         for number in numbers:
             try:
                 with fault():
-                    turns += check(number, expected, folder)
+                    turns += check(number, expected, folder, memory)
                 kinds[Plan.of(number).kind] += 1
             except Wrong as error:
                 wrong.append(''.join(traceback.format_exception(None, error, error.__traceback__)))
