@@ -33,6 +33,10 @@ SINCE = '2.13'  # of torch: parameters without a gradient take part in a sum
 # optimizers of torch whose step computes each element from the same element of other tensors
 BY_ELEMENT = ('SGD', 'Adam', 'AdamW', 'NAdam', 'RAdam', 'Adamax', 'Adagrad', 'Adadelta', 'RMSprop',
               'ASGD', 'Rprop')
+HOOKS = {  # that do not take part -> why
+    'SyncNormHook': 'SyncNormHook averages whole weights of normalization layers',
+    'MeanTeacherHook': 'MeanTeacherHook moves a frozen teacher, and frozen weights stay whole',
+}
 # elements of a block that is gathered by itself; a larger one is divided if it has lists of layers
 SMALLEST, LARGEST = 50_000, 8_000_000
 
@@ -55,8 +59,8 @@ def problem(runner: Any) -> str:
         return (f'accumulative_counts={wrapper._accumulative_counts}: what ranks accumulate is '
                 'not divided; use more virtual ranks instead')
     for hook in runner.hooks:
-        if type(hook).__name__ == 'SyncNormHook':
-            return 'SyncNormHook averages whole weights of normalization layers'
+        if type(hook).__name__ in HOOKS:
+            return HOOKS[type(hook).__name__]
     return weight_hooks.problem(runner.hooks)
 
 
