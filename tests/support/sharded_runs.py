@@ -50,6 +50,15 @@ class Pyramid(Tiny):
         return dict(loss=self.head.loss(logits, label)) if mode == 'loss' else logits
 
 
+@MODELS.register_module(force=True)
+class Taught(Pyramid):
+    """Has what MeanTeacherHook looks for."""
+
+    def __init__(self, data_preprocessor: Any = None) -> None:
+        super().__init__(data_preprocessor)
+        self.teacher, self.student = nn.Linear(1, 1), nn.Linear(1, 1)
+
+
 def settings(work_dir: Any, memory: str | None, **changes: Any) -> Any:
     """Return the config: three iterations, each with a validation and a checkpoint.
 
