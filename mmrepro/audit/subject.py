@@ -139,7 +139,14 @@ class Subject:
         kind = part.node['type']
         if not isinstance(kind, str):
             return kind if isinstance(kind, type) else None
-        return _look_up(kind, part.node.get('_scope_', self.scope))
+        key = kind, part.node.get('_scope_', self.scope)
+        if key not in self._classes:  # a type that no registry has takes long
+            self._classes[key] = _look_up(*key)
+        return self._classes[key]
+
+    @cached_property
+    def _classes(self) -> dict[tuple[str, str], type | None]:
+        return {}
 
     @cached_property
     def sources(self) -> tuple[SourceFile, ...]:

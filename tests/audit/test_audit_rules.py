@@ -1,7 +1,6 @@
 """Every rule of the audit has a config that triggers it; the shipped configs trigger none."""
 import copy
 import dataclasses
-import functools
 import glob
 import os
 import re
@@ -17,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mmrepro import determinism
 from mmrepro.audit import CHANGES, HINT, MAY, RULES, Subject, checks, findings_of, load
-from mmrepro.audit import subject as audited
 from mmrepro.config import RandomnessConfig, refuse_misspelt, upgrade_legacy_keys
 from mmrepro.data import adopt_loader
 from mmrepro.data.sampling_orders import STOCK_FAULTS
@@ -147,8 +145,6 @@ TRIGGERS = {
 def with_cuda(monkeypatch):
     # not torch's own: MMEngine's logger asks it for the number of the device
     monkeypatch.setattr(checks, 'has_cuda', lambda: True)
-    # every registry is asked for a type that none has, which takes long, for each part again
-    monkeypatch.setattr(audited, '_look_up', functools.cache(audited._look_up))
 
 
 def found(subject, rule):
