@@ -41,8 +41,8 @@ class _Bucket:
         self._rest = -self.size % len(nodes)  # each process adds up a part of the same size
         like = next(iter(tensors.values()))
         self.flat = [like.new_zeros(self.size + self._rest) for _ in range(nodes[mine])]
-        self.received = torch.empty(sum(nodes) * len(as_bytes(self.flat[0])) // len(nodes),
-                                    dtype=torch.uint8, device=device)
+        self.received = torch.empty(max(nodes) * len(as_bytes(self.flat[0])), dtype=torch.uint8,
+                                    device=device)
         self.left = 0  # gradients that are still to come
         self.finish: Any = None  # returns the sum, see Processes.begin
 
