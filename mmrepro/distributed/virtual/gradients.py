@@ -1,9 +1,11 @@
 """The wrapper of a model on virtual ranks, in the place of DistributedDataParallel."""
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from ...nested import tensors
 from ..reduction_tree import combine_of, nodes_of
 from .exchange import Processes
 from .group import Reduce
+from .scheduler import current
 
 BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
 _SUM = dist.ReduceOp.SUM
@@ -139,6 +142,21 @@ class GradientSums:
         roots = {number: view for bucket in self._buckets for number, view in zip(
             bucket.numbers, bucket.split(bucket.finish(combine_of(_SUM))))}
         return [roots[number] for number in range(len(roots))]
+
+
+@functools.cache
+def _mkl() -> Any:
+    """Return torch's copy of MKL, where it is linked into torch; None elsewhere."""
+    path = Path(torch.__file__).parent / 'lib' / 'libtorch_cpu.so'
+    library = ctypes.CDLL(str(path)) if path.exists() else None
+    return library if hasattr(library, 'mkl_serv_thread_free_buffers') else None
+
+
+def _free_buffers() -> None:
+    """Free the memory that MKL keeps for the next call of this thread: 20 MiB for every rank."""
+    scheduler = current()
+    if scheduler is not None and len(scheduler.ranks) > 1 and _mkl() is not None:
+        _mkl().mkl_serv_thread_free_buffers()
 
 
 @MODEL_WRAPPERS.register_module()
@@ -281,6 +299,7 @@ class VirtualDataParallel(nn.Module):
         """Move the gradients that are left, and return which there are."""
         for number in list(self._missing):
             self._move_gradient(number)
+        _free_buffers()
         return self._used
 
     @torch.no_grad()
