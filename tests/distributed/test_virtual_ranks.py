@@ -261,10 +261,10 @@ class Aliased(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Parameter(torch.ones(1, 5)), nn.Parameter(torch.ones(5))
+        self.first, self.second = nn.Parameter(torch.ones(1, 5)), nn.Parameter(torch.ones(5, 1))
 
     def forward(self, x):
-        return (self.first.view(5) + self.second).mul(x).sum()
+        return (self.first.view(5) + self.second.view(5)).mul(x).sum()
 
 
 def aliased_gradients():
