@@ -161,8 +161,8 @@ class Processes:
         if total * item < DIVIDE_FROM:
             return lambda combine: _root(places, self.gather(
                 values, list(map(len, rows))), combine)
-        if count == 2:
-            return self._swap(values, rows, received, transport)
+        if count == 2 and len(places) == 2 and total % 2 == 0:
+            return self._swap(values[0], places, received, transport)
         size = -(-total // count)  # of a part; the last part is padded
         # (process, node, size): what each process gets of the nodes of this one
         values = [value if size * count == total else functional.pad(
@@ -185,22 +185,23 @@ class Processes:
 
         return finish
 
-    def _swap(self, values: Sequence[Tensor], rows: Sequence[Sequence[tuple[int, int]]],
-              received: Tensor | None, transport: Any) -> Callable[[Combine], Tensor]:
-        """Let two processes send each other all nodes: as many bytes, and one message less."""
-        own, other = values[0], rows[1 - self.mine]
-        sent = as_bytes(torch.cat(list(values)) if len(values) > 1 else own).to(transport.device)
-        size = len(other) * own.numel() * own.element_size()
-        received = sent.new_empty(size) if received is None else received[:size]
-        work = transport.all_to_all(received, sent, *(
-            [0 if process == self.mine else one.numel() for process in (0, 1)]
-            for one in (received, sent)))
+    def _swap(self, flat: Tensor, places: Sequence[tuple[int, int]], received: Tensor | None,
+              transport: Any) -> Callable[[Combine], Tensor]:
+        """Let two processes with a node each reduce a half: nothing is copied within a process."""
+        sent = as_bytes(flat).to(transport.device)
+        halves, sizes = sent.chunk(2), [0, len(sent) // 2][::1 if self.mine == 0 else -1]
+        mine, other = halves[self.mine], halves[1 - self.mine]
+        received = torch.empty_like(mine) if received is None else received[:len(mine)]
+        work = transport.all_to_all(received, other, sizes, sizes)
 
         def finish(combine: Combine) -> Tensor:
             wait_for_processes(work)
-            theirs = [*received.to(own.device).view(own.dtype).view(len(other), -1)]
-            return _root([*rows[0], *rows[1]], [*theirs, *values] if self.mine else
-                         [*values, *theirs], combine)
+            values = [part.to(flat.device).view(flat.dtype) for part in (mine, received)]
+            root = _root(places, values[::1 if self.mine == 0 else -1], combine)
+            if self.mine or mine.device != flat.device:  # it is in the memory of the left one
+                mine.view(flat.dtype).copy_(root)
+            wait_for_processes(transport.all_to_all(other, mine, sizes, sizes))
+            return sent.to(flat.device).view(flat.dtype)
 
         return finish
 
