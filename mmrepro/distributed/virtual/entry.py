@@ -93,7 +93,12 @@ def _worlds(ranks: int) -> Worlds:
     if not dist.is_initialized():
         return Worlds(ranks, 0, 1, None, dist.HashStore())
     _check_ranks(ranks, dist.get_world_size())
-    return Worlds(ranks, dist.get_rank(), dist.get_world_size(), Transport(dist.group.WORLD),
+    # gradients have a group of their own, with the same timeout
+    backend: Any = c10d._get_default_group()._get_backend(
+        torch.device('cuda' if 'nccl' in dist.get_backend() else 'cpu'))
+    aside = dist.new_group(timeout=getattr(getattr(backend, 'options', None), '_timeout', None))
+    transport = Transport(dist.group.WORLD, Transport(aside))
+    return Worlds(ranks, dist.get_rank(), dist.get_world_size(), transport,
                   c10d._get_default_store() or dist.HashStore())
 
 
