@@ -104,7 +104,8 @@ REFUSED = {
     'the optimizer LBFGS': dict(optim_wrapper__optimizer=dict(_delete_=True, type='LBFGS')),
     'accumulative_counts=2': dict(optim_wrapper__accumulative_counts=2),
     'SyncNormHook': dict(custom_hooks=[dict(type='mmdet.SyncNormHook')]),
-    'MeanTeacherHook': dict(model__type='Taught', custom_hooks=[dict(type='mmdet.MeanTeacherHook')]),
+    'MeanTeacherHook': dict(model__type='Taught',
+                            custom_hooks=[dict(type='mmdet.MeanTeacherHook')]),
 }
 
 
