@@ -19,7 +19,6 @@ from ...nested import tensors
 from ..reduction_tree import combine_of, nodes_of
 from .exchange import Processes
 from .group import Reduce
-from .sharded import is_divided
 
 BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
 _SUM = dist.ReduceOp.SUM
@@ -241,8 +240,9 @@ class VirtualDataParallel(nn.Module):
                 'another pass begins. Other ranks may have added up gradients of the first one')
         self._task, self._streams = task, self._streams is not None and not self._nested
         self._leave_common_sums()
-        self._trained = [value for value in self.module.parameters()
-                         if value.requires_grad and not is_divided(value)]
+        parameters = self.module.parameters() if self.sharding is None else \
+            self.sharding.left_whole
+        self._trained = [value for value in parameters if value.requires_grad]
         self._used = torch.zeros(len(self._trained), dtype=torch.int32)
         self._missing = dict.fromkeys(range(len(self._trained)))
         if self._trained:
