@@ -14,6 +14,7 @@ import secrets
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Callable
 
 import torch
@@ -157,6 +158,17 @@ def _differences(ranks: Sequence[Mapping[str, Any]], rank: int) -> Iterator[str]
 _control_groups: Any = weakref.WeakKeyDictionary()  # process group -> its control group
 
 
+def default_timeout() -> timedelta | None:
+    """Return the timeout of the default process group.
+
+    None where it is not known (MPI, old versions of torch): torch's own then, 30 minutes for gloo.
+    """
+    default: Any = dist.group.WORLD
+    device, *_ = getattr(default, '_device_types', ()) or (torch.device('cpu'), )
+    options = getattr(default._get_backend(device), 'options', None)
+    return getattr(options, '_timeout', None)
+
+
 def _control_group() -> Any:
     """Return the group in which processes agree: of gloo, beside the one that tensors travel over.
 
@@ -168,11 +180,7 @@ def _control_group() -> Any:
         return None
     default: Any = dist.group.WORLD
     if default not in _control_groups:
-        # MPI and old versions of torch do not tell it: then torch's for gloo, 30 minutes
-        device, *_ = getattr(default, '_device_types', ()) or (torch.device('cpu'), )
-        options = getattr(default._get_backend(device), 'options', None)
-        _control_groups[default] = dist.new_group(
-            backend='gloo', timeout=getattr(options, '_timeout', None))
+        _control_groups[default] = dist.new_group(backend='gloo', timeout=default_timeout())
     return _control_groups[default]
 
 

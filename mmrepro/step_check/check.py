@@ -171,6 +171,8 @@ class StepCheck:
         report(self._runner, [first, second, third[0], fourth[0]], [third[1], fourth[1]], suspects)
 
     def _recorded(self, context: Callable = nullcontext) -> tuple[PassDigests, list[Record]]:
+        if getattr(self._runner.model, 'sharding', None) is not None:
+            return self._pass(context=context), []
         recorder = OperatorRecorder(unwrap(self._runner.model))
         record_attributes(recorder, self._runner)
         return self._pass(recorder, context=context), recorder.records()

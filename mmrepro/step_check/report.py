@@ -33,6 +33,9 @@ RESUMED = (
     'mmrepro.checkpoint.adapters.register(Class, "attribute").\n{}')
 OFF = 'To train on without this check: randomness.self_checks.steps=0.'
 AGAIN = ('A and B are two more passes that were recorded. Where they first differ:\n{}')
+NOT_RECORDED = (
+    'Operators of sharded weights are not recorded: with randomness.virtual_ranks.memory='
+    "'shared', this message names the first operator that differs.")
 NOT_AGAIN = (
     'Two more passes, recorded, have the same bits{}. What differs only now and then is a race '
     'between threads, memory that is read before it is written, or hardware that computes wrongly '
@@ -46,7 +49,7 @@ def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequenc
 
     Args:
         passes: the two that were compared, and two that were recorded.
-        records: the operators of the latter.
+        records: the operators of the latter; empty if they cannot be recorded.
         suspects: attributes that the second pass found as the first had left them.
 
     Raises:
@@ -63,7 +66,7 @@ def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequenc
             passes={name: digests._asdict() for name, digests in zip(PASSES, passes)}),
             file, indent=1)
     mine = dict(difference=_difference(*passes[:2]), suspects=suspects or [],
-                diagnosis=_diagnosis(diagnosis, passes), file=path,
+                diagnosis=_diagnosis(diagnosis, passes, any(records)), file=path,
                 phase=PHASES.index(diagnosis.phase) if diagnosis else len(PHASES))
     ranks = agree('differing step', mine, lambda ranks: ranks)
     raise StepDiffersError(_text(iteration, ranks))
@@ -99,9 +102,12 @@ def _difference(first: PassDigests, second: PassDigests) -> str:
             f'in all: {counts}')
 
 
-def _diagnosis(diagnosis: Diagnosis | None, passes: Sequence[PassDigests]) -> str:
+def _diagnosis(diagnosis: Diagnosis | None, passes: Sequence[PassDigests],
+               recorded: bool) -> str:
     if diagnosis is not None:
         return AGAIN.format(diagnosis.text())
+    if not recorded:
+        return NOT_RECORDED
     first, second, third, fourth = passes
     if third.differing(fourth):
         return ('Two more passes, recorded, differ as well, and their operators agree: what '

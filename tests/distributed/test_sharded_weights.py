@@ -115,6 +115,12 @@ def test_what_cannot_be_divided_is_refused_by_name(text, tmp_path):
         run(settings(tmp_path, 'sharded', **REFUSED[text]), None, 1, tmp_path)
 
 
+def test_a_step_that_differs_is_named(tmp_path):
+    with pytest.raises(RuntimeError, match=r'(?s)StepDiffersError: The step of iteration 0 .*'
+                       r'first difference: .*model\.generator.*weights are not recorded'):
+        run(settings(tmp_path, 'sharded', model__type='Noisy'), None, 1, tmp_path)
+
+
 def test_an_older_torch_is_named(tmp_path):
     def train():
         with mock.patch.object(

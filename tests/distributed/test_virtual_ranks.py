@@ -3,7 +3,8 @@ import functools
 import os
 import random
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,14 +15,14 @@ from rank_pool import shared_pool
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from virtual_faults import FAULTS
-from virtual_processes import alone, results_of, same_for_every_number
+from virtual_processes import alone, on_processes, results_of, same_for_every_number
 
 from mmrepro import RandomnessError, on_virtual_ranks
 from mmrepro.digests import state_digest
 from mmrepro.distributed.virtual import entry
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.scheduler import current
-from mmrepro.errors import CollectiveMismatch, Deadlock
+from mmrepro.errors import CollectiveMismatch, Deadlock, VirtualRanksError
 from mmrepro.ops.aten import sync_bn
 from mmrepro.scoped import replaced
 
@@ -191,6 +192,121 @@ def test_activation_checkpointing(reentrant):
     found = same_for_every_number(functools.partial(recomputed, reentrant), 3)
     assert len({weights for _, weights, _ in found}) == 1
     assert len({losses for losses, _, _ in found}) == 3
+
+
+# ------------------------------------------------------------------------------ kept buffers
+
+class Failing(nn.Sequential):
+    """Its backward pass may raise when gradients of the last layer are made already."""
+    fails = False
+
+    def forward(self, x):
+        hidden = self[0](x)
+        hidden.register_hook(self.fail)
+        return self[1](hidden).square().mean()
+
+    def fail(self, gradient):
+        if self.fails:
+            raise KeyError('planted')
+
+
+def steps_that_fail(ranks, caught=False):
+    """Train; in the third step the backward pass of some ranks ends with an error."""
+    torch.manual_seed(0)
+    model = VirtualDataParallel(Failing(nn.Linear(200, 200), nn.Linear(200, 2)))
+    torch.manual_seed(dist.get_rank())
+    for step in range(4):
+        model.module.fails = step == 2 and dist.get_rank() in ranks
+        with suppress(KeyError) if caught else nullcontext():
+            losses_of(model, lambda: torch.randn(2, 200))
+    return state_digest(model.state_dict())
+
+
+def failing_part(rank, world, ranks):
+    with pytest.raises(KeyError, match='planted'):
+        results_of(rank, world, functools.partial(steps_that_fail, ranks), 4)
+
+
+@pytest.mark.parametrize('processes, ranks', [(1, (2, )), (2, range(4)), (4, range(4))])
+def test_an_error_in_a_backward_pass_leaves_nothing_behind(processes, ranks):
+    train = functools.partial(steps_that_fail, ())
+    expected = alone(train, 4)
+    shared_pool().run(failing_part, processes, ranks)
+    assert on_processes(processes, train, 4) == expected
+
+
+def test_a_backward_pass_behind_one_that_failed_is_refused():
+    with pytest.raises(VirtualRanksError, match='ended with an error that was caught'):
+        alone(functools.partial(steps_that_fail, range(4), True), 4)
+
+
+def added_gradients(views):
+    """Two backward passes of a rank before it steps."""
+    model = VirtualDataParallel(nn.Linear(3, 2))
+    nn.init.ones_(model.module.weight)
+    model.sharing = SimpleNamespace(views=views)
+    for factor in (1, 2):
+        model(torch.full((1, 3), factor + float(dist.get_rank()))).square().sum().backward()
+    return model.module.weight.grad.clone()
+
+
+def test_a_second_backward_pass_leaves_common_sums_alone():
+    for common, own in zip(*(alone(functools.partial(added_gradients, views), 3)
+                             for views in (True, False))):
+        assert torch.equal(common, own)
+
+
+class Aliased(nn.Module):
+    """Autograd gives the gradients of both parameters the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.ones(1, 5)), nn.Parameter(torch.ones(5, 1))
+
+    def forward(self, x):
+        return (self.first.view(5) + self.second.view(5)).mul(x).sum()
+
+
+def aliased_gradients():
+    model, found = VirtualDataParallel(Aliased()), []
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.arange(5.) + dist.get_rank()).backward()
+        found += [one.grad.flatten().tolist() for one in model.parameters()]
+    return found
+
+
+def test_gradients_that_share_memory():
+    for found in same_for_every_number(aliased_gradients, 2):
+        assert found == [[0.5, 1.5, 2.5, 3.5, 4.5]] * 4
+
+
+class Tied(nn.Linear):
+    """Uses its weight inside and outside of a checkpoint, which begins in some step."""
+
+    def forward(self, x, checkpointed):
+        layer = super().forward
+        hidden = checkpoint(layer, x, use_reentrant=True) if checkpointed else layer(x)
+        return layer(hidden).square().mean()
+
+
+def tied_steps(begin):
+    torch.manual_seed(0)
+    model = VirtualDataParallel(Tied(4, 4))
+    torch.manual_seed(dist.get_rank())
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(3):
+        optimizer.zero_grad()
+        losses.append(model(torch.randn(2, 4, requires_grad=True), step >= begin))
+        losses[-1].backward()
+        optimizer.step()
+    return state_digest(losses)
+
+
+def test_a_weight_inside_and_outside_of_a_checkpoint():
+    same_for_every_number(functools.partial(tied_steps, 0), 3)
+    with pytest.raises(VirtualRanksError, match='inside and outside .*use_reentrant=False'):
+        alone(functools.partial(tied_steps, 1), 3)
 
 
 # ------------------------------------------------------------------------------ separate state

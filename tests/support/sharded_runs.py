@@ -59,6 +59,19 @@ class Taught(Pyramid):
         self.teacher, self.student = nn.Linear(1, 1), nn.Linear(1, 1)
 
 
+@MODELS.register_module(force=True)
+class Noisy(Pyramid):
+    """Draws from a generator of its own, which no checkpoint holds."""
+
+    def __init__(self, data_preprocessor: Any = None) -> None:
+        super().__init__(data_preprocessor)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, inputs: torch.Tensor, label: torch.Tensor, mode: str = 'tensor') -> Any:
+        noise = torch.rand(inputs.shape, generator=self.generator)
+        return super().forward(inputs + noise, label, mode)
+
+
 def settings(work_dir: Any, memory: str | None, **changes: Any) -> Any:
     """Return the config: three iterations, each with a validation and a checkpoint.
 

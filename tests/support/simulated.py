@@ -10,6 +10,7 @@ process has ended.
 """
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
@@ -93,6 +94,11 @@ class SimulatedTransport:
                  group: str = 'all') -> None:
         self._network, self._process, self._members = network, process, list(members)
         self._group, self._count, self._parts = group, 0, 0
+
+    @functools.cached_property
+    def aside(self) -> SimulatedTransport:
+        return SimulatedTransport(self._network, self._process, self._members,
+                                  f'{self._group} aside')
 
     def part(self, processes: Sequence[int]) -> SimulatedTransport:
         self._parts += 1

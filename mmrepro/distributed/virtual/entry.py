@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from ... import determinism
 from ...config import RandomnessConfig
 from ...errors import RandomnessError
+from ..agreement import default_timeout
 from ..lost_ranks import naming_lost_ranks
 from ..process_group import LAUNCHERS, ensure_process_group, has_accelerator
 from .exchange import Transport
@@ -93,7 +94,10 @@ def _worlds(ranks: int) -> Worlds:
     if not dist.is_initialized():
         return Worlds(ranks, 0, 1, None, dist.HashStore())
     _check_ranks(ranks, dist.get_world_size())
-    return Worlds(ranks, dist.get_rank(), dist.get_world_size(), Transport(dist.group.WORLD),
+    # gradients have a group of their own, with the same timeout
+    aside = dist.new_group(timeout=default_timeout())
+    transport = Transport(dist.group.WORLD, Transport(aside))
+    return Worlds(ranks, dist.get_rank(), dist.get_world_size(), transport,
                   c10d._get_default_store() or dist.HashStore())
 
 

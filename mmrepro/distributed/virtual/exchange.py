@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,6 @@ from ..ordered_reduction import all_gather_single
 from ..reduction_tree import Combine, Node, ReductionTree, combine_of, finish_of, nodes_of
 from .scheduler import wait_for_processes
 
-BUCKET = 25 << 20  # bytes: a bucket takes on tensors until it has these
 # Bytes from which on a sum is divided among the processes: each adds up one part and sends the
 # result. Smaller sums are added up by every process, which needs one message less.
 DIVIDE_FROM = 1 << 16
@@ -41,10 +40,14 @@ class Transport:
     wait for: ``is_completed()``, and ``wait()``, which raises RuntimeError when a process has ended
     or the timeout of the group has passed. Tensors are one-dimensional, of bytes, on
     :attr:`device`. Tests put a simulated transport in its place.
+
+    Args:
+        aside: Between the same processes, for exchanges that are under way while other operations
+            begin, and not everywhere the same ones.
     """
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, group: Any, aside: Transport | None = None) -> None:
+        self._group, self.aside = group, aside
         self.device = torch.device('cuda', torch.cuda.current_device()) \
             if 'nccl' in dist.get_backend(group) else torch.device('cpu')
 
@@ -88,6 +91,11 @@ class Processes:
         self.ranks = sum(map(len, self.members))
         self._transport = transport
         self.alone = len(self.members) == 1  # all ranks are in this process
+
+    @property
+    def device(self) -> torch.device:
+        """The device of what processes exchange."""
+        return self._transport.device
 
     def process_of(self, rank: int) -> int:
         return next(number for number, ranks in enumerate(self.members) if rank in ranks)
@@ -144,47 +152,78 @@ class Processes:
         wait_for_processes(self._transport.broadcast(sent, source))
         return sent.to(value.device).view(value.dtype)
 
-    def reduce(self, tree: ReductionTree, op: Any) -> list[Tensor]:
-        """Return the root of the tree whose nodes this process has.
+    def reduce(self, nodes: Sequence[Node], op: Any) -> Tensor:
+        """Return the reduction of the nodes of all processes.
 
         Args:
-            tree: Its values are lists of tensors, of the same shapes and types on all processes.
-                Overwrites the tensors, and drains the lists.
+            nodes: Those of this process, with flat tensors of the same size and type everywhere,
+                which are overwritten.
         """
-        if self.alone:
-            roots = tree.root()
-        else:
-            buckets = Buckets(tree.nodes[0].value)
-            flat = [node._replace(value=buckets.drain(node.value)) for node in tree.nodes]
-            roots = buckets.unpack([self._reduce_flat([
-                node._replace(value=node.value[number]) for node in flat], combine_of(op))
-                for number in range(len(buckets.numbers))])
-        finish = finish_of(op, self.ranks)
-        return [finish(root) for root in roots]
+        values = [node.value for node in nodes]
+        root = _root([node[:2] for node in nodes], values, combine_of(op)) if self.alone \
+            else self.begin(values)(combine_of(op))
+        return finish_of(op, self.ranks)(root)
 
-    def _reduce_flat(self, nodes: Sequence[Node], combine: Combine) -> Tensor:
-        """Return the root of nodes of flat tensors of one size and type."""
-        flat, count = nodes[0].value, len(self.members)
+    def begin(self, values: Sequence[Tensor], received: Tensor | None = None,
+              aside: bool = False) -> Callable[[Combine], Tensor]:
+        """Begin to exchange nodes; return what waits for their reduction, and returns it.
+
+        Args:
+            values: Of the nodes of this process, flat; overwritten.
+            received: Memory for the bytes of all processes; None: new memory.
+            aside: Other operations may begin before this one has ended.
+        """
+        transport, count = self._transport.aside if aside else self._transport, len(self.members)
         rows = [nodes_of(ranks) for ranks in self.members]  # per process, (level, index)
         places = [place for row in rows for place in row]
-        total, kind = flat.numel(), flat.dtype
-        if total * flat.element_size() < DIVIDE_FROM:
-            values = self.gather([node.value for node in nodes], list(map(len, rows)))
-            return _root(places, values, combine)
+        total, kind, device = values[0].numel(), values[0].dtype, values[0].device
+        item = values[0].element_size()
+        if total * item < DIVIDE_FROM:
+            return lambda combine: _root(places, self.gather(
+                values, list(map(len, rows))), combine)
+        if count == 2 and len(places) == 2 and total % 2 == 0:
+            return self._swap(values[0], places, received, transport)
         size = -(-total // count)  # of a part; the last part is padded
         # (process, node, size): what each process gets of the nodes of this one
-        values = [node.value if size * count == total else functional.pad(
-            node.value, (0, size * count - total)) for node in nodes]
+        values = [value if size * count == total else functional.pad(
+            value, (0, size * count - total)) for value in values]
         parts = torch.stack([value.view(count, size) for value in values], 1) \
-            if len(nodes) > 1 else values[0]
-        sent = as_bytes(parts).to(self._transport.device)
-        del values, parts
-        step = size * flat.element_size()
-        received = sent.new_empty(len(places) * step)
-        wait_for_processes(self._transport.all_to_all(
-            received, sent, [len(row) * step for row in rows], [len(nodes) * step] * count))
-        mine = _root(places, received.to(flat.device).view(kind).view(-1, size), combine)
-        return self._all_gather(mine).view(kind)[:total]
+            if len(values) > 1 else values[0]
+        sent = as_bytes(parts).to(transport.device)
+        step = size * item
+        received = (sent.new_empty(len(places) * step) if received is None else
+                    received[:len(places) * step])
+        work = transport.all_to_all(
+            received, sent, [len(row) * step for row in rows], [len(values) * step] * count)
+
+        def finish(combine: Combine) -> Tensor:
+            wait_for_processes(work)
+            mine = _root(places, received.to(device).view(kind).view(-1, size), combine)
+            whole = sent[:count * step]
+            wait_for_processes(transport.all_gather(whole, as_bytes(mine).to(transport.device)))
+            return whole.to(device).view(kind)[:total]
+
+        return finish
+
+    def _swap(self, flat: Tensor, places: Sequence[tuple[int, int]], received: Tensor | None,
+              transport: Any) -> Callable[[Combine], Tensor]:
+        """Let two processes with a node each reduce a half: nothing is copied within a process."""
+        sent = as_bytes(flat).to(transport.device)
+        halves, sizes = sent.chunk(2), [0, len(sent) // 2][::1 if self.mine == 0 else -1]
+        mine, other = halves[self.mine], halves[1 - self.mine]
+        received = torch.empty_like(mine) if received is None else received[:len(mine)]
+        work = transport.all_to_all(received, other, sizes, sizes)
+
+        def finish(combine: Combine) -> Tensor:
+            wait_for_processes(work)
+            values = [part.to(flat.device).view(flat.dtype) for part in (mine, received)]
+            root = _root(places, values[::1 if self.mine == 0 else -1], combine)
+            if self.mine or mine.device != flat.device:  # it is in the memory of the left one
+                mine.view(flat.dtype).copy_(root)
+            wait_for_processes(transport.all_to_all(other, mine, sizes, sizes))
+            return sent.to(flat.device).view(flat.dtype)
+
+        return finish
 
 
 def _root(places: Sequence[tuple[int, int]], values: Iterable[Any], combine: Combine) -> Any:
@@ -193,42 +232,3 @@ def _root(places: Sequence[tuple[int, int]], values: Iterable[Any], combine: Com
     for place, value in zip(places, values):
         tree.add(Node(*place, value))
     return tree.root()
-
-
-class Buckets:
-    """Tensors of a list that travel together: those of one type and device, in their order.
-
-    ``numbers`` are those of the tensors in each bucket.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._shapes = [tensor.shape for tensor in tensors]
-        self.numbers: list[list[int]] = []
-        filling: dict[tuple[Any, Any], list[int]] = {}
-        sizes: dict[tuple[Any, Any], int] = {}
-        for number, tensor in enumerate(tensors):
-            kind = tensor.dtype, tensor.device
-            if kind not in filling or sizes[kind] >= BUCKET:
-                filling[kind], sizes[kind] = [], 0
-                self.numbers.append(filling[kind])
-            filling[kind].append(number)
-            sizes[kind] += tensor.numel() * tensor.element_size()
-
-    def drain(self, tensors: list[Any]) -> list[Tensor]:
-        """Return a flat tensor for each bucket; the list loses its tensors, to free memory."""
-        flat = []
-        for bucket in self.numbers:
-            flat.append(torch.cat([tensors[number].reshape(-1) for number in bucket]))
-            for number in bucket:
-                tensors[number] = None
-        return flat
-
-    def unpack(self, flat: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors again, as views."""
-        tensors: list[Any] = [None] * len(self._shapes)
-        for bucket, whole in zip(self.numbers, flat):
-            shapes = [self._shapes[number] for number in bucket]
-            parts = whole.split([shape.numel() for shape in shapes])
-            for number, shape, part in zip(bucket, shapes, parts):
-                tensors[number] = part.view(shape)
-        return tensors

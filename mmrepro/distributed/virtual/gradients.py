@@ -1,7 +1,8 @@
 """The wrapper of a model on virtual ranks, in the place of DistributedDataParallel."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,14 +13,137 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ...errors import VirtualRanksError
+from ...digests import as_bytes
+from ...errors import CollectiveMismatch, VirtualRanksError
 from ...nested import tensors
-from .sharded import is_divided
+from ..reduction_tree import combine_of, nodes_of
+from .exchange import Processes
+from .group import Reduce
+
+BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
+_SUM = dist.ReduceOp.SUM
+
+
+class _Bucket:
+    """Gradients that travel together, in memory that is kept from step to step.
+
+    Args:
+        tensors: Like the gradients, by number.
+        nodes: How many each process has of a tree.
+        mine: The number of this process.
+        device: Of what processes exchange.
+    """
+
+    def __init__(self, tensors: dict[int, Tensor], nodes: Sequence[int], mine: int,
+                 device: torch.device) -> None:
+        self.numbers, self._shapes = list(tensors), [one.shape for one in tensors.values()]
+        self.size = sum(shape.numel() for shape in self._shapes)
+        self._rest = -self.size % len(nodes)  # each process adds up a part of the same size
+        like = next(iter(tensors.values()))
+        self.flat = [like.new_zeros(self.size + self._rest) for _ in range(nodes[mine])]
+        self.received = torch.empty(max(nodes) * len(as_bytes(self.flat[0])), dtype=torch.uint8,
+                                    device=device)
+        self.left = 0  # gradients that are still to come
+        self.finish: Any = None  # returns the sum, see Processes.begin
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([*(shape.numel() for shape in self._shapes), self._rest])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes)]
+
+
+class GradientSums:
+    """Adds up the gradients of a model over the ranks, as backward passes make them.
+
+    The ranks of a process share it. Every gradient has a tree of its own, so that a rank that waits
+    keeps none. With several processes, a bucket is sent when the last rank of this process has
+    filled it; all processes send buckets in the same order.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._mine = processes.members[processes.mine]
+        # a process with one rank writes into the bucket, and its gradients stay to take the mean
+        self.direct = len(self._mine) == 1 and not processes.alone
+        self._kinds: list[Any] = []
+        self._buckets: list[_Bucket] = []
+        self._places: dict[int, tuple[_Bucket, Tensor]] = {}  # by number of the gradient
+        self._sums: list[Reduce] = []  # of the pass under way
+        self._begun = 0  # buckets that were sent
+
+    def open(self, tensors: Sequence[Tensor]) -> None:
+        """Take on the gradients of a pass, which are like ``tensors``; every rank calls it."""
+        kinds = [(one.shape, one.dtype, one.device) for one in tensors]
+        if self._sums and kinds != self._kinds:
+            raise CollectiveMismatch('the trainable parameters of this rank have other shapes or '
+                                     'types than those of another rank')
+        if self._sums:
+            return
+        if kinds != self._kinds and not self._processes.alone:
+            self._make_buckets(tensors)
+        self._kinds, self._begun = kinds, 0
+        self._sums = [Reduce(self._processes, _SUM) for _ in kinds]
+        for bucket in self._buckets:
+            bucket.left = len(self._mine) * len(bucket.numbers)
+
+    def _make_buckets(self, tensors: Sequence[Tensor]) -> None:
+        """Fill buckets in the order in which backward passes come to most parameters."""
+        groups: list[dict[int, Tensor]] = []
+        filling: dict[Any, dict[int, Tensor]] = {}
+        last = len(tensors) - 1  # is complete when the pass is
+        for number in [*reversed(range(last)), last]:
+            tensor = tensors[number]
+            group = filling.get((tensor.dtype, tensor.device))
+            if group is None or sum(
+                    one.numel() * one.element_size() for one in group.values()) >= BUCKET:
+                group = filling[tensor.dtype, tensor.device] = {}
+                groups.append(group)
+            group[number] = tensor
+        nodes = [len(nodes_of(ranks)) for ranks in self._processes.members]
+        self._buckets = [_Bucket(group, nodes, self._processes.mine, self._processes.device)
+                         for group in groups]
+        self._places = {number: (bucket, view) for bucket in self._buckets
+                        for number, view in zip(bucket.numbers, bucket.split(bucket.flat[0]))}
+
+    def put(self, rank: int, number: int, gradient: Tensor, factor: float) -> None:
+        """Add a gradient, times ``factor``.
+
+        It is not changed: its memory may be that of another one that the pass has still to use.
+        """
+        if self.direct:
+            torch.mul(gradient, factor, out=self._places[number][1])
+        else:
+            self._sums[number].add(rank, gradient * factor)
+        if self._buckets:
+            self._places[number][0].left -= 1
+        while self._begun < len(self._buckets) and not self._buckets[self._begun].left:
+            self._begin(self._buckets[self._begun])
+            self._begun += 1
+
+    def _begin(self, bucket: _Bucket) -> None:
+        if not self.direct:
+            nodes = [self._sums[number].drain() for number in bucket.numbers]
+            for flat, *row in zip(bucket.flat, *nodes):
+                torch.cat([node.value.reshape(-1) for node in row], out=flat[:bucket.size])
+        bucket.finish = self._processes.begin(bucket.flat, bucket.received, aside=True)
+
+    # an operation in which the ranks meet, see Meeting
+
+    def add(self, rank: int, used: Tensor) -> None:
+        """Take the last tensor of the pass."""
+        self.put(rank, len(self._kinds) - 1, used, 1)
+
+    def finish(self) -> list[Tensor]:
+        sums, self._sums = self._sums, []
+        if self._processes.alone:
+            return [one.finish() for one in sums]
+        roots = {number: view for bucket in self._buckets for number, view in zip(
+            bucket.numbers, bucket.split(bucket.finish(combine_of(_SUM))))}
+        return [roots[number] for number in range(len(roots))]
 
 
 @MODEL_WRAPPERS.register_module()
 class VirtualDataParallel(nn.Module):
-    """Averages the gradients over the virtual ranks when a backward pass has ended.
+    """Averages the gradients over the virtual ranks in a backward pass.
 
     Each gradient is multiplied by 1/V and then added up in a fixed tree over the ranks, see
     :mod:`mmrepro.distributed.reduction_tree`. A parameter without a gradient on some ranks counts
@@ -51,14 +175,20 @@ class VirtualDataParallel(nn.Module):
         self._group: Any = dist.group.WORLD  # a VirtualGroup
         self._broadcast_buffers, self._take_buffers = broadcast_buffers, True
         self._average = True
-        self._queued = False
         self.sharing: Any = None  # this rank's part in shared weights
         self.sharding: Any = None  # its Sharding, of divided weights
+        self._sums: Any = None  # GradientSums of this process
+        self._task: int | None = None  # the backward pass under way
+        self._streams: bool | None = None  # it moves gradients when they are made; None: the first
+        self._nested = False  # a backward pass had others inside
+        self._handles: list[Any] = []
+        self._views = False  # gradients are parts of sums that other ranks have as well
         self._take([*module.parameters(), *module.buffers()])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this rank; a copy shares no weights and no process group."""
-        return {**self.__dict__, '_group': None, 'sharing': None, 'sharding': None}
+        return {**self.__dict__, '_group': None, 'sharing': None, 'sharding': None,
+                '_sums': None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -82,6 +212,10 @@ class VirtualDataParallel(nn.Module):
         average = self._average and torch.is_grad_enabled()
         if self._broadcast_buffers and self._take_buffers:
             self._take([*self.module.buffers()])
+        if average and self._sums is None:
+            self._sums = self._group.of_processes(GradientSums, 'the sums of gradients')
+        if torch.is_grad_enabled():
+            self._leave_common_sums()
         outputs = self.module(*args, **kwargs)
         self._take_buffers = average
         if average:
@@ -91,43 +225,98 @@ class VirtualDataParallel(nn.Module):
         return outputs
 
     def _begin(self, gradient: Tensor) -> None:
-        """Average gradients when the backward pass that has begun has ended.
+        """Average gradients in the backward pass that has begun, and wait for them at its end.
 
-        A hook of a parameter would be too early: activation checkpointing has backward passes
-        inside of the backward pass.
+        Activation checkpointing has backward passes inside of the backward pass, which come to
+        parameters more than once. What they make is averaged at the end, and the first pass of all
+        is for finding that out.
         """
-        if not self._queued:
-            self._queued = True
-            Variable._execution_engine.queue_callback(self._reduce)
+        task = torch._C._current_graph_task_id()
+        if task == self._task:
+            return
+        if self._task is not None:
+            raise VirtualRanksError(
+                'a backward pass on this virtual rank ended with an error that was caught, and '
+                'another pass begins. Other ranks may have added up gradients of the first one')
+        self._task, self._streams = task, self._streams is not None and not self._nested
+        self._leave_common_sums()
+        parameters = self.module.parameters() if self.sharding is None else \
+            self.sharding.left_whole
+        self._trained = [value for value in parameters if value.requires_grad]
+        self._used = torch.zeros(len(self._trained), dtype=torch.int32)
+        self._missing = dict.fromkeys(range(len(self._trained)))
+        if self._trained:
+            self._sums.open([*self._trained, self._used])
+        if hasattr(Tensor, 'register_post_accumulate_grad_hook'):  # torch 2.1
+            self._handles = [
+                value.register_post_accumulate_grad_hook(functools.partial(self._ready, number))
+                for number, value in enumerate(self._trained)]
+        Variable._execution_engine.queue_callback(self._reduce)
+
+    def _ready(self, number: int, parameter: Tensor) -> None:
+        if torch._C._current_graph_task_id() == self._task:
+            if self._streams:
+                self._move_gradient(number)
+            return
+        self._nested = True
+        if number not in self._missing:
+            raise VirtualRanksError(
+                f'a parameter of shape {tuple(parameter.shape)} is used inside and outside of '
+                'torch.utils.checkpoint, which began later than the first step: give it '
+                'use_reentrant=False')
+
+    @torch.no_grad()
+    def _move_gradient(self, number: int) -> None:
+        """Move a gradient into the sums, to free it while other ranks run."""
+        del self._missing[number]
+        parameter = self._trained[number]
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        elif gradient.is_sparse:
+            raise VirtualRanksError(f'a sparse gradient of a parameter of shape '
+                                    f'{tuple(parameter.shape)}: virtual ranks average dense ones')
+        else:
+            self._used[number] = 1
+            if not self._sums.direct:
+                parameter.grad = None
+        self._sums.put(self._group.rank(), number, gradient, 1. / self._group.size())
+
+    def _rest(self) -> Tensor:
+        """Move the gradients that are left, and return which there are."""
+        for number in list(self._missing):
+            self._move_gradient(number)
+        return self._used
 
     @torch.no_grad()
     def _reduce(self) -> None:
-        self._queued = False
+        self._task = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
         if self.sharding is not None:
             self.sharding.end_backward()
-        parameters = [value for value in self.module.parameters()
-                      if value.requires_grad and not is_divided(value)]
-        if not parameters:
+        if not self._trained:
             return
-        used = torch.tensor([value.grad is not None for value in parameters],
-                            dtype=torch.int32)
-        factor = 1. / self._group.size()
-        *means, counts = self._group.reduced(
-            lambda: [*(_move_gradient(value, factor) for value in parameters), used],
-            dist.ReduceOp.SUM, f'the average of {len(parameters)} gradients')
-        views = self.sharing is not None and self.sharing.views
-        for parameter, mean, count in zip(parameters, means, counts.tolist()):
-            if count:
+        *means, counts = self._group.meet(
+            f'the average of {len(self._trained)} gradients', self._rest, lambda: self._sums)
+        self._views = self.sharing is not None and self.sharing.views
+        taken: set[int] = set()
+        for parameter, mean, count in zip(self._trained, means, counts.tolist()):
+            if count and self._views:
+                parameter.grad = mean
+            elif count:
                 # memory of its own, with the layout of the parameter, whatever the bucket is
-                parameter.grad = mean if views else torch.empty_like(parameter).copy_(mean)
+                own = parameter.grad
+                place = 0 if own is None else own.untyped_storage().data_ptr()
+                if own is None or own.stride() != parameter.stride() or place in taken:
+                    own = parameter.grad = torch.empty_like(parameter)
+                taken.add(place)
+                own.copy_(mean)
 
-
-def _move_gradient(parameter: nn.Parameter, factor: float) -> Tensor:
-    """Move the scaled gradient out of the parameter, to free it while other ranks run."""
-    gradient, parameter.grad = parameter.grad, None
-    if gradient is None:
-        return torch.zeros_like(parameter)
-    if gradient.is_sparse:
-        raise VirtualRanksError(f'a sparse gradient of a parameter of shape '
-                                f'{tuple(parameter.shape)}: virtual ranks average dense ones')
-    return gradient.mul_(factor)
+    def _leave_common_sums(self) -> None:
+        """Copy gradients that are views of sums of all ranks, before this rank adds to them."""
+        for parameter in self.module.parameters() if self._views else ():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+        self._views = False

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from ...errors import VirtualRanksError
-from ..reduction_tree import ReductionTree, combine_of
+from ..reduction_tree import Node, ReductionTree, combine_of
 from .exchange import Processes
 from .scheduler import Scheduler
 
@@ -50,7 +50,7 @@ class Collect:
 
 
 class Reduce:
-    """Reduces lists of tensors as soon as ranks of this process bring them, if in order.
+    """Reduces flat tensors as soon as ranks of this process bring them, if in order.
 
     The tensors belong to the operation: it overwrites them.
     """
@@ -59,18 +59,22 @@ class Reduce:
         self._processes, self._op = processes, op
         self._expected = iter(processes.members[processes.mine])
         self._next = next(self._expected)
-        self._early: dict[int, list[Tensor]] = {}
-        combine = combine_of(op)
-        self._tree = ReductionTree(lambda left, right: list(map(combine, left, right)))
+        self._early: dict[int, Tensor] = {}
+        self._tree = ReductionTree(combine_of(op))
 
-    def add(self, index: int, value: list[Tensor]) -> None:
+    def add(self, index: int, value: Tensor) -> None:
         self._early[index] = value
         while self._next in self._early:
             self._tree.add_leaf(self._next, self._early.pop(self._next))
             self._next = next(self._expected, -1)
 
-    def finish(self) -> list[Tensor]:
-        return self._processes.reduce(self._tree, self._op)
+    def drain(self) -> list[Node]:
+        """Return the nodes of the ranks of this process, and forget them."""
+        nodes, self._tree.nodes = self._tree.nodes, []
+        return nodes
+
+    def finish(self) -> Tensor:
+        return self._processes.reduce(self.drain(), self._op)
 
 
 class VirtualGroup(_ProcessGroup):
@@ -110,18 +114,15 @@ class VirtualGroup(_ProcessGroup):
             self._key, len(self._processes.members[self._processes.mine]),
             f'{name} of group {self._key}', self._index, contribute, begin)
 
-    def reduced(self, contribute: Callable[[], list[Tensor]], op: Any, name: str) -> list[Tensor]:
-        """Return the reductions of tensors over the ranks.
-
-        Args:
-            contribute: Returns the tensors of this rank, which the operation overwrites.
-        """
-        return self.meet(name, contribute, lambda: Reduce(self._processes, op))
+    def of_processes(self, make: Callable[[Processes], Any], name: str) -> Any:
+        """Return ``make`` of the group's processes: one object for the ranks of a process."""
+        return self.meet(name, lambda: None, lambda: Collect(lambda _: make(self._processes)))
 
     def _reduced(self, tensor: Tensor, op: Any, name: str) -> Tensor:
         op = getattr(op, 'op', op)
-        return self.reduced(lambda: [tensor.detach().reshape(-1).clone()], op,
-                            _text(f'{name} {op.name}', tensor))[0]
+        return self.meet(_text(f'{name} {op.name}', tensor),
+                         lambda: tensor.detach().reshape(-1).clone(),
+                         lambda: Reduce(self._processes, op))
 
     def _gathered(self, tensor: Tensor, name: str) -> list[Tensor]:
         """Return ``tensor`` of all ranks, flat."""

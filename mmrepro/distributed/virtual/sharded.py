@@ -87,8 +87,9 @@ class Sharding:
         _note_unused_parameters()
         # frozen ones have no gradient that says when their last use in a backward pass is over;
         # FSDP2 does not divide scalars
-        self._left_whole = [name for name, value in self._model.named_parameters()
-                            if not value.requires_grad or value.ndim == 0]
+        whole = {name: value for name, value in self._model.named_parameters()
+                 if not value.requires_grad or value.ndim == 0}
+        self.left_whole, self._names_of_whole = list(whole.values()), list(whole)
         self._reduce_scatter = _tree_reduce_scatter()
         self._divide_optimizer(self._divide(self._model))
         self._divided = {self._model: dict(self._model.named_parameters())}
@@ -104,7 +105,7 @@ class Sharding:
     def _divide(self, model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
         """Divide the weights of a model; returns the new parameters by those that it had."""
         before = dict(model.named_parameters())
-        left_whole = {before[name] for name in self._left_whole}
+        left_whole = {before[name] for name in self._names_of_whole}
         for module in (*_blocks(model), model):
             sharded: Any = _fsdp().fully_shard(
                 module, mesh=self._mesh, reshard_after_forward=True, ignored_params=left_whole)

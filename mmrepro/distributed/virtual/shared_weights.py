@@ -16,7 +16,9 @@ or test, when a checkpoint is saved, and at the end of the training.
 """
 from __future__ import annotations
 
+import ctypes
 import functools
+import platform
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -105,6 +107,12 @@ def check_shared_weights(runner: Any) -> None:
         member.check()
 
 
+def _return_freed_memory() -> None:
+    """Return the copies of the ranks to the system, which glibc would keep, in pieces."""
+    if platform.libc_ver()[0] == 'glibc':
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class _Start:
     """What a rank's runner has at the start of a training, as far as it is shared."""
 
@@ -164,7 +172,24 @@ class Shared:
         # of the optimizer: a parameter, the entries of its state, and their values and versions
         self.state: list[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]] = []
         if not self.problem:
+            for start in starts[1:]:
+                self.lend(start)
+            _return_freed_memory()
             self.remember()
+
+    def lend(self, start: _Start) -> None:
+        """Let another rank use the owner's tensors, and refer to the state of its optimizer."""
+        for kind, tensors in start.tensors.items():
+            for name, tensor in tensors.items():
+                tensor.data = self.owner.tensors[kind][name].data
+        self.lend_state(start)
+
+    def lend_state(self, start: _Start) -> None:
+        state = self.owner.optimizer.state
+        for mine, theirs in zip(start.parameter_groups(), self.owner.parameter_groups()):
+            for parameter, owners in zip(mine, theirs):
+                if owners in state:
+                    start.optimizer.state[parameter] = state[owners]
 
     def remember(self, kinds: Sequence[str] = KINDS) -> None:
         """Take the checksums of what is shared now, and the versions of the optimizer's state."""
@@ -217,11 +242,6 @@ class Member:
         group: Any = dist.group.WORLD
         self.views = type(wrapper) is OptimWrapper and not wrapper.clip_grad_kwargs and (
             index > 0 or group.alone)
-        if index:
-            for kind, tensors in self._mine.tensors.items():
-                for name, tensor in tensors.items():
-                    tensor.data = shared.owner.tensors[kind][name].data
-            self._refer_to_owners_state()
         optimizer = self._mine.optimizer
         # MMEngine's schedulers look for the attributes of the method that they have wrapped
         optimizer.step = functools.wraps(optimizer.step)(
@@ -296,7 +316,7 @@ class Member:
             shared.refuse('the parameter groups of the optimizer (learning rate, ...) are not the '
                           'same on all virtual ranks, which share weights')
         result = self._step_without_parameters(step, *args, **kwargs)
-        self._refer_to_owners_state()
+        shared.lend_state(self._mine)
         return result
 
     def _step_without_parameters(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -319,14 +339,6 @@ class Member:
             handle.remove()
             for group, before in zip(groups, parameters):
                 group['params'] = before
-
-    def _refer_to_owners_state(self) -> None:
-        """Let the optimizer refer to the state of the owner's, parameter by parameter."""
-        owner, state = self._shared.owner, self._mine.optimizer.state
-        for mine, theirs in zip(self._mine.parameter_groups(), owner.parameter_groups()):
-            for parameter, owners in zip(mine, theirs):
-                if owners in owner.optimizer.state:
-                    state[parameter] = owner.optimizer.state[owners]
 
 
 def _checksum(tensor: Tensor) -> Tensor:

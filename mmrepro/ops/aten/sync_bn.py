@@ -32,11 +32,14 @@ def _merged(values: Tensor, merge: Callable[[list[Tensor]], Any], group: Any) ->
     return merge(parts)
 
 
-def _statistics(data: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean (C,), biased variance (C,) and count (1,) of (N, C, S) over all ranks."""
+def _statistics(data: Tensor, memory: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean (C,), biased variance (C,) and count (1,) of (N, C, S) over all ranks.
+
+    Overwrites ``memory``, which is like ``data``.
+    """
     count = data.new_full((1,), data.shape[0] * data.shape[2])
     mean = sum_per_channel(data) / count.clamp(min=1)
-    distance = data - mean[:, None]
+    distance = torch.sub(data, mean[:, None], out=memory)
     squares = sum_per_channel(distance.mul_(distance))
     return _merged(torch.cat((mean, squares, count)), _statistics_of_all, group)
 
@@ -63,7 +66,8 @@ class _Function(torch.autograd.Function):
                 running_mean: Tensor | None, running_var: Tensor | None, eps: float,
                 momentum: float, group: Any) -> Tensor:
         data = at_least_float32(input.flatten(2) if input.dim() > 2 else input[..., None])
-        mean, variance, count = _statistics(data, group)
+        normal = torch.empty(data.shape, dtype=data.dtype)
+        mean, variance, count = _statistics(data, normal, group)
         if count <= 1:
             raise ValueError('SyncBatchNorm expected more than 1 value per channel over all ranks '
                              f'when training, got input {tuple(input.shape)} on this one')
@@ -72,21 +76,26 @@ class _Function(torch.autograd.Function):
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_(unbiased.to(running_var.dtype), momentum)
         scale = (variance + eps).rsqrt()
-        normal = (data - mean[:, None]).mul_(scale[:, None])
+        torch.sub(data, mean[:, None], out=normal).mul_(scale[:, None])
         ctx.save_for_backward(normal, scale, weight, count)
         ctx.group = group
         # not a view, which an in-place operation such as relu_ could not change
         result = torch.empty(input.shape, dtype=input.dtype)
-        result.view(normal.shape).copy_(
-            normal if weight is None or bias is None else
-            normal * weight[:, None] + bias[:, None])
+        flat = result.view(normal.shape)
+        if weight is None or bias is None:
+            flat.copy_(normal)
+        elif result.dtype == normal.dtype == weight.dtype:
+            torch.mul(normal, weight[:, None], out=flat).add_(bias[:, None])
+        else:
+            flat.copy_(normal * weight[:, None] + bias[:, None])
         return result
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple:
         normal, scale, weight, count = ctx.saved_tensors
         gradient = at_least_float32(grad_output.reshape(normal.shape))
-        sums = torch.cat((sum_per_channel(gradient), sum_per_channel(gradient * normal)))
+        product = gradient * normal
+        sums = torch.cat((sum_per_channel(gradient), sum_per_channel(product)))
         channels = len(scale)
         grad_bias, grad_weight = sums.split(channels)
         grad_input = None
@@ -95,7 +104,8 @@ class _Function(torch.autograd.Function):
             if dist.get_world_size(ctx.group) > 1:
                 total = _merged(sums, functools.partial(functools.reduce, torch.add), ctx.group)
             mean, mean_normal = (total / count).split(channels)
-            grad_input = gradient - mean[:, None] - normal * mean_normal[:, None]
+            torch.mul(normal, mean_normal[:, None], out=product)
+            grad_input = (gradient - mean[:, None]).sub_(product)
             grad_input *= (scale if weight is None else scale * weight)[:, None]
             grad_input = grad_input.to(grad_output.dtype).view(grad_output.shape)
         if weight is None:
