@@ -195,15 +195,18 @@ def test_what_lies_far_away_is_for_mmengine_to_fetch(tmp_path, monkeypatch):
             assert everything(runner) == expected
 
 
-@pytest.mark.parametrize('pointer', [None, '', 'epoch_7.pth'])
-def test_without_a_checkpoint_a_resume_begins_at_the_beginning_and_says_so(pointer, tmp_path):
+@pytest.mark.parametrize('pointer, said', [
+    (None, '{} has no checkpoint to resume from'), ('', '{} has no checkpoint to resume from'),
+    ('epoch_7.pth', 'nothing is left to resume from')])
+def test_without_a_checkpoint_a_resume_begins_at_the_beginning_and_says_so(
+        pointer, said, tmp_path):
     if pointer is not None:
         (tmp_path / 'last_checkpoint').write_text(pointer)
     cfg = again(settings(tmp_path))
     cfg.train_cfg.max_epochs = 1
     runner = Runner.from_cfg(cfg)
     assert runner.lifecycle.resume.passed_over[-1] == (
-        f'{tmp_path} has no checkpoint to resume from: the run begins at the beginning')
+        f'{said.format(tmp_path)}: the run begins at the beginning')
     assert not runner._resume
     runner.train()
     assert runner.iter == 4
