@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..distributed.unwrap import optim_wrappers
-from ..distributed.virtual.sharded import is_divided, whole_tensor
+from ..distributed.virtual.sharded import is_sharded, whole_tensor
 from . import digest
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -27,9 +27,9 @@ class Snapshot:
         Those that are divided among ranks are gathered, one at a time: a collective operation.
         """
         for name, tensor in named:
-            if is_divided(tensor):
+            if is_sharded(tensor):
                 self.add_digests(kind, [name], digest.tensor_digests([whole_tensor(tensor)]))
-        named = [(name, tensor) for name, tensor in named if not is_divided(tensor)]
+        named = [(name, tensor) for name, tensor in named if not is_sharded(tensor)]
         for device in {tensor.device for _, tensor in named}:
             mine = [(name, tensor) for name, tensor in named if tensor.device == device]
             self.add_digests(kind, [name for name, _ in mine],

@@ -17,7 +17,7 @@ def test_every_schedule_ends_as_promised(first):
     assert all(found['kinds'][kind] for kind in KINDS)
 
 
-def test_so_does_one_of_divided_weights():
+def test_so_does_one_of_sharded_weights():
     found = Child(run_many, list(range(SHARDED)), memory='sharded').result(LIMIT)
     assert not found['wrong'], found['wrong'][0]
 

@@ -176,7 +176,7 @@ class VirtualDataParallel(nn.Module):
         self._broadcast_buffers, self._take_buffers = broadcast_buffers, True
         self._average = True
         self.sharing: Any = None  # this rank's part in shared weights
-        self.sharding: Any = None  # its Sharding, of divided weights
+        self.sharding: Any = None  # its Sharding, of sharded weights
         self._sums: Any = None  # GradientSums of this process
         self._task: int | None = None  # the backward pass under way
         self._streams: bool | None = None  # it moves gradients when they are made; None: the first

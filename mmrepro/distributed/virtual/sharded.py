@@ -70,7 +70,7 @@ def _fsdp() -> Any:
 
 
 class Sharding:
-    """The divided weights of one rank's model, and the state of its optimizer.
+    """The sharded weights of one rank's model, and the state of its optimizer.
 
     Args:
         runner: with all weights and states loaded, the same on all ranks.
@@ -127,7 +127,7 @@ class Sharding:
         for old, entries in state.items():
             self._optimizer.state[parameters[old]] = {
                 key: self._part_of(value, parameters[old])
-                if is_divided(parameters[old]) and isinstance(value, Tensor)
+                if is_sharded(parameters[old]) and isinstance(value, Tensor)
                 and value.shape == old.shape else value
                 for key, value in entries.items()}
 
@@ -145,7 +145,7 @@ class Sharding:
         """Take the gradients away that no rank has computed: FSDP2 puts zeros there."""
         unused = _noted()
         parameters = [value for value in self._divided[self._model].values()
-                      if is_divided(value)]
+                      if is_sharded(value)]
         used = torch.tensor([value.grad is not None and id(value) not in unused
                              for value in parameters], dtype=torch.int32)
         unused.clear()
@@ -161,7 +161,7 @@ class Sharding:
         A collective operation. Tensors are gathered one at a time, into the memory of the host.
         """
         weights = {id(value): _kept(value) for parameters in self._divided.values()
-                   for value in parameters.values() if is_divided(value)}
+                   for value in parameters.values() if is_sharded(value)}
         states = [{key: _kept(value) for key, value in self._optimizer.state[value].items()}
                   if value in self._optimizer.state else {}
                   for group in self._optimizer.param_groups for value in group['params']]
@@ -186,7 +186,7 @@ class Sharding:
                 handle.remove()
 
 
-def is_divided(value: Any) -> bool:
+def is_sharded(value: Any) -> bool:
     """Whether a tensor is divided among ranks."""
     return hasattr(value, 'to_local')
 
@@ -196,7 +196,7 @@ def whole_tensor(value: Any) -> Tensor:
 
     A collective operation.
     """
-    if not is_divided(value):
+    if not is_sharded(value):
         return value
     part = value.to_local().detach()
     padded = part.new_zeros(-(-len(value) // dist.get_world_size()), *value.shape[1:])
@@ -208,7 +208,7 @@ def whole_tensor(value: Any) -> Tensor:
 
 def _kept(value: Any) -> Any:
     """Return all of a divided tensor on rank 0, in the memory of the host; others as they are."""
-    if not is_divided(value):
+    if not is_sharded(value):
         return value
     whole = whole_tensor(value)
     return whole.cpu() if is_main_process() else None
@@ -336,7 +336,7 @@ def shard_weights(runner: Any) -> None:
     digest = '' if text else exact_digest([
         {name: value.detach() for name, value in unwrap(runner.model).named_parameters()},
         wrapper.state_dict()])
-    starts = agree('the start of a training with divided weights', (text, digest), list)
+    starts = agree('the start of a training with sharded weights', (text, digest), list)
     text = next(filter(None, (start[0] for start in starts)), '')
     if not text and len({start[1] for start in starts}) > 1:
         text = 'weights or the state of the optimizer are not the same on all ranks'
