@@ -13,7 +13,7 @@ import torch.distributed as dist
 from mmengine.dist import get_world_size, is_main_process
 from torch import nn
 
-from ..digests import exact_digest
+from ..digests import exact_digest, local
 from ..distributed.agreement import agree
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import adapters
@@ -124,7 +124,7 @@ def _gradients(runner: Any) -> dict[str, torch.Tensor]:
     if len(wrappers) < 2 and all(wrapper._inner_count % wrapper._accumulative_counts == 0
                                  for wrapper in wrappers):
         return {}
-    return {name: parameter.grad.detach()
+    return {name: local(parameter.grad.detach())
             for name, parameter in unwrap(runner.model).named_parameters()
             if parameter.grad is not None}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..distributed.unwrap import optim_wrappers
-from ..distributed.virtual.sharded import is_sharded, whole_tensor
+from ..distributed.virtual.shards import is_sharded, whole_tensor
 from . import digest
 
 Named = Sequence[tuple[str, torch.Tensor]]

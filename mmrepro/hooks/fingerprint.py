@@ -15,7 +15,7 @@ from .. import variables
 from ..data import placement_of
 from ..data.samplers import plain
 from ..distributed.unwrap import optim_wrappers, unwrap
-from ..distributed.virtual.sharded import whole_tensor
+from ..distributed.virtual.shards import whole_tensor
 from ..errors import ConfigError
 from ..fingerprint import provenance, schema
 from ..fingerprint.digest import SCHEME, value_digest

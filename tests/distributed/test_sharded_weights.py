@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from harness import Child
+from mmengine.optim.optimizer import amp_optimizer_wrapper
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from sharded_runs import RANKS, settings
@@ -13,23 +14,25 @@ from virtual_processes import alone
 from virtual_runs import run
 
 from mmrepro.digests import local
-from mmrepro.distributed.virtual import sharded
+from mmrepro.distributed.virtual import fsdp2, shards
+from mmrepro.distributed.virtual.sharded import Sharding
 from mmrepro.errors import RandomnessError
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.reader import read_run
 
 OPTIONS = {
-    'SGD': {},
     'AdamW, clipping, averages': dict(
         optim_wrapper__optimizer=dict(_delete_=True, type='AdamW', lr=0.01),
         optim_wrapper__clip_grad=dict(max_norm=0.05), custom_hooks=[dict(type='EMAHook')]),
-    'three ranks, clipped values': dict(
-        randomness__virtual_ranks__ranks=3,
-        optim_wrapper__clip_grad=dict(type='value', clip_value=1e-3)),
+    'accumulation, a teacher, SyncBN': dict(
+        optim_wrapper__accumulative_counts=2, model__type='Taught', sync_bn='torch',
+        custom_hooks=[dict(type='mmdet.MeanTeacherHook', momentum=0.3)]),
+    'three ranks, clipped values, averaged statistics, checkpointing': dict(
+        randomness__virtual_ranks__ranks=3, model__type='Checkpointed',
+        optim_wrapper__clip_grad=dict(type='value', clip_value=1e-3),
+        custom_hooks=[dict(type='mmdet.SyncNormHook')]),
 }
-
-
-AVERAGES = 'AdamW, clipping, averages'
+AVERAGES, ACCUMULATION = list(OPTIONS)[:2]
 
 
 @pytest.fixture(scope='module')
@@ -51,17 +54,34 @@ def test_the_bits_are_those_of_whole_weights_on_any_number_of_processes(options,
         assert trained(options, 'sharded', processes)[1] == expected, processes
 
 
-@pytest.mark.parametrize('before, after', [
-    (('sharded', 1), ('sharded', 2)), (('sharded', 2), ('shared', 1)),
-    (('separate', 1), ('sharded', 1))])
+@pytest.mark.parametrize('options, before, after', [
+    (AVERAGES, ('sharded', 1), ('sharded', 2)), (AVERAGES, ('sharded', 2), ('shared', 1)),
+    (AVERAGES, ('separate', 1), ('sharded', 1)), (ACCUMULATION, ('sharded', 1), ('sharded', 2)),
+    (ACCUMULATION, ('sharded', 2), ('separate', 1))])
 def test_a_run_moves_between_kinds_of_memory_and_numbers_of_processes(
-        before, after, trained, tmp_path):
-    folder, expected = trained(AVERAGES, *before)
+        options, before, after, trained, tmp_path):
+    folder, expected = trained(options, *before)
     memory, processes = after
-    found = run(settings(tmp_path, memory, **OPTIONS[AVERAGES]), None, processes, tmp_path,
+    found = run(settings(tmp_path, memory, **OPTIONS[options]), None, processes, tmp_path,
                 folder / 'iter_1.pth')
     assert [[line for line in rank if line['iteration'] >= 1][-len(found[0]):]
             for rank in expected] == found
+
+
+def test_a_scaled_loss_skips_the_same_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(amp_optimizer_wrapper, 'is_cuda_available', lambda: True)
+    monkeypatch.setattr(amp_optimizer_wrapper, 'GradScaler',
+                        functools.partial(torch.amp.GradScaler, 'cpu'))
+    scaled = dict(
+        model__type='Overflowing', optim_wrapper__type='AmpOptimWrapper',
+        optim_wrapper__dtype='bfloat16',
+        optim_wrapper__loss_scale=dict(init_scale=2.**125),
+        optim_wrapper__clip_grad=dict(max_norm=0.05))
+    expected, found = (run(settings(tmp_path / memory, memory, **scaled), None, 1, tmp_path)
+                       for memory in ('separate', 'sharded'))
+    weights = [line['weights'] for line in expected[0] if 'data' in line]
+    assert 1 < len(set(weights)) < len(weights)  # some steps were skipped
+    assert found == expected
 
 
 def test_a_checkpoint_is_that_of_whole_weights(trained):
@@ -102,10 +122,8 @@ def test_fingerprints_do_not_depend_on_the_kind_of_memory(tmp_path):
 
 REFUSED = {
     'the optimizer LBFGS': dict(optim_wrapper__optimizer=dict(_delete_=True, type='LBFGS')),
-    'accumulative_counts=2': dict(optim_wrapper__accumulative_counts=2),
-    'SyncNormHook': dict(custom_hooks=[dict(type='mmdet.SyncNormHook')]),
-    'MeanTeacherHook': dict(model__type='Taught',
-                            custom_hooks=[dict(type='mmdet.MeanTeacherHook')]),
+    'MeanTeacherHook.skip_buffer=False.': dict(model__type='Taught', custom_hooks=[
+        dict(type='mmdet.MeanTeacherHook', skip_buffer=False)]),
 }
 
 
@@ -124,7 +142,7 @@ def test_a_step_that_differs_is_named(tmp_path):
 def test_an_older_torch_is_named(tmp_path):
     def train():
         with mock.patch.object(
-                sharded, '_fsdp', lambda: SimpleNamespace(FSDPModule=object)), pytest.raises(
+                fsdp2, 'library', lambda: SimpleNamespace(FSDPModule=object)), pytest.raises(
                 RandomnessError, match='torch .* does not have what it needs: 2.13 has'):
             Runner.from_cfg(settings(tmp_path, 'sharded',
                                      randomness__virtual_ranks__ranks=1)).train()
@@ -150,11 +168,12 @@ FAULTS = {
     'sums in the order of a ring': lambda: mock.patch(
         'mmrepro.distributed.virtual.group.VirtualGroup.reduce_scatter_single',
         added_up_in_a_ring),
-    'a norm of parts': lambda: mock.patch.object(sharded, 'whole_tensor', norm_of_parts),
+    'a norm of parts': lambda: mock.patch(
+        'mmrepro.distributed.virtual.sharded.whole_tensor', norm_of_parts),
     "FSDP2's function in the graph": lambda: mock.patch.object(
-        sharded, '_leave_graph_alone', lambda module: None),
+        fsdp2, 'leave_graph_alone', lambda group: None),
     'zeros for parameters without a gradient': lambda: mock.patch.object(
-        sharded.Sharding, 'end_backward', lambda self: None),
+        Sharding, 'end_backward', lambda self, average: None),
 }
 
 
@@ -165,7 +184,7 @@ def test_planted_faults_are_seen(tmp_path):
                 tmp_path / memory, memory, default_hooks__checkpoint=None,
                 optim_wrapper__clip_grad=dict(max_norm=0.05)))
             runner.train()
-            return {name: sharded.whole_tensor(value).detach().numpy().tobytes()
+            return {name: shards.whole_tensor(value).detach().numpy().tobytes()
                     for name, value in runner.model.module.named_parameters()}
         return alone(train, RANKS)[0]
 

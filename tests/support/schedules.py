@@ -45,9 +45,9 @@ from virtual_processes import results_of  # noqa: E402
 from virtual_runs import whole  # noqa: E402
 
 from mmrepro.distributed.reduction_tree import shares  # noqa: E402
-from mmrepro.distributed.virtual import sharded  # noqa: E402
+from mmrepro.distributed.virtual import fsdp2  # noqa: E402
 from mmrepro.distributed.virtual.scheduler import current  # noqa: E402
-from mmrepro.distributed.virtual.sharded import whole_tensor  # noqa: E402
+from mmrepro.distributed.virtual.shards import whole_tensor  # noqa: E402
 from mmrepro.hooks.preempt import PreemptHook
 
 RANKS = 4
@@ -273,7 +273,7 @@ def run_many(numbers: list[int], stop: bool = False,
         memory: Of the schedules. The run that they are compared with shares weights.
     """
     logging.disable(logging.CRITICAL)
-    sharded.SMALLEST = 1  # the layers of this network are blocks
+    fsdp2.SMALLEST = 1  # the layers of this network are blocks
     runner_module.collect_env = dict  # for the log; it starts compilers
     figure = Visualizer._initialize_fig(None, dict(frameon=False))  # for all: nothing is drawn
     Visualizer._initialize_fig = lambda self, fig_cfg: figure

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from faults.tiny import Tiny, validating_and_saving
 from mmengine.registry import MODELS
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 RANKS = 4
 WIDTH = 80  # of a convolution that is a block by itself
@@ -20,8 +21,15 @@ class Block(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
         self.norm = nn.BatchNorm2d(WIDTH)
+        self.reentrant: bool | None = None  # of checkpointing
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.reentrant is None or not x.requires_grad:
+            return self._forward(x)
+        outputs: torch.Tensor = checkpoint(self._forward, x, use_reentrant=self.reentrant)
+        return outputs
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x + self.norm(self.conv(x)))
 
 
@@ -51,12 +59,40 @@ class Pyramid(Tiny):
 
 
 @MODELS.register_module(force=True)
-class Taught(Pyramid):
-    """Has what MeanTeacherHook looks for."""
+class Taught(Tiny):
+    """A student that learns from labels and from a frozen teacher."""
 
     def __init__(self, data_preprocessor: Any = None) -> None:
         super().__init__(data_preprocessor)
-        self.teacher, self.student = nn.Linear(1, 1), nn.Linear(1, 1)
+        self.student, self.teacher = Pyramid(data_preprocessor), Pyramid(data_preprocessor)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor, label: torch.Tensor, mode: str = 'tensor') -> Any:
+        outputs = self.student(inputs, label, mode)
+        if mode == 'loss':
+            with torch.no_grad():
+                taught = self.teacher(inputs, label)
+            outputs['loss_taught'] = (self.student(inputs, label) - taught).square().mean()
+        return outputs
+
+
+@MODELS.register_module(force=True)
+class Checkpointed(Pyramid):
+    """Computes blocks again in the backward pass."""
+
+    def __init__(self, data_preprocessor: Any = None) -> None:
+        super().__init__(data_preprocessor)
+        for number, block in enumerate(self.backbone[2:]):
+            block.reentrant = not number
+
+
+@MODELS.register_module(force=True)
+class Overflowing(Pyramid):
+    """Has one gradient, which one rank keeps, that overflows when it is scaled by 2**124."""
+
+    def forward(self, inputs: torch.Tensor, label: torch.Tensor, mode: str = 'tensor') -> Any:
+        outputs = super().forward(inputs, label, mode)
+        return dict(loss=outputs['loss'] + 20 * self.unused[0]) if mode == 'loss' else outputs
 
 
 @MODELS.register_module(force=True)

@@ -11,7 +11,7 @@ from ranks import free_port
 from dev.children import join_ranks, silence_output
 from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.unwrap import unwrap
-from mmrepro.distributed.virtual.sharded import whole_tensor
+from mmrepro.distributed.virtual.shards import whole_tensor
 
 
 def whole(value: Any) -> Any:

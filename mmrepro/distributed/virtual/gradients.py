@@ -218,10 +218,11 @@ class VirtualDataParallel(nn.Module):
             self._leave_common_sums()
         outputs = self.module(*args, **kwargs)
         self._take_buffers = average
-        if average:
+        begin = self._begin if average else self._begin_local
+        if average or self.sharding is not None and torch.is_grad_enabled():
             for tensor in tensors(outputs):
                 if tensor.requires_grad:
-                    tensor.register_hook(self._begin)
+                    tensor.register_hook(begin)
         return outputs
 
     def _begin(self, gradient: Tensor) -> None:
@@ -239,6 +240,8 @@ class VirtualDataParallel(nn.Module):
                 'a backward pass on this virtual rank ended with an error that was caught, and '
                 'another pass begins. Other ranks may have added up gradients of the first one')
         self._task, self._streams = task, self._streams is not None and not self._nested
+        if self.sharding is not None:
+            self.sharding.begin_backward(average=True)
         self._leave_common_sums()
         parameters = self.module.parameters() if self.sharding is None else \
             self.sharding.left_whole
@@ -252,6 +255,19 @@ class VirtualDataParallel(nn.Module):
                 value.register_post_accumulate_grad_hook(functools.partial(self._ready, number))
                 for number, value in enumerate(self._trained)]
         Variable._execution_engine.queue_callback(self._reduce)
+
+    def _begin_local(self, gradient: Tensor) -> None:
+        """Leave the gradients of sharded weights on this rank in the pass that has begun."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            self.sharding.begin_backward(average=False)
+            Variable._execution_engine.queue_callback(self._end_local)
+
+    @torch.no_grad()
+    def _end_local(self) -> None:
+        self._task = None
+        self.sharding.end_backward(average=False)
 
     def _ready(self, number: int, parameter: Tensor) -> None:
         if torch._C._current_graph_task_id() == self._task:
@@ -295,7 +311,7 @@ class VirtualDataParallel(nn.Module):
             handle.remove()
         self._handles = []
         if self.sharding is not None:
-            self.sharding.end_backward()
+            self.sharding.end_backward(average=True)
         if not self._trained:
             return
         *means, counts = self._group.meet(

@@ -5,14 +5,18 @@ All other hooks may read weights; the checksums of :mod:`.shared_weights` find t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
 
 from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
+from ...digests import local
 from ...text import qualified_name
 from .process_state import KNOWN
+from .shards import is_sharded, part_of, whole_tensor
 
 
 class Adapter(NamedTuple):
@@ -23,9 +27,11 @@ class Adapter(NamedTuple):
         adapt: (hook, member, owner): replaces methods of the hook. The hook of the owner changes
             what is shared; those of other ranks leave it alone. ``member`` is a
             :class:`.shared_weights.Member`.
+        adapt_sharded: (hook): lets a hook that needs whole weights have them.
     """
     problem: Callable[[Any], str]
     adapt: Callable[[Any, Any, bool], None]
+    adapt_sharded: Callable[[Any], None]
 
 
 def _average_problem(hook: EMAHook) -> str:
@@ -69,17 +75,52 @@ def _adapt_teacher(hook: Any, member: Any, owner: bool) -> None:
         (lambda: update(model, momentum)) if owner else lambda: None, ['parameter'])
 
 
+def _adapt_sharded_teacher(hook: Any) -> None:
+    """Gather the student's weights, one at a time; those of the teacher are frozen and whole."""
+    update = hook.momentum_update
+
+    def updated(model: Any, momentum: float) -> None:
+        student = ((name, whole_tensor(value)) for name, value in model.student.named_parameters())
+        update(SimpleNamespace(student=SimpleNamespace(named_parameters=lambda: student),
+                               teacher=model.teacher), momentum)
+
+    hook.momentum_update = updated
+
+
 def _adapt_norms(hook: Any, member: Any, owner: bool) -> None:
     """Expect that weights change: the average of equal values rounds."""
     synchronize = hook.before_val_epoch
     hook.before_val_epoch = lambda runner: member.writes_on_every_rank(lambda: synchronize(runner))
 
 
+def _adapt_sharded_norms(hook: Any) -> None:
+    """Average the statistics, and copies of the weights."""
+    synchronize = hook.before_val_epoch
+
+    def synchronized(runner: Any) -> None:
+        layers = [layer for layer in runner.model.modules() if isinstance(layer, _NormBase)]
+        copies = nn.ModuleList(nn.BatchNorm2d(1) for _ in layers)
+        for layer, whole in zip(layers, copies):
+            whole._buffers = layer._buffers
+            whole._parameters = {name: value if value is None else nn.Parameter(
+                whole_tensor(value).detach().clone()) for name, value in layer.named_parameters()}
+        synchronize(SimpleNamespace(model=copies))
+        for layer, whole in zip(layers, copies):
+            for name, value in layer.named_parameters():
+                changed = whole._parameters[name].detach()
+                local(value.detach()).copy_(
+                    part_of(changed, value) if is_sharded(value) else changed)
+
+    hook.before_val_epoch = synchronized
+
+
 ADAPTERS: dict[str, Adapter] = {  # by path of the class
-    'mmengine.hooks.ema_hook.EMAHook': Adapter(_average_problem, _adapt_average),
+    'mmengine.hooks.ema_hook.EMAHook': Adapter(
+        _average_problem, _adapt_average, lambda hook: None),
     'mmdet.engine.hooks.mean_teacher_hook.MeanTeacherHook': Adapter(
-        _teacher_problem, _adapt_teacher),
-    'mmdet.engine.hooks.sync_norm_hook.SyncNormHook': Adapter(lambda hook: '', _adapt_norms),
+        _teacher_problem, _adapt_teacher, _adapt_sharded_teacher),
+    'mmdet.engine.hooks.sync_norm_hook.SyncNormHook': Adapter(
+        lambda hook: '', _adapt_norms, _adapt_sharded_norms),
 }
 
 
@@ -113,6 +154,13 @@ def adapt(hook: Any, member: Any, owner: bool) -> None:
     adapter = ADAPTERS.get(qualified_name(type(hook)))
     if adapter is not None:
         adapter.adapt(hook, member, owner)
+
+
+def adapt_sharded(hook: Any) -> None:
+    """Let a hook that changes weights see whole ones."""
+    adapter = ADAPTERS.get(qualified_name(type(hook)))
+    if adapter is not None:
+        adapter.adapt_sharded(hook)
 
 
 def of_users(hooks: Sequence[Any]) -> list[str]:
