@@ -2,6 +2,7 @@
 
     python dev/virtual_ranks_zoo.py --out docs/results/virtual_ranks_zoo.json
     python dev/virtual_ranks_zoo.py --ranks 1 --out docs/results/zoo_trained.json
+    python dev/virtual_ranks_zoo.py --ranks 4 --out docs/results/sharded_zoo.json
 
 For each family, three ranks take four iterations, with a validation and a checkpoint after the
 second. One process runs all ranks first. Then two processes from the beginning, two processes that
@@ -11,6 +12,10 @@ batch and the losses, and after the step gradients, parameters, buffers, optimiz
 averages; the metrics of validations.
 
 With ``--ranks 1`` there are no virtual ranks: a run, and one that goes on with its checkpoint.
+
+With ``--ranks 4`` weights are sharded, on one to four processes. What they are compared with has
+one process whose ranks share weights. A run that goes on from "1 process" has the checkpoint of
+that one, and one that goes on with one process shares weights again.
 
 All settings of ``randomness`` are the defaults, with ``deterministic=True``: steps and samples are
 repeated, and ranks share weights where they can. A family is trained with the first width that
@@ -56,7 +61,11 @@ from mmrepro.nested import dicts as nodes  # noqa: E402
 
 RANKS = 3
 # processes, and those of the run that wrote the checkpoint; 0: none
-ROWS = {RANKS: ((1, 0), (2, 0), (2, 1), (1, 2)), 1: ((1, 0), (1, 1))}  # by number of ranks
+ROWS = {  # by number of ranks
+    RANKS: ((1, 0), (2, 0), (2, 1), (1, 2)), 1: ((1, 0), (1, 1)),
+    4: ((1, 0), (2, 0), (3, 0), (4, 0), (3, 1), (1, 2), (2, 4), (4, 3)),
+}
+SHARDED = 4  # ranks
 KEYS = ('family', 'config', 'processes', 'resumed_from')
 ZOO = Path(__file__).resolve().parents[1] / 'docs' / 'results' / 'zoo_cpu.json'
 FAMILY_LIMIT = 3600  # seconds for a family, on a machine that may be busy
@@ -174,13 +183,16 @@ def compared(cfg: Any, folder: Path, same: dict[str, Any],
     cfg = changed(cfg, lambda cfg: cfg.update(custom_hooks=[
         *(cfg.get('custom_hooks') or ()), dict(type='RunFactsHook')]))
     expected: list[list[dict]] = []
+    if ranks == SHARDED:
+        expected = _reference(run(cfg, ranks, 1, folder / '0 to 1'), ranks)
     for processes, before in table:
-        start, work_dir = time.monotonic(), folder / f'{before} to {processes}'
+        start = time.monotonic()
+        arguments = _arguments(cfg, folder, ranks, processes, before)
         try:
-            found = run(*_arguments(cfg, folder, ranks, processes, before))
+            found = run(*arguments)
             expected = expected or _reference(found, ranks)
             text = difference(expected, found, RESUMED_AT if before else 0)
-            facts = _facts(work_dir)
+            facts = _facts(arguments[3])
         except Exception as error:  # of a run; the other rows go on
             text, facts = _message(error), {}
             if os.environ.get('TRACE'):
@@ -194,6 +206,11 @@ def compared(cfg: Any, folder: Path, same: dict[str, Any],
 def _arguments(cfg: Any, folder: Path, ranks: int, processes: int, before: int) -> tuple:
     work_dir = folder / f'{before} to {processes}'
     virtual = ranks if ranks > 1 else None
+    if ranks == SHARDED and not (before and processes == 1):
+        cfg = changed(cfg, lambda cfg: cfg.randomness.update(
+            virtual_ranks=dict(ranks=ranks, memory='sharded')))
+        virtual = None
+        work_dir = folder / f'{before} to {processes}, sharded' if processes == 1 else work_dir
     if not before:
         return cfg, virtual, processes, work_dir
     last = changed(cfg, lambda cfg: cfg.default_hooks.checkpoint.update(interval=100))

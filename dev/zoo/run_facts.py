@@ -11,11 +11,13 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from mmrepro.digests import local
 from mmrepro.distributed.unwrap import unwrap
 
 __all__ = ['RunFactsHook', 'facts_of']
 
 FILE = 'facts.rank{}.json'
+MEMORY = {'sharing': 'shared', 'sharding': 'sharded', '': 'separate'}  # by attribute of the wrapper
 
 
 @HOOKS.register_module()
@@ -33,10 +35,12 @@ class RunFactsHook(Hook):
 
     def after_train(self, runner: Any) -> None:
         from mmrepro.hooks.self_check import self_checks
-        shared = getattr(runner.model, 'sharing', None) is not None
-        finite = self._finite and all(bool(torch.isfinite(one).all())
+        memory = [name for name in ('sharing', 'sharding')
+                  if getattr(runner.model, name, None) is not None]
+        finite = self._finite and all(bool(torch.isfinite(local(one)).all())
                                       for one in unwrap(runner.model).parameters())
-        facts = dict(process=os.getpid(), shared=shared, finite=finite,
+        facts = dict(process=os.getpid(), memory=MEMORY[memory[0] if memory else ''],
+                     finite=finite,
                      repeated=self_checks(runner), check_steps=runner.repro.self_checks.steps,
                      check_samples=runner.repro.self_checks.samples)
         Path(runner.work_dir, FILE.format(runner.rank)).write_text(json.dumps(facts))
@@ -46,16 +50,17 @@ def facts_of(work_dir: Any) -> dict[str, Any]:
     """Return the facts of all ranks of a run.
 
     Returns:
-        dict(memory: 'shared' or 'separate' in the processes that have several ranks, 'mixed' if
-        ranks of one process differ; finite; checks: the settings; steps and samples: how many were
-        repeated, by all ranks).
+        dict(memory: 'sharded', or 'shared' or 'separate' in the processes that have several ranks,
+        'mixed' if ranks of one process differ; finite; checks: the settings; steps and samples: how
+        many were repeated, by all ranks).
     """
     ranks: list[dict[str, Any]] = [json.loads(path.read_text())
                                    for path in sorted(Path(work_dir).glob(FILE.format('*')))]
     processes = [one['process'] for one in ranks]
-    found = {one['shared'] for one in ranks if processes.count(one['process']) > 1}
+    found = {one['memory'] for one in ranks
+             if processes.count(one['process']) > 1 or one['memory'] == 'sharded'}
     return dict(
-        memory='mixed' if len(found) > 1 else 'shared' if True in found else 'separate',
+        memory='mixed' if len(found) > 1 else min(found, default='separate'),
         finite=all(one['finite'] for one in ranks),
         checks=sorted({(one['check_steps'], one['check_samples']) for one in ranks}),
         steps=sum(one['repeated'].get('steps', 0) for one in ranks),

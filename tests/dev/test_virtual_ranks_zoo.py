@@ -51,13 +51,14 @@ def test_all_settings_are_the_defaults(tmp_path):
         64, 128, 256, 512] and cfg.model.bbox_head.num_classes == 6
 
 
-@pytest.mark.parametrize('shared, processes, memory', [
-    ([True, True, False], [1, 1, 2], 'shared'), ([False] * 3, [1, 1, 1], 'separate'),
-    ([True, True, False], [1, 1, 1], 'mixed')])
-def test_memory_of_a_run(shared, processes, memory, tmp_path):
-    for rank, (one, process) in enumerate(zip(shared, processes)):
+@pytest.mark.parametrize('kinds, processes, memory', [
+    (['shared', 'shared', 'separate'], [1, 1, 2], 'shared'),
+    (['separate'] * 3, [1, 1, 1], 'separate'), (['sharded'] * 3, [1, 2, 3], 'sharded'),
+    (['shared', 'shared', 'separate'], [1, 1, 1], 'mixed')])
+def test_memory_of_a_run(kinds, processes, memory, tmp_path):
+    for rank, (one, process) in enumerate(zip(kinds, processes)):
         (tmp_path / FILE.format(rank)).write_text(json.dumps(dict(
-            process=process, shared=one, finite=True, repeated=dict(steps=3, samples=2),
+            process=process, memory=one, finite=True, repeated=dict(steps=3, samples=2),
             check_steps=1000, check_samples=1000)))
     assert facts_of(tmp_path) == dict(memory=memory, finite=True, checks=[(1000, 1000)], steps=9,
                                       samples=6)
