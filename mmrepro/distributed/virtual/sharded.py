@@ -63,7 +63,7 @@ class Sharding:
 
     def __init__(self, runner: Any) -> None:
         from torch.distributed.device_mesh import DeviceMesh
-        self._model = unwrap(runner.model)
+        self._model: Any = unwrap(runner.model)
         averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
         self._optimizer = runner.optim_wrapper.optimizer
         group = dist.new_group(list(range(dist.get_world_size())))

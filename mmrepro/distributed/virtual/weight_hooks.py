@@ -107,7 +107,7 @@ def _adapt_sharded_norms(hook: Any) -> None:
         synchronize(SimpleNamespace(model=copies))
         for layer, whole in zip(layers, copies):
             for name, value in layer.named_parameters():
-                changed = whole._parameters[name].detach()
+                changed = getattr(whole, name).detach()
                 local(value.detach()).copy_(
                     part_of(changed, value) if is_sharded(value) else changed)
 
