@@ -13,8 +13,7 @@ state and averages; the metrics of validations.
 The networks are small, with all parts of the real ones; the statistics of BatchNorm belong to a
 rank. The processes are real ones and communicate over gloo.
 
-``--memory sharded`` divides the weights among the ranks instead, and leaves out the detectors that
-accumulate gradients, have a teacher or synchronize normalization layers. ``--out`` continues a file
+``--memory sharded`` divides the weights among the ranks instead. ``--out`` continues a file
 that stands, row by row; a row that crashed has the error as its difference. ``--fault NAME`` plants
 a fault in all runs, of a network that relies on what it breaks; rows on two processes or more have
 to show it (not in the file of the docs).
@@ -24,7 +23,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import re
 import sys
 import tempfile
 import time
@@ -44,7 +42,6 @@ from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
 from dev.virtual_ranks_detectors import CONFIGS, FOR_FAULTS, ITERATIONS, settings  # noqa: E402
 from mmrepro.config import randomness_of  # noqa: E402
 
-NOT_SHARDED = re.compile('accumulation|Teacher|YOLOX')
 RANKS, PROCESSES = (2, 4, 8), (1, 2, 3, 4)
 KEYS = ('config', 'ranks', 'processes', 'resumed_from', 'memory')
 
@@ -157,8 +154,7 @@ def main() -> None:
     from mmrepro.demo.dataset import write_dataset
     file = RowFile(args.out, KEYS, torch=torch.__version__, iterations=ITERATIONS,
                    **(dict(fault=args.fault) if args.fault else {}))
-    configs = args.configs or [name for name in (FOR_FAULTS if args.fault else CONFIGS)
-                               if args.memory == 'shared' or not NOT_SHARDED.search(name)]
+    configs = args.configs or [*(FOR_FAULTS if args.fault else CONFIGS)]
     table = file.missing(rows(configs, args.ranks, args.processes, args.memory))
     fault = FAULTS[args.fault]() if args.fault else nullcontext()
     with tempfile.TemporaryDirectory() as folder, fault:

@@ -16,12 +16,12 @@ from mmrepro.verify.kills.kinds import KINDS, allowed
 pytestmark = pytest.mark.usefixtures('forked')
 
 
-def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, processes=(), **changes):
+def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, processes=(), memory=None, **changes):
     cfg = settings(tmp_path, **{
         'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True,
         'train_cfg.max_epochs': 12, 'randomness.deterministic': True, **changes})
     if processes:
-        cfg.randomness.virtual_ranks = ranks
+        cfg.randomness.virtual_ranks = dict(ranks=ranks, memory=memory)
     interruptible(cfg, 3)
     return Campaign(cfg, CampaignSettings(
         str(tmp_path / 'chaos'), kills, seed, ranks,
@@ -59,8 +59,9 @@ def test_virtual_ranks_go_on_with_other_numbers_of_processes(tmp_path):
 
 
 @pytest.mark.nightly
-def test_many_interruptions_of_virtual_ranks(tmp_path):
-    runs = campaign(tmp_path, 40, ranks=4, processes=(4, 2, 1, 3),
+@pytest.mark.parametrize('memory', [None, 'sharded'])
+def test_many_interruptions_of_virtual_ranks(memory, tmp_path):
+    runs = campaign(tmp_path, 40, ranks=4, processes=(4, 2, 1, 3), memory=memory,
                     **{'train_dataloader.dataset.size': 64})
     assert runs.run(), runs.problems
     assert {kill.kind for kill in runs.kills} == set(allowed(4, 2))

@@ -247,6 +247,11 @@ def shard_weights(runner: Any) -> None:
         raise RandomnessError(f"randomness.virtual_ranks.memory='sharded', and {text}. Other kinds "
                               "of memory are None, 'shared' and 'separate'")
     runner.model.sharding = Sharding(runner)
+    values = list(unwrap(runner.model).parameters())
+    kept, total = (sum(map(size, values)) / 1e6 for size in (
+        lambda value: local(value).numel(), Tensor.numel))
+    runner.logger.info(f'sharded weights: of {total:.1f} million, this rank keeps {kept:.1f} '
+                       'million, with their gradients and the state of the optimizer')
 
 
 def whole(runner: Any) -> AbstractContextManager[None]:
