@@ -18,10 +18,7 @@ ONLY_DEMOS = ('soft-teacher', 'rtmdet_small')
 # the detectors; the classifier draws its images
 DEMOS = sorted(name for name in map(os.path.basename, glob.glob(
     os.path.join(ROOT, 'configs/demo/*_demo.py'))) if name != 'classifier_demo.py')
-MIXINS = {
-    'reproducible': dict(deterministic=True),
-    'seeded': dict(deterministic=False),
-}
+MIXINS = {'reproducible': dict(deterministic=True), 'seeded': dict(deterministic=False)}
 ADDED = {'custom_imports', 'runner_type', 'randomness'}
 
 

@@ -39,8 +39,7 @@ def test_a_validation_that_was_killed_comes_first(by_epoch, killed_in, tmp_path)
     found = trained(validated(tmp_path / 'killed', by_epoch, resume=True))
     assert METRICS_SEEN == scores
     assert found == expected
-    names = [{path.name for path in (tmp_path / run).glob('best_*')} for run in
-             ('whole', 'killed')]
+    names = [{path.name for path in (tmp_path / run).glob('best_*')} for run in ('whole', 'killed')]
     assert names[0] == names[1] and names[0]
 
 

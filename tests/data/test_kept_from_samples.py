@@ -20,7 +20,6 @@ def checked(made):
 
 
 class Keeping(Noisy):
-    """Samples to which something is added that the dataset keeps."""
     reference = None
 
     def __init__(self):
@@ -61,8 +60,6 @@ class Pure(Keeping):
 
 
 class Locked(ReferenceImage):
-    """Cannot be copied."""
-
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()

@@ -5,12 +5,7 @@ import pytest
 import torch
 
 from mmrepro import determinism
-from mmrepro.distributed.agreement import (
-    agree,
-    broadcast_seed,
-    check_agreement,
-    start_fields,
-)
+from mmrepro.distributed.agreement import agree, broadcast_seed, check_agreement, start_fields
 from mmrepro.errors import AgreementError
 
 
@@ -56,9 +51,6 @@ def errors(outcomes):
     assert not any(fine for fine, _ in outcomes), outcomes
     assert {type(result[0]) for _, result in outcomes} == {AgreementError}
     return [str(result[0]) for _, result in outcomes]
-
-
-# ------------------------------------------------------------------------ agreement
 
 
 @pytest.mark.parametrize('world', [2, 4])
@@ -150,9 +142,6 @@ def test_a_field_that_cannot_be_compared_is_named():
 
 def test_decisions_reach_a_world_of_one():
     assert agree('topic', 3, lambda values: values + [4]) == [3, 4]
-
-
-# ------------------------------------------------------------------------ seed
 
 
 def test_no_seed_is_drawn_by_rank_0_and_shared_and_each_draw_is_another(pool):

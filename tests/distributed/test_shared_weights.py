@@ -179,8 +179,6 @@ def test_shared_weights_of_one_process_have_the_bits_of_separate_ones(cfg, name,
     assert run(changed(cfg, shared(change)), ranks, 1, tmp_path / '2') == expected
 
 
-# ------------------------------------------------------------------------------ what is kept
-
 def _alive(ranks):
     """Count, at each rank's first forward pass, the tensors that have the shape of the weight."""
     counts = []
@@ -205,8 +203,6 @@ def test_ranks_that_wait_keep_no_gradients():
     # eight weights, and the sums of the tree that other ranks have not completed
     assert [count - counts[0] for count in counts] == [0, 1, 1, 2, 1, 2, 2, 3]
 
-
-# ------------------------------------------------------------------------------ what is shared
 
 def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
     """``look(runner)`` of every rank behind a training, in a process of its own."""
@@ -280,8 +276,6 @@ def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
     with pytest.raises(RuntimeError, match=f"virtual_ranks.memory='shared', and {text}.* allowed"):
         trained(cfg, tmp_path, addresses, shared(change))
 
-
-# ------------------------------------------------------------------------------ found at run time
 
 def hook(moment):
     """Make a hook of a function of the runner, called at a moment of the run."""

@@ -144,9 +144,6 @@ def test_sub_groups():
     assert found[1] == (10.0, ['rank 1', 'rank 2'], 0, 4.0)
 
 
-# ------------------------------------------------------------------------------ reductions
-
-
 class Reductions:
     """Random reductions, and on every rank what the description of the tree says."""
 

@@ -26,8 +26,6 @@ from mmrepro.errors import CollectiveMismatch, Deadlock, VirtualRanksError
 from mmrepro.ops.aten import sync_bn
 from mmrepro.scoped import replaced
 
-# ------------------------------------------------------------------------------ training
-
 
 class Net(nn.Module):
     def __init__(self):
@@ -194,8 +192,6 @@ def test_activation_checkpointing(reentrant):
     assert len({losses for losses, _, _ in found}) == 3
 
 
-# ------------------------------------------------------------------------------ kept buffers
-
 class Failing(nn.Sequential):
     """Its backward pass may raise when gradients of the last layer are made already."""
     fails = False
@@ -309,9 +305,6 @@ def test_a_weight_inside_and_outside_of_a_checkpoint():
         alone(functools.partial(tied_steps, 1), 3)
 
 
-# ------------------------------------------------------------------------------ separate state
-
-
 def test_the_state_of_the_process_comes_back():
     from mmengine.logging import MessageHub
     MessageHub.get_instance('outside')
@@ -360,9 +353,6 @@ def test_flags_of_a_module_that_one_rank_imports_are_those_of_all():
 def test_standard_output_is_that_of_rank_0(capsys):
     alone(lambda: print('rank', dist.get_rank()), 3)
     assert capsys.readouterr().out == 'rank 0\n'
-
-
-# ------------------------------------------------------------------------------ errors
 
 
 def test_an_error_ends_all_ranks_and_names_the_rank(caplog):
@@ -464,8 +454,6 @@ def test_without_virtual_ranks_main_is_called_as_it_is():
     with pytest.raises(RandomnessError, match='virtual_ranks=0 is out of range'):
         on_virtual_ranks(0, steps)
 
-
-# ------------------------------------------------------------------------------ planted faults
 
 RANKS = 4
 

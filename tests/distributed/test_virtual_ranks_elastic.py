@@ -27,8 +27,6 @@ def dump(cfg, tmp_path):
     return path
 
 
-
-
 def config(tmp_path):
     cfg = settings(tmp_path, **{
         'train_cfg.max_epochs': 40, 'train_cfg.val_interval': 20,
@@ -57,8 +55,7 @@ def agent(port, number, nodes, command, log, env):
 
 
 def descendants(pid):
-    found = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(pid)], capture_output=True,
-                           text=True)
+    found = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(pid)], capture_output=True, text=True)
     children = [int(word) for word in found.stdout.split()]
     return children + [one for child in children for one in descendants(child)]
 
@@ -105,8 +102,6 @@ def test_a_run_that_loses_a_node_goes_on_with_the_others_and_keeps_its_bits(tmp_
         assert list(elastic.ranks[rank].steps) == list(range(160)) == list(whole.ranks[rank].steps)
     assert first_divergence(whole.ranks, elastic.ranks) is None
 
-
-# ------------------------------------------------------------------------------ metrics
 
 # ranks of the training, which have BatchNorm statistics of their own: processes, and what to add
 TRAININGS = {'two processes': (2, ()), 'two virtual ranks': (1, ('--virtual-ranks', '2'))}

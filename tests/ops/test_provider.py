@@ -225,8 +225,7 @@ def test_every_choice_has_its_reason():
     assert chosen('knn_forward', kernels='').provider == 'none'
 
 
-def test_facts_name_the_operators_that_are_not_the_portable_ones(compiled_for_cuda,
-                                                                 monkeypatch):
+def test_facts_name_the_operators_that_are_not_the_portable_ones(compiled_for_cuda, monkeypatch):
     from mmrepro.distributed.agreement import operator_fields, start_fields
     from mmrepro.facts.compatibility import CHANGES, differences
     ops.use('auto')

@@ -63,8 +63,6 @@ def test_the_number_of_the_process_is_seen_beside_fingerprints(tmp_path):
     stopped(config(tmp_path, 'ProcessNumber', 1, custom_hooks=[dict(type='FingerprintHook')]))
 
 
-# ------------------------------------------------------------------------- several optimizers
-
 @registered
 class Players(BaseModel):
     """A generator and a critic with an optimizer each, trained in turn."""
@@ -121,8 +119,6 @@ def test_several_optimizers(tmp_path):
 def test_a_fault_before_the_first_of_several_optimizers_is_found(tmp_path):
     assert re.search('loss .backward.', stopped(config(tmp_path, 'NoisyPlayers', 1, **PLAYERS)))
 
-
-# ----------------------------------------------------------------------------- virtual ranks
 
 @pytest.mark.parametrize('accumulated', [1, 2])
 def test_no_bit_changes_on_virtual_ranks(accumulated, tmp_path):
