@@ -1,5 +1,4 @@
 """Repeated steps of models with counters, with several optimizers, and on virtual ranks."""
-import os
 import re
 
 import checked_runs
@@ -52,15 +51,9 @@ def test_a_counter_that_reaches_nothing_is_not_blamed(tmp_path):
     assert 'no checkpoint keeps' not in message
 
 
-@registered
-class ProcessNumber(tiny.Tiny):
-    def forward(self, inputs, label, mode='tensor'):
-        losses = super().forward(inputs, label, mode)
-        return {name: loss * (1 + os.getpid() % 97) for name, loss in losses.items()}
-
-
 def test_the_number_of_the_process_is_seen_beside_fingerprints(tmp_path):
-    stopped(config(tmp_path, 'ProcessNumber', 1, custom_hooks=[dict(type='FingerprintHook')]))
+    stopped(config(tmp_path, 'NumberOfTheProcessInAStep', 1,
+                   custom_hooks=[dict(type='FingerprintHook')]))
 
 
 @registered
@@ -129,20 +122,8 @@ def test_no_bit_changes_on_virtual_ranks(accumulated, tmp_path):
     assert checked == plain and [len(lines) for lines in checked] == [2, 2]
 
 
-@registered
-class FirstBatch(tiny.Tiny):
-    """Initialized from data."""
-    centre = None
-
-    def forward(self, inputs, label, mode='tensor'):
-        result = super().forward(inputs, label, mode)
-        if self.centre is None:
-            self.centre = inputs.mean()
-        return {name: loss * self.centre for name, loss in result.items()}
-
-
 @pytest.mark.parametrize('model, checks, texts', [
-    ('FirstBatch', 1000, ['resumes at iteration 1 would take another step']),
+    ('InitializedFromData', 1000, ['resumes at iteration 1 would take another step']),
     ('RankDiffers', 1, ['StepDiffersError', 'Ranks that differ: 1 of 2.',
                         'rank 1: first difference: loss noise: '])])
 def test_one_virtual_rank_that_differs_ends_all_and_is_named(model, checks, texts, tmp_path):
