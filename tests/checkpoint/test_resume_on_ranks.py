@@ -103,7 +103,9 @@ def test_every_rank_writes_its_fingerprints_and_continues_them(tmp_path):
         assert one['buffers'] != other['buffers'], 'BatchNorm is not synchronised here'
     cfg.resume, cfg.load_from = True, str(tmp_path / 'run' / 'iter_5.pth')
     on_ranks(2, cfg, tmp_path / 'run')
-    again = read_run(str(tmp_path / 'run')).ranks
+    run = read_run(str(tmp_path / 'run'))
+    assert [manifest['resumed_from'] for manifest in run.manifests] == [None, cfg.load_from]
+    again = run.ranks
     assert (again[0].steps, again[1].steps) == (first, second)
     assert [len(again[rank].starts) for rank in (0, 1)] == [2, 2]
     assert not any('differ' in note for rank in (0, 1) for note in again[rank].notes)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from command import exit_code
-from harness import ROOT
+from harness import ROOT, fresh
 from mmengine.runner import Runner
 
 import mmrepro  # noqa: F401  attaches itself
@@ -165,10 +165,8 @@ def test_a_process_that_starts_again_has_imported_neither_torch_nor_custom_modul
     (tmp_path / 'broken.py').write_text('1 / 0')
     code = ("import os, sys; from mmrepro import cli; os.execve = lambda *args: sys.exit(f'AGAIN "
             "{sorted({\"torch\", \"mmdet\"} & {*sys.modules})}'); cli.main(sys.argv[1:])")
-    done = subprocess.run(
-        [sys.executable, '-c', code, 'train', 'config.py', '--deterministic', '--virtual-ranks',
-         '2', '--cfg-options', 'randomness.seed=1'], capture_output=True, text=True, cwd=tmp_path,
-        env={'PYTHONPATH': str(ROOT), 'PATH': os.environ['PATH']})
+    done = fresh('-c', code, 'train', 'config.py', '--deterministic', '--virtual-ranks', 2,
+                 '--cfg-options', 'randomness.seed=1', code=1, cwd=tmp_path, PYTHONHASHSEED=None)
     assert 'AGAIN []' in done.stderr, done.stderr
 
 

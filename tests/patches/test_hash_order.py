@@ -4,14 +4,11 @@ Run as a script, this file prints the digests of one interpreter; as a test it c
 """
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import python
 
 HASH_SEEDS = ('0', '1', '2')
 NAMES = {str(i): name for i, name in enumerate(
@@ -76,16 +73,8 @@ def main():
 @pytest.fixture(scope='module')
 def outcomes():
     """Return the digests from one interpreter per hash seed."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [os.environ.get('PYTHONPATH'), root]))
-    running = [
-        subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True,
-                         env={**os.environ, 'PYTHONHASHSEED': seed, 'PYTHONPATH': path,
-                              'OMP_NUM_THREADS': '1'}) for seed in HASH_SEEDS
-    ]
-    printed = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [0] * len(running)
-    return [json.loads(text.splitlines()[-1]) for text in printed]
+    return [json.loads(python(__file__, PYTHONHASHSEED=seed).splitlines()[-1])
+            for seed in HASH_SEEDS]
 
 
 @pytest.mark.parametrize('state', ['patched', 'stock'])
