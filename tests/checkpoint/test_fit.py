@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 from faults import tiny
-from mmengine.registry import LOOPS, MODELS
-from mmengine.runner import EpochBasedTrainLoop, Runner
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
 from small_runs import finish
 
-from dev.user_setups import reshaping  # noqa: F401  registers set-ups
+from dev.user_setups import loading, reshaping  # noqa: F401  register set-ups
 from dev.user_setups.setup import SETUPS
 from mmrepro.errors import ResumeError
 
@@ -41,18 +41,6 @@ class Alias(tiny.Tiny):
         return super().forward(inputs, label, mode)
 
 
-@LOOPS.register_module(force=True)
-class TwicePerEpoch(EpochBasedTrainLoop):
-    def run_epoch(self):
-        self.runner.call_hook('before_train_epoch')
-        self.runner.model.train()
-        for _ in range(2):
-            for index, batch in enumerate(self.dataloader):
-                self.run_iter(index, batch)
-        self.runner.call_hook('after_train_epoch')
-        self._epoch += 1
-
-
 def config(work_dir, hook=None, model='Tiny', **changes):
     cfg = tiny.tiny(work_dir)
     cfg.model.type, cfg.train_cfg.max_epochs = model, 3
@@ -72,7 +60,7 @@ def resumed(cfg, iteration, folder, **randomness):
     return cfg
 
 
-TWICE = dict(train_cfg=dict(_delete_=True, type='TwicePerEpoch', max_epochs=2))
+TWICE = dict(hook='TwoPassesPerEpoch')
 # what changes when the second epoch begins, where a run resumes, the row that names it
 MISFITS = {
     'a buffer of another size': (dict(model='Longer'), 5, 'weights.means .*(3,).*(1,)'),
@@ -105,7 +93,7 @@ def test_what_a_resume_does_not_restore_is_refused_by_name(case, tmp_path):
         UnfreezesFromAnEpochOn=(4, 6, 8, 9)).items()
       for iteration in iterations),
     (dict(model='Alias'), 3),  # another name for a part is no other model
-    (TWICE, 3), (TWICE, 11)], ids=str)  # the first pass
+    *((TWICE, iteration) for iteration in (3, 11))], ids=str)  # the first pass
 def test_what_fits_is_the_whole_run(changes, iteration, tmp_path):
     cfg = config(tmp_path / 'whole', **changes)
     expected = finish(cfg)
@@ -127,5 +115,5 @@ def test_resume_strict_false_accepts_what_does_not_fit(tmp_path):
 def test_a_loop_with_two_passes_does_not_resume_in_the_second(tmp_path):
     cfg = config(tmp_path / 'whole', **TWICE)
     finish(cfg)
-    with pytest.raises(ResumeError, match='pass 2 over the data of epoch 0, and TwicePerEpoch'):
+    with pytest.raises(ResumeError, match='pass 2 over the data of epoch 0, and TwoPasses'):
         finish(resumed(cfg, 6, tmp_path / 'resumed'))

@@ -79,19 +79,6 @@ def test_a_hook_finds_its_state_when_other_hooks_come(tmp_path):
     assert kept[0] == kept[1] == kept[2] and len(kept[0]) == 2
 
 
-def test_a_validation_that_was_completed_is_not_repeated(tmp_path):
-    cfg = validated(tmp_path, True)
-    cfg.train_cfg.max_epochs = 2
-    trained(cfg)
-    done = len(METRICS_SEEN)
-    # the best checkpoint of MMEngine is followed by a second copy of the last one
-    assert done == 2
-    cfg = validated(tmp_path, True, resume=True, resume_strict=False)
-    cfg.randomness.resume_strict = False
-    trained(cfg)
-    assert [iteration for iteration, _ in METRICS_SEEN[done:]] in ([12, 16, 20], [8, 12, 16, 20])
-
-
 VARIANTS = {
     'averages of weights': dict(custom_hooks=[
         dict(type='EMAHook', ema_type='ExponentialMovingAverage', update_buffers=True)]),

@@ -38,15 +38,6 @@ def asking(rank, world, says):
     return agree('a signal to stop', rank == says, any)
 
 
-def start(rank, world, texts):
-    import numpy
-    fields = start_fields(texts[rank], {'seed': 1, 'deterministic': True})
-    if rank == 2:
-        fields['version.numpy'] = '1.0'
-    check_agreement(fields)
-    return numpy.__version__
-
-
 def errors(outcomes):
     assert not any(fine for fine, _ in outcomes), outcomes
     assert {type(result[0]) for _, result in outcomes} == {AgreementError}
@@ -103,13 +94,6 @@ def test_ranks_at_different_points_are_named(pool, world, at):
 @pytest.mark.parametrize('says', [None, 0, 2])
 def test_one_rank_is_enough(pool, says):
     assert pool.run(asking, 3, says) == [says is not None] * 3
-
-
-def test_start_fields_name_config_and_versions(pool):
-    texts = ['x = 1\n', 'x = 2\n', 'x = 1\n']
-    message = errors(pool.outcomes(start, 3, texts))[0]
-    assert "rank 1: config, line 1: rank 0 has 'x = 1', rank 1 has 'x = 2'" in message
-    assert "rank 2: version.numpy: rank 0 has" in message and "rank 2 has '1.0'" in message
 
 
 def test_start_fields_are_complete_and_comparable():
