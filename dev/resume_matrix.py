@@ -32,17 +32,11 @@ sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
 import torch  # noqa: E402
 from demo_runs import small  # noqa: E402
-from detector_runs import (  # noqa: E402
-    accumulating,
-    dynamic,
-    light,
-    light_teacher,
-    log_lines,
-    shallow_detr,
-)
+from detector_runs import log_lines, shallow_detr  # noqa: E402
 from harness import digest  # noqa: E402
 
 from dev.children import Child, ChildFailed, join_ranks, silence_output  # noqa: E402
+from dev.detector_changes import accumulating, dynamic, light, light_teacher  # noqa: E402
 from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 from mmrepro.runs.stopping import StopTraining  # noqa: E402

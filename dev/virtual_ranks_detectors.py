@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from demo_runs import small
-from detector_runs import accumulating
 from mmdet.models.detectors import RTMDet
 from mmengine.registry import MODELS
+
+from dev.detector_changes import accumulating
 
 __all__ = ['CONFIGS', 'FOR_FAULTS', 'ITERATIONS', 'settings']
 

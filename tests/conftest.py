@@ -27,6 +27,10 @@ mmengine.config.config.FormatCode = lambda text, **style: (text, True)
 mmengine.runner.loops.time = SimpleNamespace(sleep=lambda seconds: None)
 
 
+def _of(folder, names):
+    return [f'{folder}/test_{name}.py' for name in names.split()]
+
+
 # Modules that train, start many processes, or take over 20 seconds, the longest first: they run in
 # this order, so that no long module is left for one process at the end. `tools/test.sh --quick`
 # leaves them out, except for the test that is marked `smoke`.
@@ -62,41 +66,23 @@ SLOW = (
     'checkpoint/test_resume_on_ranks.py',
     'facts/test_compatibility.py',
     'hooks/test_preempt_on_ranks.py',
-    'hooks/test_self_check_findings.py',
-    'verify/test_control.py',
-    'dev/test_operator_check.py',
-    'demo/test_classifier.py',
-    'distributed/test_virtual_ranks_training.py',
-    'data/test_passes.py',
-    'data/test_datasets.py',
-    'checkpoint/test_evaluated_model.py',
-    'checkpoint/test_other_loaders.py',
-    'data/test_cursor.py',
-    'data/test_fetch.py',
-    'data/test_loader.py',
-    'data/test_worker_processes.py',
-    'determinism/test_policy.py',
-    'determinism/test_precision.py',
-    'dev/test_import_stubs.py',
-    'distributed/test_agreement.py',
-    'distributed/test_ordered_reduction.py',
-    'distributed/test_training_on_ranks.py',
-    'distributed/test_virtual_collectives.py',
-    'distributed/test_virtual_ranks.py',
-    'distributed/test_virtual_ranks_state.py',
-    'fingerprint/test_operator_recorder.py',
-    'hooks/test_fingerprint_hook.py',
-    'hooks/test_hook_streams.py',
-    'hooks/test_self_check.py',
-    'hooks/test_self_check_bits.py',
-    'hooks/test_trackers.py',
-    'localise/test_batch.py',
-    'ops/aten/test_sync_bn.py',
-    'ops/mmcv/test_deform_conv.py',
-    'ops/test_provider.py',
-    'step_check/test_repeated_steps.py',
-    'test_runner.py',
-    'test_streams_with_roots.py',
+    *_of('hooks', 'self_check_findings fingerprint_hook hook_streams self_check self_check_bits '
+                  'trackers'),
+    *_of('verify', 'control'),
+    *_of('dev', 'operator_check import_stubs'),
+    *_of('demo', 'classifier'),
+    *_of('distributed', 'virtual_ranks_training agreement ordered_reduction training_on_ranks '
+                        'virtual_collectives virtual_ranks virtual_ranks_state'),
+    *_of('data', 'passes datasets cursor fetch loader worker_processes'),
+    *_of('checkpoint', 'evaluated_model other_loaders'),
+    *_of('determinism', 'policy precision'),
+    *_of('fingerprint', 'operator_recorder'),
+    *_of('localise', 'batch'),
+    *_of('ops/aten', 'sync_bn'),
+    *_of('ops/mmcv', 'deform_conv'),
+    *_of('ops', 'provider'),
+    *_of('step_check', 'repeated_steps'),
+    'test_runner.py', 'test_streams_with_roots.py',
 )
 
 

@@ -111,8 +111,7 @@ def test_keys_of_mmdetection_2_move_with_a_warning():
     with pytest.warns(DeprecationWarning, match=r'randomness = dict\(seed=3, deterministic=True, '
                       r'diff_rank_seed=True\)'):
         upgrade_legacy_keys(cfg)
-    assert cfg == dict(
-        model=1, randomness=dict(seed=3, deterministic=True, diff_rank_seed=True))
+    assert cfg == dict(model=1, randomness=dict(seed=3, deterministic=True, diff_rank_seed=True))
 
 
 def test_both_forms_may_agree_but_not_disagree():

@@ -7,15 +7,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 import tomllib
+from harness import ROOT, python
 
 import mmrepro
 from mmrepro import version
 
-ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ('LICENSE', 'MANIFEST.in', 'README.md', '_mmrepro_operators.py', '_mmrepro_pytest.py',
            'configs', 'docs', 'mmrepro', 'model-index.yml', 'pyproject.toml', 'requirements',
            'setup.cfg', 'setup.py', 'tools')
@@ -123,17 +122,14 @@ def test_an_installed_package_finds_its_own_configs_and_tools(wheel, tmp_path):
             'from mmrepro.audit.rules import RULES; import os\n'
             'print({os.path.isfile(rule.link.split()[0]) for rule in RULES})\n'
             f'print(Config.fromfile({str(lazy)!r}).randomness)\n')
-    env = {**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}
-    result = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env, text=True,
-                            capture_output=True, check=True)
-    tool, config, pages, randomness = result.stdout.splitlines()[-4:]
+    installed = dict(cwd=tmp_path, PYTHONPATH=str(tmp_path / 'site'))
+    tool, config, pages, randomness = python('-c', code, **installed).splitlines()[-4:]
     assert pages == '{True}'
     mim = os.path.join(str(tmp_path), 'site', 'mmrepro', '.mim')
     assert tool == os.path.join(mim, 'tools', 'train.py')
     assert config == os.path.join(mim, 'configs', 'demo', 'yolox_s_demo.py')
     assert "'deterministic': True" in randomness
-    subprocess.run([sys.executable, tool, '--help'], cwd=tmp_path, env=env, check=True,
-                   capture_output=True)
+    python(tool, '--help', **installed)
 
 
 PLUGIN = """
@@ -166,12 +162,9 @@ def test_custom_imports_may_name_an_installed_mmrepro_in_any_order(wheel, tmp_pa
             'print(Runner.from_cfg.__func__.__module__, type(mmcv._ext).__module__, plugin.pool(),'
             ' operator.__module__)\n'
             'mmrepro.deactivate(); print("mmcv._ext" in sys.modules)')
-    env = {**os.environ, 'PYTHONPATH': f'{site}{os.pathsep}{tmp_path}'}
-    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env, text=True,
-                          capture_output=True)
-    assert done.returncode == 0, done.stderr
+    said = python('-c', code, cwd=tmp_path, PYTHONPATH=f'{site}{os.pathsep}{tmp_path}')
     provider = 'mmrepro.ops.provider'
-    assert done.stdout.split() == ['mmrepro.activation', provider, '4.0', provider, 'False']
+    assert said.split() == ['mmrepro.activation', provider, '4.0', provider, 'False']
 
 
 def test_an_editable_installation_links_to_the_checkout(tmp_path):

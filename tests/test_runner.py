@@ -234,8 +234,7 @@ def test_a_runner_that_a_hook_builds_leaves_the_run_alone(tmp_path):
     runner.register_hook(hook, priority='VERY_LOW')
     runner.train()
     assert hook.flags == [(True, seeds.RootSeed(3))] * 8
-    assert torch.equal(runner.model.line.weight,
-                       trained(config(tmp_path / 'b', **settings)))
+    assert torch.equal(runner.model.line.weight, trained(config(tmp_path / 'b', **settings)))
 
 
 @HOOKS.register_module(force=True)

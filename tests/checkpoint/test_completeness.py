@@ -198,8 +198,7 @@ def test_what_lies_far_away_is_for_mmengine_to_fetch(tmp_path, monkeypatch):
 @pytest.mark.parametrize('pointer, said', [
     (None, '{} has no checkpoint to resume from'), ('', '{} has no checkpoint to resume from'),
     ('epoch_7.pth', 'nothing is left to resume from')])
-def test_without_a_checkpoint_a_resume_begins_at_the_beginning_and_says_so(
-        pointer, said, tmp_path):
+def test_without_a_checkpoint_a_resume_begins_at_the_beginning_and_says_so(pointer, said, tmp_path):
     if pointer is not None:
         (tmp_path / 'last_checkpoint').write_text(pointer)
     cfg = again(settings(tmp_path))

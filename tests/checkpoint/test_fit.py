@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 from faults import tiny
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS, LOOPS, MODELS
-from mmengine.runner import EpochBasedTrainLoop, Runner
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
 from small_runs import finish
-from torch import nn
 
+from dev.user_setups import loading, reshaping  # noqa: F401  register set-ups
+from dev.user_setups.setup import SETUPS
 from mmrepro.errors import ResumeError
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -41,50 +41,13 @@ class Alias(tiny.Tiny):
         return super().forward(inputs, label, mode)
 
 
-def group(runner, model):
-    model.late = nn.Parameter(torch.zeros(2))
-    runner.optim_wrapper.optimizer.add_param_group(dict(params=[model.late], lr=0.1))
-
-
-CHANGES = {
-    'Layer': lambda runner, model: setattr(model, 'more', nn.Linear(2, 2)),
-    'Activation': lambda runner, model: setattr(model.backbone, '2', nn.LeakyReLU()),
-    'Dropout': lambda runner, model: setattr(model.head.drop, 'p', 0.5),
-    'Freeze': lambda runner, model: model.backbone.requires_grad_(False),
-    'Optimizer': lambda runner, model: setattr(
-        runner.optim_wrapper, 'optimizer', torch.optim.Adam(model.parameters(), 0.01)),
-    'Group': group}
-
-
-@HOOKS.register_module(force=True)
-class Since(Hook):
-    """Changes the model when the second epoch begins, or in all later epochs as well."""
-
-    def __init__(self, change):
-        self.change, self.again = change.removesuffix('Again'), change.endswith('Again')
-
-    def before_train_epoch(self, runner):
-        if runner.epoch == 1 or self.again and runner.epoch > 1:
-            CHANGES[self.change](runner, runner.model)
-
-
-@LOOPS.register_module(force=True)
-class TwicePerEpoch(EpochBasedTrainLoop):
-    def run_epoch(self):
-        self.runner.call_hook('before_train_epoch')
-        self.runner.model.train()
-        for _ in range(2):
-            for index, batch in enumerate(self.dataloader):
-                self.run_iter(index, batch)
-        self.runner.call_hook('after_train_epoch')
-        self._epoch += 1
-
-
 def config(work_dir, hook=None, model='Tiny', **changes):
     cfg = tiny.tiny(work_dir)
     cfg.model.type, cfg.train_cfg.max_epochs = model, 3
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
-    cfg.custom_hooks = [dict(type='Since', change=hook)] if hook else []
+    cfg.custom_hooks = []
+    if hook:
+        SETUPS[hook].change(cfg)
     cfg.merge_from_dict(copy.deepcopy(changes))
     return cfg
 
@@ -97,16 +60,18 @@ def resumed(cfg, iteration, folder, **randomness):
     return cfg
 
 
-TWICE = dict(train_cfg=dict(_delete_=True, type='TwicePerEpoch', max_epochs=2))
+TWICE = dict(hook='TwoPassesPerEpoch')
 # what changes when the second epoch begins, where a run resumes, the row that names it
 MISFITS = {
     'a buffer of another size': (dict(model='Longer'), 5, 'weights.means .*(3,).*(1,)'),
-    'a layer that a hook has added': (dict(hook='Layer'), 9, r'weights.more.weight .*\(not set\)'),
-    'another activation': (dict(hook='Activation'), 9, r'module.backbone.2 .*LeakyReLU.*ReLU'),
-    'a setting of a layer': (dict(hook='Dropout'), 9, r'module.head.drop .*p=0.5.*p=0.2'),
-    'frozen parameters': (dict(hook='Freeze'), 9, r'frozen.backbone.0.weight .*\(not set\)'),
-    'another optimizer': (dict(hook='Optimizer'), 6, 'optimizer.class .*Adam.*SGD'),
-    'a group of parameters': (dict(hook='Group'), 6, 'optimizer.groups .*, 1'),
+    'a layer that a hook has added': (
+        dict(hook='ReplacesTheHead'), 9, r'weights.head.hidden.weight .*\(not set\)'),
+    'another activation': (dict(hook='ReplacesTheActivation'), 9, 'module.backbone.2 .*SiLU.*ReLU'),
+    'a setting of a layer': (dict(hook='DropoutGrows'), 9, r'module.head.drop .*p=0.*p=0.3'),
+    'frozen parameters': (
+        dict(hook='UnfreezesTheBackbone'), 9, r'frozen.backbone.0.weight .*\(not set\).*frozen'),
+    'another optimizer': (dict(hook='SwapsTheOptimizer'), 6, 'optimizer.class .*Adam.*SGD'),
+    'a group of parameters': (dict(hook='AddsAGroupOfParameters'), 6, 'optimizer.groups .*, 1'),
 }
 
 
@@ -124,10 +89,11 @@ def test_what_a_resume_does_not_restore_is_refused_by_name(case, tmp_path):
 
 @pytest.mark.parametrize('changes, iteration', [
     *((dict(hook=hook), iteration) for hook, iterations in dict(
-        Activation=(3, 4), Freeze=(3, 4, 6), FreezeAgain=(4, 6, 8, 9)).items()
+        ReplacesTheActivation=(3, 4), UnfreezesTheBackbone=(3, 4, 6),
+        UnfreezesFromAnEpochOn=(4, 6, 8, 9)).items()
       for iteration in iterations),
     (dict(model='Alias'), 3),  # another name for a part is no other model
-    (TWICE, 3), (TWICE, 11)], ids=str)  # the first pass
+    *((TWICE, iteration) for iteration in (3, 11))], ids=str)  # the first pass
 def test_what_fits_is_the_whole_run(changes, iteration, tmp_path):
     cfg = config(tmp_path / 'whole', **changes)
     expected = finish(cfg)
@@ -136,7 +102,7 @@ def test_what_fits_is_the_whole_run(changes, iteration, tmp_path):
 
 
 def test_resume_strict_false_accepts_what_does_not_fit(tmp_path):
-    cfg = config(tmp_path / 'whole', 'Activation', log_level='WARNING')
+    cfg = config(tmp_path / 'whole', 'ReplacesTheActivation', log_level='WARNING')
     finish(cfg)
     runner = Runner.from_cfg(resumed(cfg, 9, tmp_path / 'resumed', resume_strict=False))
     said = []
@@ -149,5 +115,5 @@ def test_resume_strict_false_accepts_what_does_not_fit(tmp_path):
 def test_a_loop_with_two_passes_does_not_resume_in_the_second(tmp_path):
     cfg = config(tmp_path / 'whole', **TWICE)
     finish(cfg)
-    with pytest.raises(ResumeError, match='pass 2 over the data of epoch 0, and TwicePerEpoch'):
+    with pytest.raises(ResumeError, match='pass 2 over the data of epoch 0, and TwoPasses'):
         finish(resumed(cfg, 6, tmp_path / 'resumed'))

@@ -24,8 +24,6 @@ class Looking(Hook):
 
 
 class OwnLoader(Looking):
-    """Looks at data of its own at the end of every epoch."""
-
     def before_train(self, runner):
         self.loader = runner.build_dataloader(dict_of_one())
 
@@ -78,8 +76,6 @@ def test_what_hooks_load_is_not_moved(kind, point, tmp_path):
 
 
 class Keeps(Hook):
-    """Takes batches of other data, one with each iteration."""
-
     def before_train(self, runner):
         self.batches = iter(runner.build_dataloader(dict_of_one()))
 

@@ -76,14 +76,6 @@ def test_a_drawn_seed_comes_back_before_anything_is_built(tmp_path):
     assert finish(small_run(tmp_path, **unseeded)) == finish(continued(tmp_path, 5, **unseeded))
 
 
-def test_automatic_resume_passes_over_a_damaged_checkpoint(tmp_path):
-    expected = finish(small_run(tmp_path))
-    for point in (6, 7, 8):
-        (tmp_path / f'iter_{point}.pth').write_bytes(b'')
-    (tmp_path / '.last_good.pth').unlink()
-    assert finish(small_run(tmp_path, resume=True)) == expected
-
-
 def test_another_seed_is_refused(tmp_path):
     finish(small_run(tmp_path))
     with pytest.raises(RandomnessError, match='randomness.seed=4, but .* a run with seed 3'):

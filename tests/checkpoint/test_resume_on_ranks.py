@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 from harness import digest
-from mmengine.model import BaseModel
 from mmengine.registry import MODELS
+from preempted_runs import Small
 from preempted_runs import settings as small_settings
 from ranks import as_rank, on_ranks
 from small_runs import NoisyLine  # noqa: F401  registered
@@ -15,23 +15,18 @@ import mmrepro  # noqa: F401
 
 
 @MODELS.register_module(force=True)
-class RankState(BaseModel):
-    """BatchNorm without synchronisation, dropout, a layer per element, state in an attribute."""
+class RankState(Small):
+    """Besides BatchNorm without synchronisation, a buffer and an attribute of each rank."""
 
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(2, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(0.2),
-            torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 1))
         self.register_buffer('seen', torch.zeros(1), persistent=False)
         self.largest = 0.
 
     def forward(self, x, mode='tensor'):
-        x = torch.stack(x).float()
-        self.seen += x.abs().sum()
-        self.largest = max(self.largest, float(x.max()))
-        loss = (self.layers(x) * (self.seen + self.largest)).square().mean()
-        return dict(loss=loss) if mode == 'loss' else [loss]
+        self.seen += torch.stack(x).abs().sum()
+        self.largest = max(self.largest, float(torch.stack(x).max()))
+        return dict(loss=super().forward(x, 'loss')['loss'] * (self.seen + self.largest))
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +98,9 @@ def test_every_rank_writes_its_fingerprints_and_continues_them(tmp_path):
         assert one['buffers'] != other['buffers'], 'BatchNorm is not synchronised here'
     cfg.resume, cfg.load_from = True, str(tmp_path / 'run' / 'iter_5.pth')
     on_ranks(2, cfg, tmp_path / 'run')
-    again = read_run(str(tmp_path / 'run')).ranks
+    run = read_run(str(tmp_path / 'run'))
+    assert [manifest['resumed_from'] for manifest in run.manifests] == [None, cfg.load_from]
+    again = run.ranks
     assert (again[0].steps, again[1].steps) == (first, second)
     assert [len(again[rank].starts) for rank in (0, 1)] == [2, 2]
     assert not any('differ' in note for rank in (0, 1) for note in again[rank].notes)

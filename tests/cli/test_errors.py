@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from command import exit_code
-from harness import ROOT
+from harness import ROOT, fresh
 from mmengine.runner import Runner
 
 import mmrepro  # noqa: F401  attaches itself
@@ -72,8 +72,7 @@ def test_a_hook_that_is_refused_and_an_option_that_cannot_be_read(config, capsys
     ('verify CONFIG --vary kills', '--json'), ('verify CONFIG', '--json'),
     ('doctor --gpu', '--out'), ('verify CONFIG', '--work-dir'), ('localise CONFIG', '--work-dir'),
     ('demo', '--work-dir'), ('train CONFIG', '--work-dir')])
-def test_a_result_that_cannot_be_written_is_said_at_once(command, option, config, capsys,
-                                                         tmp_path):
+def test_a_result_that_cannot_be_written_is_said_at_once(command, option, config, capsys, tmp_path):
     (tmp_path / 'file').touch()
     words = command.replace('CONFIG', str(config)).split()
     said = refused(capsys, *words, option, tmp_path / 'file' / 'w' / 'r.pkl')
@@ -139,8 +138,6 @@ def test_an_odd_path_comes_back_in_the_message(path, wanted, capsys, tmp_path, m
         assert (wanted in said or f'{path}: ' in said) and 'near' not in said
 
 
-# ---------------------------------------------------------------------------- fingerprints
-
 @pytest.mark.parametrize('given, level', [([], 'step'), (['module'], 'module')])
 def test_fingerprints_are_added_to_the_hooks_of_the_config(config, monkeypatch, given, level):
     seen = []
@@ -168,14 +165,10 @@ def test_a_process_that_starts_again_has_imported_neither_torch_nor_custom_modul
     (tmp_path / 'broken.py').write_text('1 / 0')
     code = ("import os, sys; from mmrepro import cli; os.execve = lambda *args: sys.exit(f'AGAIN "
             "{sorted({\"torch\", \"mmdet\"} & {*sys.modules})}'); cli.main(sys.argv[1:])")
-    done = subprocess.run(
-        [sys.executable, '-c', code, 'train', 'config.py', '--deterministic', '--virtual-ranks',
-         '2', '--cfg-options', 'randomness.seed=1'], capture_output=True, text=True, cwd=tmp_path,
-        env={'PYTHONPATH': str(ROOT), 'PATH': os.environ['PATH']})
+    done = fresh('-c', code, 'train', 'config.py', '--deterministic', '--virtual-ranks', 2,
+                 '--cfg-options', 'randomness.seed=1', code=1, cwd=tmp_path, PYTHONHASHSEED=None)
     assert 'AGAIN []' in done.stderr, done.stderr
 
-
-# ---------------------------------------------------------------------------- pipes
 
 def test_a_reader_that_leaves_is_no_error(tmp_path):
     code = ('import sys; from mmrepro import cli\n'

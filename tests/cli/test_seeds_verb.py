@@ -27,7 +27,6 @@ model = dict(type='Detector', width={width})
 
 @pytest.fixture
 def config(tmp_path):
-    """Writes configs."""
     def write(name='base', width=1):
         path = tmp_path / f'{name}.py'
         path.write_text(CONFIG.format(width=width))

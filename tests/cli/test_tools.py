@@ -2,11 +2,10 @@
 import os
 import pickle
 import subprocess
-import sys
 
 import pytest
 from detector_runs import narrow
-from harness import ROOT
+from harness import ROOT, fresh
 from mmengine.config import Config
 
 from mmrepro.runs.startup import RESTARTED
@@ -61,14 +60,10 @@ def trained(tmp_path_factory):
     narrow(cfg)
     cfg.train_cfg.max_epochs, cfg.default_hooks.checkpoint.interval = 1, 1
     cfg.dump(folder / 'config.py')
-    env = {k: v for k, v in os.environ.items() if k not in ('PYTHONHASHSEED', RESTARTED)}
 
     def run(script, *arguments, **variables):
-        result = subprocess.run(
-            [sys.executable, script, *arguments], cwd=folder, env={**env, **variables}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert result.returncode == 0, result.stdout[-4000:]
-        return result.stdout
+        return fresh(script, *arguments, cwd=folder, **{
+            'PYTHONHASHSEED': None, RESTARTED: None, **variables}).stderr
 
     output = run(os.path.join(TOOLS, 'train.py'), 'config.py', '--seed', '7')
     return folder, run, output

@@ -197,9 +197,6 @@ def test_every_sampler_and_batch_sampler_that_is_shipped_has_a_case():
     assert {name.replace('BatchSampler', '').replace('Sampler', '') for name in shipped} <= covered
 
 
-# ------------------------------------------------------ epochs that are not as long as they say
-
-
 def train_on(case, work_dir, train_cfg, resume_at=None):
     """Return the digests of all batches, of names and noise, and of the weights."""
     def make():

@@ -50,8 +50,6 @@ def test_a_sampler_may_be_a_list(indices, tmp_path):
 
 
 class Batches(Noisy):
-    """Reads a batch at once, and draws for it."""
-
     def __getitems__(self, indices):
         shift = torch.rand(())
         return [dict(x=torch.tensor([float(i), 0., 0., shift])) for i in indices]
@@ -146,8 +144,6 @@ def test_a_loader_that_training_cannot_use_is_refused(make, change, message, tmp
 
 
 class Ahead(DataLoader):
-    """Loads the next batches in a thread."""
-
     def __iter__(self):
         found = []
         thread = threading.Thread(name='ahead', target=self.load, args=(found, ))

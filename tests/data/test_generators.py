@@ -28,8 +28,6 @@ def scaled(batch, by=3):
 
 
 class Scaled:
-    """As an object with a generator of its own."""
-
     def __init__(self):
         self.rng = random.Random(7)
 
@@ -107,8 +105,6 @@ def drawn(generator):
 
 
 class Adds:
-    """A transform with a generator of its own."""
-
     def __init__(self, kind):
         self.generator = KINDS[kind]()
 
@@ -200,8 +196,6 @@ class CannotBeSeeded(Noisy):
 
 
 class NoSampler:
-    """Batches out of nothing."""
-
     def __iter__(self):
         return iter([[0, 1], [2, 3]])
 
@@ -257,8 +251,7 @@ def test_threads_of_the_main_process_do_not_matter():
 def test_in_worker_mode_streams_go_on_from_sample_to_sample():
     """``worker_seed='worker'``: one worker and the main process are the same."""
     def batches(workers):
-        made = adopted(loader(shuffled, workers, dataset=Own, collate=scaled),
-                       worker_seed='worker')
+        made = adopted(loader(shuffled, workers, dataset=Own, collate=scaled), worker_seed='worker')
         found = []
         for epoch in range(2):
             made.batch_sampler.sampler.set_epoch(epoch)

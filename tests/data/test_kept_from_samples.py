@@ -4,9 +4,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from faults.tiny import tiny
 from loaders import InOrder, Noisy, loader
 from mmcv.transforms import BaseTransform
+from mmengine.registry import DATASETS
 
+from dev.user_setups import samples  # noqa: F401  registers set-ups
+from dev.user_setups.setup import SETUPS
 from mmrepro.another_process import MAX_ITEMS, copied
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
@@ -20,7 +24,6 @@ def checked(made):
 
 
 class Keeping(Noisy):
-    """Samples to which something is added that the dataset keeps."""
     reference = None
 
     def __init__(self):
@@ -38,21 +41,6 @@ class ReferenceImage(Keeping):
         return self.reference
 
 
-class Palette(Keeping):
-    """A random number per class, drawn when the class comes first."""
-
-    def kept(self, i):
-        if i % 3 not in self.offsets:
-            self.offsets[i % 3] = np.random.random()
-        return self.offsets[i % 3]
-
-
-class Momentum(Keeping):
-    def kept(self, i):
-        self.table[0] = 0.9 * self.table[0] + i
-        return self.table[0]
-
-
 class Pure(Keeping):
     """Caches what follows from the sample, and draws from a generator that is keyed."""
 
@@ -61,8 +49,6 @@ class Pure(Keeping):
 
 
 class Locked(ReferenceImage):
-    """Cannot be copied."""
-
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()
@@ -73,14 +59,17 @@ def passes(dataset, workers=0, epochs=1):
     return [[batch for batch in made] for _ in range(epochs)]
 
 
-@pytest.mark.parametrize('dataset, path', [
-    (ReferenceImage, 'dataset.reference'), (Palette, 'dataset.offsets'),
-    (Momentum, 'dataset.table')])
+@pytest.mark.parametrize('setup, path', [
+    ('MeanOfTheFirst', 'dataset.pipeline.transforms[2].reference'),
+    ('MemoOfTheDataset', 'dataset.memo'), ('RunningMean', '')])
 @pytest.mark.parametrize('workers', [0, 2])
-def test_what_is_kept_from_earlier_samples_is_named(dataset, path, workers):
+def test_what_is_kept_from_earlier_samples_is_named(setup, path, workers, tmp_path):
+    cfg = tiny(tmp_path)
+    cfg.train_dataloader.dataset.size = 16
+    SETUPS[setup].change(cfg)
     with pytest.raises(SampleDiffersError) as caught:
-        passes(dataset, workers)
-    if dataset is not Momentum:  # loaded twice in a row, it differs already
+        passes(lambda: DATASETS.build(cfg.train_dataloader.dataset), workers)
+    if path:  # otherwise it differs already when it is loaded twice in a row
         assert 'from a copy of the dataset' in str(caught.value)
         assert f'left in {path}' in str(caught.value)
 

@@ -9,14 +9,8 @@ from harness import Child
 from loaders import BATCH, LOOPS, SIZE, InOrder, Noisy, adopted, check_training, loader, train
 from mmengine.dataset import DefaultSampler, InfiniteSampler, pseudo_collate
 from mmengine.registry import DATASETS
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data as of_torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
 from mmrepro import seeds
 
@@ -68,13 +62,13 @@ class CountsItself(InOrder):
 
 SAMPLERS = {
     'in order': InOrder,
-    'sequential': SequentialSampler,
+    'sequential': of_torch.SequentialSampler,
     'random': RandomSampler,
     'random, with a generator': lambda data: RandomSampler(
         data, True, 15, torch.Generator().manual_seed(7)),
     'weighted': lambda data: WeightedRandomSampler([1. + i % 3 for i in range(SIZE)], SIZE),
     'weighted, each once': lambda data: WeightedRandomSampler([1.] * SIZE, SIZE, False),
-    'subset': lambda data: SubsetRandomSampler(range(SIZE)),
+    'subset': lambda data: of_torch.SubsetRandomSampler(range(SIZE)),
     'own generator': OwnGenerator,
     'global generators': GlobalGenerators,
     'seed for NumPy': NumPySeed,
@@ -114,8 +108,6 @@ def test_a_weighted_order_keeps_its_weights():
 
 
 class Picky(BatchSampler):
-    """A batch sampler that draws the size of its batches."""
-
     def __iter__(self):
         rest = list(self.sampler)
         while rest:
@@ -154,8 +146,6 @@ def test_a_loader_object_goes_on_where_it_was(workers, tmp_path):
 
 @DATASETS.register_module(force=True)
 class DrawsAtOnce(Noisy):
-    """Draws when it is made."""
-
     def __init__(self):
         self.shift = random.random() + np.random.rand() + float(torch.rand(()))
 

@@ -46,7 +46,6 @@ class Changes(Hook):
 
 
 def batches_of(workers, work_dir, hook, loop='iterations', resume_at=None, sampler=InOrder):
-    """Return the digests of the batches that a training sees."""
     seen, _ = train(lambda: loader(sampler, dataset=Shifted, **WORKERS[workers]), work_dir, loop,
                     resume_at, validation=False, prepare=lambda runner: runner.register_hook(hook))
     return seen
@@ -103,8 +102,6 @@ def test_a_pass_within_a_pass_disturbs_neither(workers):
 
 
 class Holds:
-    """A dataset of all kinds of attributes."""
-
     def __init__(self):
         self.number, self.names, self.inner = 1, ['a', 'b'], dict(deep=[[1, 2]])
         self.array, self.tensor = np.zeros(3), torch.zeros(3)

@@ -51,8 +51,6 @@ def plus(value):
     return transform
 
 
-# --- what cannot be keyed: refused by name --------------------------------------------------------
-
 class Lazy:
     rng = None
 
@@ -171,11 +169,7 @@ def test_without_the_check_nobody_notices():
         list(checking(transform, self_checks=False))
 
 
-# --- which samples, and what it leaves ------------------------------------------------------------
-
 class Loads(Noisy):
-    """Counts how often a sample is loaded."""
-
     def __init__(self, size=40):
         self.size, self.asked = size, []
 
@@ -199,8 +193,7 @@ def test_samples_1_2_4_8_and_one_of_so_many_are_repeated(batch_size):
     again = [i - 1 for i in numbers(40, 10)]
     assert all(asked.count(i) >= 2 for i in again)
     if batch_size > 1:  # otherwise the sample in between is one of the whole dataset
-        assert len(asked) - 40 - len(again) <= sum(
-            i % batch_size == batch_size - 1 for i in again)
+        assert len(asked) - 40 - len(again) <= sum(i % batch_size == batch_size - 1 for i in again)
     # another one between the two loads
     assert all(one != other for one, other in zip(asked, asked[1:]))
     assert checked(made) == len(again)
@@ -243,8 +236,6 @@ def test_a_pipeline_that_a_hook_changes_is_new():
 
 
 class Buffered:
-    """Returns memory that it writes again for the next sample."""
-
     def __init__(self):
         self.memory = torch.zeros(4)
 
@@ -253,8 +244,6 @@ class Buffered:
 
 
 class Annotated(Piped):
-    """Hands out the boxes that it keeps."""
-
     def __init__(self, *transforms):
         super().__init__(*transforms)
         self.boxes = [np.full((2, 4), i) for i in range(14)]
@@ -377,8 +366,6 @@ def test_loaders_with_the_check_travel():
     batch = list(made.batch_sampler)[0]
     assert digest(twin.__getitems__(batch)) == digest(made._mmrepro_fetch.__getitems__(batch))
 
-
-# --- no false alarm -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('model, batch_size', [
     ('rtmdet_tiny', 3), *(pytest.param(model, size, marks=pytest.mark.nightly)

@@ -78,8 +78,6 @@ def test_the_compiler_may_be_imported_later():
 
 @MODELS.register_module(force=True)
 class CompiledLine(NoisyLine):
-    """Compiles its layer by itself."""
-
     def __init__(self, dynamic=None):
         super().__init__()
         self.line = torch.compile(self.line, backend='eager', dynamic=dynamic)

@@ -13,8 +13,6 @@ from mmrepro import determinism
 from mmrepro.config import RandomnessConfig
 from mmrepro.determinism import policy, tables
 
-# ------------------------------------------------------------------------ tables
-
 
 def test_rows_have_names_of_their_own_and_setters_and_precisions_that_exist():
     for table in (tables.ENV, tables.FLAGS):
@@ -39,9 +37,6 @@ def test_every_default_is_a_value_that_is_accepted():
 
 def test_docstring_example_runs():
     assert doctest.testmod(determinism).failed == 0
-
-
-# ------------------------------------------------------------------------ enable and disable
 
 
 def test_enable_refuses_operators_without_a_deterministic_form():
@@ -154,9 +149,6 @@ def test_a_flag_that_is_changed_behind_our_back_is_found():
         ('torch.backends.cudnn.benchmark', False, True), (BITS, 2, 0)]
 
 
-# ------------------------------------------------------------------------ the context manager
-
-
 def test_context_restores_after_an_exception():
     before, env = flags(), {'PYTHONHASHSEED': '3'}
     with pytest.raises(KeyError):
@@ -183,9 +175,6 @@ def test_contexts_nest():
         assert flags()[BITS] == 0
     assert flags() == seen[0] and flags()[BITS] == 1 and determinism.is_enabled() == 'warn'
     assert env['NCCL_ALGO'] == 'Ring'
-
-
-# ------------------------------------------------------------------------ start-up and records
 
 
 @pytest.mark.parametrize('threads', ['1', '2'])

@@ -1,6 +1,4 @@
 """A CPU trains with ``cpu='portable'`` only if it gives the answers that are known."""
-from __future__ import annotations
-
 import pytest
 import torch
 from harness import fresh
@@ -36,7 +34,7 @@ for code in sys.argv[1:]:
 NEEDED = determinism.missing_at_start({}, num_threads=1, cpu='portable')
 
 
-def enable(*codes: str) -> str:
+def enable(*codes):
     """Return what a fresh process says that enables the policy after each of ``codes``."""
     done = fresh('-c', ENABLE, *codes, code=None, **NEEDED)
     return done.stderr.strip().splitlines()[-1] if done.returncode else ''

@@ -55,8 +55,6 @@ def test_a_difference_of_a_resume_is_named():
         'rank 0: 0 lines instead of 1')
 
 
-# ------------------------------------------------------------------------------ virtual ranks
-
 def filled(rows, data_root, folder, fault=None):
     done = []
     with FAULTS[fault]() if fault else nullcontext():

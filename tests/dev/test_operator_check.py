@@ -75,8 +75,7 @@ def test_bits_on_fewer_multiprocessors_are_said_and_not_judged(halved, monkeypat
         return x + (next(calls) == 2 + (halved or 1)) * 1e-3
 
     monkeypatch.setattr(checking, 'Disturbance', Halves)
-    row = check(OperatorCase(
-        ('x',), lambda s: OperatorCall({}, dict(x=s.normal(64, 8)), run)))
+    row = check(OperatorCase(('x',), lambda s: OperatorCall({}, dict(x=s.normal(64, 8)), run)))
     assert row['equal'] is (halved is not None)
     assert report.verdict(row) == ('DIFFERS: output' if halved is None else
                                    'equal, different bits on fewer multiprocessors')

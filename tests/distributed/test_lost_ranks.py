@@ -121,9 +121,6 @@ def test_an_agreement_waits_as_long_as_the_process_group():
     assert re.match('RankEnded: rank 1 has not come\n.*2000ms', on_ranks(2, unanswered)[0])
 
 
-# ------------------------------------------------------------------------------ virtual ranks
-
-
 def in_an_operation(how):
     agree('start', 0, max)
     dist.barrier()
@@ -146,8 +143,6 @@ def test_the_ranks_of_another_process_say_who_has_ended_and_who_waits_where(end)
     assert re.match(f'RankEnded: {text}', found), found
     assert 'virtual rank 1 waits in all_reduce SUM((3,) torch.float32)' in found
 
-
-# ------------------------------------------------------------------------------ sockets
 
 def listening():
     """Return the ports that this process listens on, of all protocols."""

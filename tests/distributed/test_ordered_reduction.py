@@ -5,15 +5,10 @@ from harness import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmrepro.distributed.ordered_reduction import (
-    fix_gradient_order,
-    ordered_mean,
-    ordered_mean_hook,
-)
+from mmrepro.distributed import ordered_reduction
+from mmrepro.distributed.ordered_reduction import fix_gradient_order, ordered_mean
 
 CAPS = [0.05, 1, 25]  # MB: a bucket per layer, a few, one
-
-
 
 
 def model():
@@ -46,7 +41,7 @@ def ddp_gradients(rank, hook, cap, steps=3):
 
         def spy(group, bucket):
             layouts[-1].append(bucket.buffer().numel())
-            return ordered_mean_hook(group, bucket)
+            return ordered_reduction.ordered_mean_hook(group, bucket)
 
         wrapped.register_comm_hook(wrapped.process_group, spy)
     digests = []
@@ -65,9 +60,6 @@ def expected(world):
     for other in ranks[1:]:
         total = [t + grad * (1.0 / world) for t, grad in zip(total, other)]
     return digest(total)
-
-
-# ------------------------------------------------------------------------ on the ranks
 
 
 def all_caps(rank, world, hook):
@@ -119,9 +111,6 @@ def twice(rank, world):
     fix_gradient_order(wrapped)
 
 
-# ------------------------------------------------------------------------ tests
-
-
 @pytest.mark.parametrize('world', [3, 4])
 def test_buckets_do_not_matter(pool, world):
     want = expected(world)
@@ -142,8 +131,7 @@ def test_a_plain_all_reduce_depends_on_buckets_and_their_rebuild(pool, world):
     """Without this, the tests above would show nothing."""
     result = pool.run(all_caps, world, 'none')[0].values()
     assert len({d for digests, _ in result for d in digests}) > 1
-    assert world == 4 or any(
-        digests[0] != digests[1] == digests[2] for digests, _ in result)
+    assert world == 4 or any(digests[0] != digests[1] == digests[2] for digests, _ in result)
 
 
 def test_two_ranks_get_the_bits_of_plain_ddp(pool):

@@ -18,11 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmrepro.digests import state_digest
 from mmrepro.distributed import process_group
-from mmrepro.distributed.process_group import (
-    ensure_process_group,
-    launch_variables,
-    wrap_model,
-)
+from mmrepro.distributed.process_group import ensure_process_group, launch_variables, wrap_model
 from mmrepro.errors import ConfigError
 
 # what each launcher puts into the environment of one rank
@@ -42,9 +38,6 @@ LAUNCHED = {
 
 def launched(launcher, rank, world, port):
     return {name: str(value) for name, value in LAUNCHED[launcher](rank, world, port).items()}
-
-
-# ------------------------------------------------------------------------ on the ranks
 
 
 def start(rank, world, launcher, port):
@@ -116,9 +109,6 @@ def leave(rank, world):
         _leave_group()
         left.append(dist.is_initialized())
     return left
-
-
-# ------------------------------------------------------------------------ tests
 
 
 def test_a_group_is_left_at_the_end_but_not_behind_an_error(pool):

@@ -6,14 +6,8 @@ import torch
 import torch.distributed as dist
 from reduction_trees import written_out
 
-from mmrepro.distributed.reduction_tree import (
-    Node,
-    ReductionTree,
-    combine_of,
-    finish_of,
-    nodes_of,
-    shares,
-)
+from mmrepro.distributed import reduction_tree
+from mmrepro.distributed.reduction_tree import ReductionTree, combine_of, finish_of, shares
 
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN,
        dist.ReduceOp.MAX]
@@ -31,7 +25,7 @@ def spread(leaves, split, op):
         own = ReductionTree(combine)
         for number in share:
             own.add_leaf(number, leaves[number].clone())
-        assert [node[:2] for node in own.nodes] == nodes_of(share)
+        assert [node[:2] for node in own.nodes] == reduction_tree.nodes_of(share)
         nodes += own.nodes
     tree = ReductionTree(combine)
     for node in nodes:
@@ -50,8 +44,7 @@ def test_any_spread_over_processes_gives_the_same_bits(seed):
         leaves = [torch.randn(shape, generator=generator).mul(3).to(kind) for _ in range(ranks)]
     else:
         kind, op = draw.choice(INTEGERS), draw.choice(INTEGER_OPS)
-        leaves = [torch.randint(0, 200, shape, generator=generator).to(kind)
-                  for _ in range(ranks)]
+        leaves = [torch.randint(0, 200, shape, generator=generator).to(kind) for _ in range(ranks)]
     expected = written_out(leaves, op)
     splits = [shares(ranks, processes) for processes in range(1, ranks + 1)]
     cuts = sorted(draw.sample(range(1, ranks), draw.randint(0, ranks - 1)))
@@ -92,7 +85,7 @@ def test_leaves_out_of_order_are_refused():
     tree.add_leaf(1, torch.zeros(1))
     with pytest.raises(ValueError, match='leaf 0 came after'):
         tree.add_leaf(0, torch.zeros(1))
-    tree.add(Node(1, 1, torch.zeros(1)))
+    tree.add(reduction_tree.Node(1, 1, torch.zeros(1)))
     with pytest.raises(ValueError, match='leaf 3 came after'):
         tree.add_leaf(3, torch.zeros(1))
 

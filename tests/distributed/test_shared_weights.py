@@ -179,8 +179,6 @@ def test_shared_weights_of_one_process_have_the_bits_of_separate_ones(cfg, name,
     assert run(changed(cfg, shared(change)), ranks, 1, tmp_path / '2') == expected
 
 
-# ------------------------------------------------------------------------------ what is kept
-
 def _alive(ranks):
     """Count, at each rank's first forward pass, the tensors that have the shape of the weight."""
     counts = []
@@ -205,8 +203,6 @@ def test_ranks_that_wait_keep_no_gradients():
     # eight weights, and the sums of the tree that other ranks have not completed
     assert [count - counts[0] for count in counts] == [0, 1, 1, 2, 1, 2, 2, 3]
 
-
-# ------------------------------------------------------------------------------ what is shared
 
 def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
     """``look(runner)`` of every rank behind a training, in a process of its own."""
@@ -280,8 +276,6 @@ def test_what_cannot_be_shared_is_refused_by_name(cfg, change, text, tmp_path):
     with pytest.raises(RuntimeError, match=f"virtual_ranks.memory='shared', and {text}.* allowed"):
         trained(cfg, tmp_path, addresses, shared(change))
 
-
-# ------------------------------------------------------------------------------ found at run time
 
 def hook(moment):
     """Make a hook of a function of the runner, called at a moment of the run."""
@@ -361,10 +355,6 @@ def weight(runner):
     runner.model.module.head.fc.weight.data.mul_(0.99)
 
 
-def before_others(runner):
-    weight(runner)
-
-
 def element(runner):
     if runner.iter == 1:
         values = runner.model.module.head.fc.weight.data
@@ -382,7 +372,9 @@ def average(runner):
 
 
 WEIGHT, LAST = 'the parameter head.fc.weight', 4  # the steps of a training
-# what writes, when, behind which step it is found, its name, and what would use it otherwise
+# what writes, when, behind which step it is found, its name, and what would use it otherwise; HIGH:
+# before other hooks
+VALIDATES = 'mmengine.runner.loops.ValLoop.run_iter'
 WRITERS = [
     (weight, 'before_train_epoch', 0, WEIGHT, ''),
     (weight, 'after_train_iter', 1, WEIGHT, ''),
@@ -390,8 +382,7 @@ WRITERS = [
     (momentum, 'after_train_iter', 1, 'the state of head.fc.weight in the optimizer', ''),
     (average, 'after_train_iter', 1, 'the average head.fc.weight', ''),
     (weight, 'before_save_checkpoint', 1, WEIGHT, ''),  # the checkpoint that would hold it
-    (weight, 'before_val_epoch', 2, WEIGHT, 'mmengine.runner.loops.ValLoop.run_iter'),
-    (before_others, 'before_val_epoch', 2, WEIGHT, 'mmengine.runner.loops.ValLoop.run_iter'),
+    *((weight, f'before_val_epoch{high}', 2, WEIGHT, VALIDATES) for high in ('', ' HIGH')),
     (weight, 'after_val_epoch', 2, WEIGHT, ''),
     (weight, 'after_train', LAST, WEIGHT, 'mmrepro.lifecycle.outcome'),
     (weight, 'after_run', LAST, WEIGHT, 'mmengine.runner.loops.TestLoop.run'),
@@ -422,11 +413,11 @@ def test_a_hook_that_writes_is_named_and_leaves_no_checkpoint(
         cfg, write, moment, step, what, unreached, right, tmp_path, monkeypatch):
     def change(cfg):
         norms_and_averages(cfg)
-        cfg.custom_hooks.append(dict(type=write.__name__, priority='HIGH' if
-                                     write is before_others else 'LOW'))
+        cfg.custom_hooks.append(dict(type=write.__name__, priority=priority or 'LOW'))
         cfg.update(test_dataloader=cfg.val_dataloader, test_evaluator=cfg.val_evaluator,
                    test_cfg=dict())
 
+    moment, _, priority = moment.partition(' ')
     hook(moment)(write)
     if unreached:
         monkeypatch.setattr(unreached, None)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from harness import ROOT, environment
+from harness import ROOT, environment, python
 from preempted_runs import settings
 from ranks import free_port
 
@@ -27,8 +27,6 @@ def dump(cfg, tmp_path):
     return path
 
 
-
-
 def config(tmp_path):
     cfg = settings(tmp_path, **{
         'train_cfg.max_epochs': 40, 'train_cfg.val_interval': 20,
@@ -42,10 +40,10 @@ def training(config, work_dir):
             str(work_dir), '--fingerprint', '--resume']
 
 
-def agent(port, number, nodes, command, log, env):
+def agent(port, number, nodes, command, log):
     """Start a node: an agent of torchrun with one process."""
     # otherwise processes that start again find the addresses of those before them
-    env = {**env, 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'}
+    env = {**environment(), 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'}
     with open(log, 'wb') as output:
         return subprocess.Popen(
             [sys.executable, '-m', 'torch.distributed.run', f'--nnodes=1:{nodes}',
@@ -57,8 +55,7 @@ def agent(port, number, nodes, command, log, env):
 
 
 def descendants(pid):
-    found = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(pid)], capture_output=True,
-                           text=True)
+    found = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(pid)], capture_output=True, text=True)
     children = [int(word) for word in found.stdout.split()]
     return children + [one for child in children for one in descendants(child)]
 
@@ -78,11 +75,9 @@ def kill_with_children(node):
 @pytest.mark.parametrize('nodes', [2, 4])
 def test_a_run_that_loses_a_node_goes_on_with_the_others_and_keeps_its_bits(tmp_path, nodes):
     path = config(tmp_path)
-    env = environment()
-    subprocess.run([sys.executable, *training(path, tmp_path / 'whole')], env=env, check=True,
-                   capture_output=True)
+    python(*training(path, tmp_path / 'whole'))
     command, port = training(path, tmp_path / 'elastic'), free_port()
-    agents = [agent(port, number, nodes, command, tmp_path / f'node{number}.txt', env)
+    agents = [agent(port, number, nodes, command, tmp_path / f'node{number}.txt')
               for number in range(nodes)]
     try:
         end = time.monotonic() + WAIT
@@ -106,8 +101,6 @@ def test_a_run_that_loses_a_node_goes_on_with_the_others_and_keeps_its_bits(tmp_
     assert first_divergence(whole.ranks, elastic.ranks) is None
 
 
-# ------------------------------------------------------------------------------ metrics
-
 # ranks of the training, which have BatchNorm statistics of their own: processes, and what to add
 TRAININGS = {'two processes': (2, ()), 'two virtual ranks': (1, ('--virtual-ranks', '2'))}
 TESTS = {'one process': (1, ()), 'two processes': (2, ()),
@@ -117,14 +110,12 @@ TESTS = {'one process': (1, ()), 'two processes': (2, ()),
 
 
 def tool(name, processes, *arguments):
-    start = [sys.executable]
+    start = ()
     if processes > 1:
-        start += ['-m', 'torch.distributed.run', f'--nproc_per_node={processes}',
-                  f'--master_port={free_port()}']
+        start = ('-m', 'torch.distributed.run', f'--nproc_per_node={processes}',
+                 f'--master_port={free_port()}')
         arguments += ('--launcher', 'pytorch')
-    done = subprocess.run([*start, str(ROOT / 'tools' / name), *map(str, arguments)],
-                          env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    python(*start, ROOT / 'tools' / name, *arguments)
 
 
 def metric_of(folder):

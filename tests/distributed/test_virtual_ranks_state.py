@@ -42,9 +42,6 @@ def cfg(tmp_path):
     return cfg
 
 
-# ------------------------------------------------------------------------------ the environment
-
-
 def told():
     return {name: os.environ.get(name) for name in LAUNCHED}
 
@@ -90,9 +87,6 @@ def test_more_ranks_than_devices_have_logs(tmp_path, monkeypatch):
     assert all('_device0_rank' in path.name for path in tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------------------ the default dtype
-
-
 def types_around_a_sum():
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if dist.get_rank() % 2 else before)
@@ -107,9 +101,6 @@ def test_each_rank_has_its_default_dtype():
     found = same_for_every_number(types_around_a_sum, 3, (1, 2, 3))
     assert found == ['torch.float32', 'torch.float64', 'torch.float32']
     assert torch.get_default_dtype() is torch.float32
-
-
-# ------------------------------------------------------------------------------ caches
 
 
 def by_attribute():
@@ -161,11 +152,6 @@ def test_a_training_refuses_a_cached_rank(cfg):
     assert Child(_begin_with_cache, same_on_all, found).result() is None
 
 
-
-
-# ---------------------------------------------------------------------------- attributes of classes
-
-
 @HOOKS.register_module(force=True)
 class AverageOfClass(Hook):
     """Steps as far as an average says that all hooks of its class share, in a process."""
@@ -200,9 +186,6 @@ def test_attributes_of_a_class_are_as_before_after_the_run():
     assert (AverageOfClass.average, hasattr(AverageOfClass, 'extra')) == (1., False)
 
 
-# ------------------------------------------------------------------------------ copies of the model
-
-
 def loaded(model):
     file = io.BytesIO()
     torch.save(model, file)
@@ -232,8 +215,6 @@ def test_a_copy_of_the_wrapped_model_trains_by_itself(way):
 
 @HOOKS.register_module(force=True)
 class CopiesModel(Hook):
-    """Changes a copy of the model after every iteration."""
-
     def __init__(self, way):
         self.way = way
 
@@ -251,9 +232,6 @@ def test_a_copy_has_no_memory_of_shared_weights(way, cfg, tmp_path):
     expected = run(cfg, 2, 1, tmp_path / 'none')
     cfg.custom_hooks = [dict(type='CopiesModel', way=way)]
     assert run(cfg, 2, 1, tmp_path / 'copies') == expected
-
-
-# ------------------------------------------------------------------------------ threads
 
 
 def adds_in_a_thread():

@@ -107,8 +107,6 @@ def test_a_hundred_trainings_on_a_busy_machine_end_with_the_same_bits(tmp_path):
     assert len(digests) == 1
 
 
-# ------------------------------------------------------------------------------ errors
-
 RANKS = 4
 
 
@@ -150,8 +148,7 @@ def train(process, cfg, plant, port):
     log = io.StringIO()
     logging.getLogger('mmrepro').addHandler(logging.StreamHandler(log))
     try:
-        on_virtual_ranks(RANKS, lambda: Runner.from_cfg(cfg.copy()).train(), 'pytorch',
-                         cfg.env_cfg)
+        on_virtual_ranks(RANKS, lambda: Runner.from_cfg(cfg.copy()).train(), 'pytorch', cfg.env_cfg)
     except Exception as error:
         return type(error).__name__, str(error), log.getvalue()
 

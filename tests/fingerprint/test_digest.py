@@ -12,14 +12,7 @@ from mmengine.structures import InstanceData
 
 from mmrepro.fingerprint import digest
 from mmrepro.fingerprint import hash_arithmetic as arithmetic
-from mmrepro.fingerprint.digest import (
-    combine_digests,
-    combined_hex,
-    tensor_digest,
-    tensor_digests,
-    to_hex,
-    value_digest,
-)
+from mmrepro.fingerprint.digest import tensor_digest, tensor_digests, to_hex, value_digest
 
 DTYPES = [getattr(torch, name) for name in (
     'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'float16', 'bfloat16', 'float32',
@@ -186,8 +179,8 @@ def test_combined_digests_are_by_name():
 
     def combined(**digests):
         values = torch.stack(list(digests.values())) if digests else torch.zeros(0, dtype=a.dtype)
-        found = to_hex([combine_digests(list(digests), values)])[0]
-        assert found == combined_hex({name: int(value) for name, value in digests.items()})
+        found = to_hex([digest.combine_digests(list(digests), values)])[0]
+        assert found == digest.combined_hex({name: int(value) for name, value in digests.items()})
         return found
 
     assert combined(a=a, b=b) == combined(b=b, a=a)

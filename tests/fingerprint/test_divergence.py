@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrepro.fingerprint.divergence import (
-    compare_logs,
-    compare_steps,
-    first_differing_metric,
-    first_divergence,
-    not_compared,
-)
+from mmrepro.fingerprint import divergence
+from mmrepro.fingerprint.divergence import compare_logs, compare_steps, first_divergence
 from mmrepro.fingerprint.reader import RankLog, read_run
 from mmrepro.fingerprint.schema import FIELDS, FOLDER, STREAMS, fingerprint_name, value_of
 from mmrepro.fingerprint.writer import Writer
@@ -73,7 +68,7 @@ def test_what_only_one_run_recorded_is_not_compared_and_said():
     small = {key: RECORD[key] for key in ('iteration', 'epoch', 'losses', 'parameters')}
     assert differing(RECORD, small) == differing(small, RECORD) == []
     a, b = {0: log({}, 'module'), 1: log({})}, {0: log({})}
-    assert not_compared(a, b) == [
+    assert divergence.not_compared(a, b) == [
         'A has fingerprints of ranks [0, 1], B of [0]: [0] are compared',
         'recorded at different levels, A module, step, B step: what both have is compared']
 
@@ -135,14 +130,12 @@ def test_metrics_of_validations_are_compared():
     def run(*metrics):
         return {0: log({})._replace(vals=[dict(iteration=4 * (i + 1), metrics=dict(mAP=value))
                                           for i, value in enumerate(metrics)])}
-    assert first_differing_metric(run('0x1p-1'), run('0x1p-1')) is None
-    assert first_differing_metric(run('0x1p-1', '0x1p-3'), run('0x1p-1')) is None
-    found = first_differing_metric(run('0x1p-1', '0x1p-3'), run('0x1p-1', '0x1p-2'))
+    assert divergence.first_differing_metric(run('0x1p-1'), run('0x1p-1')) is None
+    assert divergence.first_differing_metric(run('0x1p-1', '0x1p-3'), run('0x1p-1')) is None
+    found = divergence.first_differing_metric(run('0x1p-1', '0x1p-3'), run('0x1p-1', '0x1p-2'))
     assert (found.iteration, found.field.field) == (8, 'metric mAP of the validation')
     assert compare_logs(run('0x1p-1'), run('0x1p-2'), 3) is None
 
-
-# ------------------------------------------------------------------- every verb, the same answer
 
 # what is planted, from cause to effect: where, and the field that is named
 CAUSES = [

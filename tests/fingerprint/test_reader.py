@@ -20,6 +20,8 @@ def written(folder, *records, rank=0):
     writer = Writer(str(path))
     for record in records:
         writer.write(record)
+    written = path.read_bytes().splitlines()  # what a process leaves that is killed now
+    assert list(map(json.loads, written[-len(records):])) == [*records]
     writer.close()
     return path
 

@@ -1,7 +1,6 @@
 """FingerprintHook: what it writes; it survives kills and leaves no trace in the bits."""
 import json
 import os
-import signal
 
 import numpy as np
 import pytest
@@ -9,8 +8,6 @@ import torch
 from demo_runs import small
 from detector_runs import narrow
 from harness import Child, train
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from small_runs import config
 
@@ -28,18 +25,6 @@ def hook(**arguments):
 def lines(work_dir):
     with open(os.path.join(work_dir, 'mmrepro', 'fingerprints.rank0.jsonl')) as file:
         return [json.loads(line) for line in file]
-
-
-@HOOKS.register_module(force=True)
-class KillHook(Hook):
-    """Ends the process as the kernel does, in the middle of an iteration."""
-
-    def __init__(self, at):
-        self.at = at
-
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if runner.iter == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def trained(work_dir, **change):
@@ -160,27 +145,6 @@ def test_gradients_that_are_gathered_are_seen_before_and_at_the_step(runs):
 def test_streams_of_stock_mmengine_have_no_positions(runs):
     assert all(step['batch']['positions'] is None and step['batch']['data']
                for step in lines(runs['stock_streams'][0])[1:-1])
-
-
-def test_a_killed_run_is_readable_and_a_resumed_one_continues_the_file(tmp_path, runs):
-    kill = dict(type='KillHook', at=6)
-    with pytest.raises(RuntimeError, match='exit code -9'):
-        Child(trained, tmp_path, custom_hooks=[hook(), kill]).result()
-    before = read_run(str(tmp_path)).ranks[0]
-    assert sorted(before.steps) == list(range(6)) and not before.ended
-    path = tmp_path / 'mmrepro' / 'fingerprints.rank0.jsonl'
-    path.write_bytes(path.read_bytes() + b'{"kind":"step","iterat')
-
-    # checkpoints are written at the end of an epoch, which is before iteration 4
-    Child(trained, tmp_path, custom_hooks=[hook()], resume=True,
-          randomness=dict(seed=3, resume_strict=False)).result()
-    after = read_run(str(tmp_path))
-    log = after.ranks[0]
-    assert [start['iteration'] for start in log.starts] == [0, 4] and log.ended
-    assert log.steps == read_run(runs['step'][0]).ranks[0].steps
-    assert len(after.manifests) == 2 and after.manifests[1]['resumed_from'].endswith('.pth')
-    assert [note.split(', line 8: ')[1] for note in log.notes] == [
-        'torn off, the process was killed while writing']
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [

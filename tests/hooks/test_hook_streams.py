@@ -52,8 +52,7 @@ def test_validation_does_not_matter_to_what_hooks_draw_at_epochs(event, tmp_path
     (True, 'before_train_epoch', (2, 4, 5)), (False, 'before_train_epoch', (2, 4, 5)),
     (True, 'after_train_epoch', (4, ))])
 def test_a_hook_draws_the_same_where_an_epoch_goes_on_or_ends(by_epoch, event, points, tmp_path):
-    loop = {} if by_epoch else dict(
-        train_cfg=dict(by_epoch=False, max_iters=12, val_interval=100))
+    loop = {} if by_epoch else dict(train_cfg=dict(by_epoch=False, max_iters=12, val_interval=100))
     expected = finish(each_iteration(tmp_path, **loop), Scales(event))
     for point in points:
         cfg = each_iteration(tmp_path / str(point), **loop)
@@ -76,8 +75,7 @@ def killed():
 def test_a_signal_in_the_validation_that_comes_first_changes_no_bit(tmp_path):
     """Killed while it validates; the next process is told to leave while it does so again."""
     def cfg(name, **changes):
-        return settings(tmp_path / name, **{
-            'default_hooks.checkpoint.interval': 1, **changes})
+        return settings(tmp_path / name, **{'default_hooks.checkpoint.interval': 1, **changes})
 
     expected = finish(cfg('whole'))
     with pytest.raises(KeyboardInterrupt):
@@ -87,8 +85,6 @@ def test_a_signal_in_the_validation_that_comes_first_changes_no_bit(tmp_path):
                 InValidation(lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert finish(cfg('killed', resume=True)) == expected
 
-
-# ------------------------------------------------------------------------------ loops
 
 DRAWN = []
 

@@ -18,7 +18,6 @@ from mmrepro.fingerprint.manifest import compare_manifests, read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.hooks import SelfCheckHook
 
-# ------------------------------------------------------------------------------ which steps
 
 def test_a_resumed_run_checks_the_same_iterations(tmp_path, monkeypatch):
     due = []
@@ -33,8 +32,6 @@ def test_a_resumed_run_checks_the_same_iterations(tmp_path, monkeypatch):
                             load_from=str(tmp_path / 'iter_3.pth'), **changes))
     assert due == [4, 7, 8] and bits(whole) == bits(resumed)
 
-
-# ------------------------------------------------------------------------ what a run says of it
 
 def last_lines(work_dir):
     """Return what the log says of the checks and of the outcome, without the time."""
@@ -94,8 +91,6 @@ def test_a_batch_that_cannot_be_copied_is_said(tmp_path):
         'copied: TypeError: it holds a lock; not repeated: QuietHook, Odd)')
 
 
-# ------------------------------------------------------------------------------ several ranks
-
 @registered
 class Lopsided(tiny.Tiny):
     """An attribute changes on one rank only, and reaches nothing."""
@@ -124,8 +119,6 @@ def test_all_ranks_stop_and_the_one_that_differs_is_named(tmp_path):
     assert {path.name for path in (tmp_path / 'mmrepro').iterdir()} == {
         'step_check.iteration0.rank0.json', 'step_check.iteration0.rank1.json'}
 
-
-# -------------------------------------------------------------------------- real detectors
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('name', [*DETECTORS, 'retinanet_r50_fpn'])

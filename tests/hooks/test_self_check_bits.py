@@ -90,8 +90,6 @@ VARIANTS = {
 
 @OPTIM_WRAPPERS.register_module(force=True)
 class ZeroingWrapper(OptimWrapper):
-    """Gradients stay, filled with zeros."""
-
     def zero_grad(self, **kwargs):
         super().zero_grad(set_to_none=False)
 
@@ -127,7 +125,6 @@ class Checkpointed(tiny.Tiny):
 
 
 class Look(Hook):
-    """The batch and the logs, after every step."""
     priority = 100
 
     def __init__(self):
@@ -165,8 +162,7 @@ def test_no_bit_changes(name, tmp_path):
     assert once == (2 * tiny.ITERATIONS if name == 'in memory' else 0)
 
 
-@pytest.mark.parametrize('level', [
-    'module', pytest.param('operator', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('level', ['module', pytest.param('operator', marks=pytest.mark.nightly)])
 def test_fingerprints_are_the_same_with_checks(level, tmp_path):
     lines = []
     for checks in (1, 0):

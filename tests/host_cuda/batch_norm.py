@@ -1,27 +1,22 @@
 """The kernels of torch's SyncBatchNorm on CUDA, which the host lacks, by formulas."""
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
 _library = torch.library.Library('aten', 'IMPL')
 
 
-def _dims(x: Tensor) -> list[int]:
+def _dims(x):
     return [dim for dim in range(x.dim()) if dim != 1]
 
 
-def _shaped(channels: Tensor, x: Tensor) -> Tensor:
+def _shaped(channels, x):
     return channels.view(1, -1, *(1, ) * (x.dim() - 2))
 
 
-def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _stats(x, eps):
     return x.mean(_dims(x)), (x.var(_dims(x), correction=0) + eps).rsqrt()
 
 
-def _gather_stats(x: Tensor, means: Tensor, invstds: Tensor, running_mean: Tensor | None,
-                  running_var: Tensor | None, momentum: float, eps: float,
-                  counts: Tensor) -> tuple[Tensor, Tensor]:
+def _gather_stats(x, means, invstds, running_mean, running_var, momentum, eps, counts):
     total, counts = counts.sum(), counts.view(-1, 1)
     mean = (means * counts).sum(0) / total
     var = ((invstds ** -2 - eps + (means - mean) ** 2) * counts).sum(0) / total
@@ -32,20 +27,17 @@ def _gather_stats(x: Tensor, means: Tensor, invstds: Tensor, running_mean: Tenso
     return mean, (var + eps).rsqrt()
 
 
-def _elementwise(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, invstd: Tensor,
-                 eps: float) -> Tensor:
+def _elementwise(x, weight, bias, mean, invstd, eps):
     return (x - _shaped(mean, x)) * _shaped(invstd * weight, x) + _shaped(bias, x)
 
 
-def _backward_sums(grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor,
-                   *wanted: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward_sums(grad, x, mean, invstd, weight, *wanted):
     sum_dy = grad.sum(_dims(x))
     sum_dy_xmu = (grad * (x - _shaped(mean, x))).sum(_dims(x))
     return sum_dy, sum_dy_xmu, sum_dy_xmu * invstd, sum_dy.clone()
 
 
-def _backward(grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor,
-              sum_dy: Tensor, sum_dy_xmu: Tensor, counts: Tensor) -> Tensor:
+def _backward(grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu, counts):
     total = counts.sum()
     centered = (x - _shaped(mean, x)) * _shaped(invstd ** 2 * sum_dy_xmu / total, x)
     return (grad - _shaped(sum_dy / total, x) - centered) * _shaped(invstd * weight, x)

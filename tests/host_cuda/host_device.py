@@ -1,6 +1,4 @@
 """Compile ``device.cpp`` against the installed torch."""
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -11,12 +9,12 @@ import torch
 FOLDER = Path(__file__).resolve().parent
 
 
-def compiler() -> str | None:
+def compiler():
     """Return the C++ compiler, if there is one."""
     return shutil.which(os.environ.get('CXX', 'g++')) or shutil.which('clang++')
 
 
-def build(folder: Path) -> Path:
+def build(folder):
     """Build the library in ``folder``, and return its path.
 
     Raises:
@@ -35,7 +33,7 @@ def build(folder: Path) -> Path:
     return target
 
 
-def environment(library: Path, base: dict[str, str]) -> dict[str, str]:
+def environment(library, base):
     """``base`` with what a process needs to have the device."""
     path = os.pathsep.join(filter(None, [str(FOLDER), base.get('PYTHONPATH', '')]))
     return {**base, 'PYTHONPATH': path, 'MMREPRO_HOST_CUDA': str(library)}

@@ -2,8 +2,6 @@
 
 Import it before anything asks for CUDA. ``MMREPRO_HOST_CUDA`` is the path of the built library.
 """
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -47,27 +45,27 @@ BEHAVIOUR = {name: how for how, names in {
 }.items() for name in names.split()}
 
 
-def calls(name: str) -> int:
+def calls(name):
     """Return how often the device's own kernel of an operator of ``aten`` ran."""
     return _library.count_calls(f'aten::{name}'.encode())
 
 
-def all_calls() -> dict[str, int]:
+def all_calls():
     """Return the calls of all operators that ran since :func:`forget_calls`, by name."""
     lines = _library.all_calls().decode().splitlines()
     return {name: int(count) for name, count in (line.split('\t') for line in lines)}
 
 
-def forget_calls() -> None:
+def forget_calls():
     """Count from zero."""
     _library.forget_calls()
 
 
-def _get_device() -> int:
+def _get_device():
     return _library.get_device()
 
 
-def _exchange_device(index: int) -> int:
+def _exchange_device(index):
     """Return the device before; a negative index changes nothing."""
     return _library.set_device(index)
 
@@ -76,11 +74,11 @@ def _nothing(*args, **kwargs):
     return None
 
 
-def _device_storage(size: int, device: torch.device) -> torch.UntypedStorage:
+def _device_storage(size, device):
     return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
 
-def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+def _bytes(storage):
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
@@ -103,24 +101,24 @@ def _to(self, device, non_blocking=False):
 class _Event:
     """The clock of the host: a call has done its work when it returns."""
 
-    def __init__(self, enable_timing: bool = False) -> None:
+    def __init__(self, enable_timing=False):
         self._at = 0.
 
-    def record(self) -> None:
+    def record(self):
         self._at = time.perf_counter()
 
-    def elapsed_time(self, end: _Event) -> float:
+    def elapsed_time(self, end):
         return (end._at - self._at) * 1e3
 
 
 class _Start:
     """CUDA starts with the first tensor, or the first question about devices, and not before."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.done = False
         self._queued = len(torch.cuda._queued_calls)  # those before are for a compiled CUDA
 
-    def __call__(self) -> None:
+    def __call__(self):
         """Start, and make up for the seeds that were given before."""
         if not self.done:
             self.done = True
@@ -128,14 +126,14 @@ class _Start:
                     None, torch.cuda._lazy_seed_tracker.get_calls())):
                 call()
 
-    def is_done(self) -> bool:
+    def is_done(self):
         return self.done
 
 
-def _put() -> None:
+def _put():
     start = _Start()
 
-    def _set_device(index: int) -> None:
+    def _set_device(index):
         if index >= DEVICES:  # as cudaSetDevice
             raise torch.AcceleratorError('CUDA error: invalid device ordinal')
         start()

@@ -5,8 +5,6 @@
 Writes WORK_DIR/results.json: a digest of batches, losses and end state per run, and how often some
 kernels of the device ran. ``loose`` runs have ``deterministic=False``.
 """
-from __future__ import annotations
-
 import argparse
 import copy
 import json
@@ -71,7 +69,7 @@ def _run(cfg, work_dir):
     return found
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('model')
     parser.add_argument('data_root')
@@ -88,8 +86,7 @@ def main() -> None:
     if args.model == 'tiny':
         cfg.train_cfg[length] = 4
     if args.amp:
-        cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper',
-                                     loss_scale=dict(init_scale=args.amp)))
+        cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper', loss_scale=dict(init_scale=args.amp)))
     saving = copy.deepcopy(cfg)
     saving.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False,
                                            max_keep_ckpts=-1)

@@ -2,12 +2,9 @@
 
     python tests/host_cuda/scripts.py       prints, as JSON, the traceback of each one, or nothing
 """
-from __future__ import annotations
-
 import json
 import os
 import sys
-from typing import Any, Callable
 
 import pytest
 import torch
@@ -17,22 +14,22 @@ from dev.children import Child, ChildFailed
 from mmrepro import determinism, on_virtual_ranks, ops, seeds, set_random_seed
 from mmrepro.ops.guard import OperatorGuard
 
-SCRIPTS: dict[str, tuple[Callable[[], None], dict[str, str]]] = {}
+SCRIPTS = {}
 FLAGS = dict(CUBLAS_WORKSPACE_CONFIG=':4096:8')  # read before CUDA starts
 INTERPRETED = dict(TRITON_INTERPRET='1')  # read when Triton is imported
 
 
-def script(**variables: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    def register(function: Callable[[], None]) -> Callable[[], None]:
+def script(**variables):
+    def register(function):
         SCRIPTS[function.__name__] = function, variables
         return function
     return register
 
 
 @script()
-def it_refuses_and_drifts_and_draws_as_a_gpu() -> None:
+def it_refuses_and_drifts_and_draws_as_a_gpu():
     """The controls, without which the others could not fail."""
-    def step() -> torch.Tensor:
+    def step():
         x = torch.linspace(-1, 1, 64, device='cuda').view(1, 1, 8, 8).requires_grad_()
         F.interpolate(x, scale_factor=2.5, mode='bicubic').pow(2).sum().backward()
         return x.grad.cpu()
@@ -61,13 +58,13 @@ def it_refuses_and_drifts_and_draws_as_a_gpu() -> None:
 
 
 @script()
-def two_devices_have_their_random_numbers() -> None:
+def two_devices_have_their_random_numbers():
     first, second = torch.ones(3, device='cuda'), torch.ones(3, device='cuda:1')
     with pytest.raises(RuntimeError, match='at least two devices, cuda:0 and cuda:1'):
         first + second
     torch.cuda.manual_seed_all(1)
 
-    def draw() -> list[torch.Tensor]:
+    def draw():
         return [torch.rand(3, device=one.device).cpu() for one in (first, second, second)]
 
     draw()
@@ -83,7 +80,7 @@ def two_devices_have_their_random_numbers() -> None:
 
 
 @script()
-def products_of_sparse_tensors_are_reported() -> None:
+def products_of_sparse_tensors_are_reported():
     from mmrepro.fingerprint.digest import tensor_digest
     words = torch.nn.Embedding(5, 3, sparse=True).cuda()
     with OperatorGuard().watch() as guard:
@@ -97,11 +94,11 @@ def products_of_sparse_tensors_are_reported() -> None:
 
 
 @script()
-def cuda_starts_when_its_variables_are_set() -> None:
+def cuda_starts_when_its_variables_are_set():
     """Also through the API: cuBLAS reads the variable once, and too late would be refused."""
     os.environ.pop('CUBLAS_WORKSPACE_CONFIG', None)
 
-    def main() -> bool:
+    def main():
         if torch.distributed.get_rank() == 0:
             assert not torch.cuda.is_initialized()
         set_random_seed(1, deterministic=True)
@@ -112,7 +109,7 @@ def cuda_starts_when_its_variables_are_set() -> None:
 
 
 @script(**FLAGS)
-def the_maximum_of_roi_align_is_refused() -> None:
+def the_maximum_of_roi_align_is_refused():
     ops.install()
     from mmcv.ops import roi_align
     x = torch.ones(1, 2, 8, 8, device='cuda')
@@ -122,7 +119,7 @@ def the_maximum_of_roi_align_is_refused() -> None:
 
 
 @script(**FLAGS)
-def topk_takes_the_lower_index_as_on_a_cpu() -> None:
+def topk_takes_the_lower_index_as_on_a_cpu():
     """With a kernel that chooses by prefix scans and sorts equal values in reverse."""
     nan, inf = float('nan'), float('inf')
     steps = torch.arange(13 * 9 * 11).view(13, 9, 11) * 7919 % 1000 % 11 - 4
@@ -146,7 +143,7 @@ def topk_takes_the_lower_index_as_on_a_cpu() -> None:
 
 
 @script(**FLAGS, **INTERPRETED)
-def writes_by_index_do_not_sort() -> None:
+def writes_by_index_do_not_sort():
     """In deterministic mode only."""
     from mmrepro.ops import triton
     triton.default_requirement = lambda: ''
@@ -155,7 +152,7 @@ def writes_by_index_do_not_sort() -> None:
     write_kernels.write = lambda *args: written.append(args) or write(*args)
     values, index = torch.arange(8.).view(4, 2), torch.tensor([3, -6, 0, 3])
 
-    def put(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def put(device):
         target = torch.zeros(6, 2, device=device)
         leaf = values.clone().to(device).requires_grad_()
         target[index.to(device)] = leaf
@@ -177,12 +174,12 @@ def writes_by_index_do_not_sort() -> None:
 
 
 @script(**INTERPRETED)
-def a_bad_roi_is_named_without_a_wait_for_it() -> None:
+def a_bad_roi_is_named_without_a_wait_for_it():
     ops.install()
     import mmcv.ops
     feature = torch.ones(1, 2, 8, 8, device='cuda')
 
-    def align(image: int) -> float:
+    def align(image):
         box = torch.tensor([[image, 1., 1, 5, 5]], device='cuda')
         return float(mmcv.ops.roi_align(feature, box, 2, 1., 0, 'avg', True).sum())
 
@@ -194,20 +191,20 @@ def a_bad_roi_is_named_without_a_wait_for_it() -> None:
 
 
 @script(**INTERPRETED)
-def functions_of_mmcv_reach_the_kernels() -> None:
+def functions_of_mmcv_reach_the_kernels():
     ops.install()
     import mmcv.ops
 
     from mmrepro.ops import triton
 
-    def wave(*shape: int) -> torch.Tensor:
+    def wave(*shape):
         return torch.linspace(-9, 9, torch.Size(shape).numel()).sin().mul(40).frac().view(shape)
 
     feature, box = wave(1, 4, 9, 13), torch.tensor([[0., 8, 8, 60, 40], [0, 30, 2, 66, 70]])
     value, share = wave(1, 12, 2, 4), wave(1, 3, 2, 1, 2)
     location = wave(1, 3, 2, 1, 2, 2) * .4 + .5
 
-    def bits(device: str) -> list[torch.Tensor]:
+    def bits(device):
         leaves = [tensor.to(device).requires_grad_()
                   for tensor in (feature, value, location, share)]
         aligned = mmcv.ops.roi_align(leaves[0], box.to(device), (2, 2), 1 / 8, 0, 'avg', True)
@@ -227,7 +224,7 @@ def functions_of_mmcv_reach_the_kernels() -> None:
         from triton.runtime.interpreter import InterpretedFunction
         run = InterpretedFunction.run
 
-        def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def counted(self, *args, **kwargs):
             launched.add(self.fn.__name__)
             return run(self, *args, **kwargs)
 
@@ -239,7 +236,7 @@ def functions_of_mmcv_reach_the_kernels() -> None:
                                        'mean', 'peak', 'scatter', 'slope', 'sweep')}
 
 
-def _outcome(function: Callable[[], None], variables: dict[str, str]) -> str:
+def _outcome(function, variables):
     os.environ.update(variables)
     try:
         Child(function).result()

@@ -94,8 +94,7 @@ MOST_TRITON = {'RoIAlign': (6, 6, 0, 0), 'MSDeformAttn': (5, 21, 0, 0), 'NMS': (
 def test_calls_and_waits_are_few(on_device, provider, most):
     if provider == 'triton':
         pytest.importorskip('triton')
-    done = on_device(COUNT, '--only', f'^({"|".join(most)})$',
-                     '--provider', provider)
+    done = on_device(COUNT, '--only', f'^({"|".join(most)})$', '--provider', provider)
     rows = {cells[0]: [int(cell or 0) for cell in cells[1:5]] for cells in table(done.stdout)}
     assert set(rows) == set(most)
     assert [(name, found) for name, found in rows.items()

@@ -4,8 +4,6 @@
 
 Prints, as JSON, whether each run has the bits of the same ranks in one process.
 """
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -24,7 +22,7 @@ from mmengine.registry import HOOKS  # noqa: E402
 from dev.children import join_ranks  # noqa: E402
 
 
-def _join(process: int, processes: int, port: int) -> None:
+def _join(process, processes, port):
     """Choose the device as MMEngine's init_dist does, which asks for NCCL."""
     join_ranks(process, processes, port)
     torch.cuda.set_device(process)
@@ -40,7 +38,7 @@ class OnDeviceHook(Hook):
         print(expected, file=sys.stderr)  # which the test expects
 
 
-def main() -> None:
+def main():
     virtual_runs.join_ranks = _join
     folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
     cfg = validating_and_saving(folder)

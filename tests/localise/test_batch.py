@@ -81,8 +81,7 @@ def test_an_image_that_the_batch_does_not_change_ends_with_0(data_root, tmp_path
     options = ('--cfg-options', 'model.type=OneByOne',
                'custom_imports.imports=[mmrepro,one_by_one]')
     first, alike, _ = images_by_shape(data_root)
-    code, said, _ = asked(paths, tmp_path, '--image', first, '--with', alike, alike,
-                          *options)
+    code, said, _ = asked(paths, tmp_path, '--image', first, '--with', alike, alike, *options)
     assert code == 0 and said['same_bits'] and said['vanish'] == 0
     (_, rows), = said['changes'].items()
     assert rows == [['predictions', 'same bits']]

@@ -71,8 +71,6 @@ FAULTS = {
 
 
 class Runs(Forks):
-    """Plants the fault in run B."""
-
     def __init__(self, plant):
         self.plant = plant
 

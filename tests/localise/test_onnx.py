@@ -210,8 +210,7 @@ def test_what_cannot_be_compared_is_an_error_in_a_line(detector, data_root, tmp_
 
 
 def test_options_of_other_comparisons_are_refused(tmp_path, capsys):
-    assert asked(capsys, 'a', 'b', '--image', 'c') == (
-        2, 'mmrepro compare: --image needs --onnx\n')
+    assert asked(capsys, 'a', 'b', '--image', 'c') == (2, 'mmrepro compare: --image needs --onnx\n')
     assert asked(capsys, '--onnx', 'm', '--trace', 'a', 'b') == (
         2, 'mmrepro compare: --trace has no meaning with --onnx\n')
 

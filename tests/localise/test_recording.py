@@ -33,8 +33,7 @@ def test_recording_changes_no_bit_of_the_training(tmp_path):
     assert all(one == plain for one in recorded)
 
 
-@pytest.mark.parametrize('start_method', [
-    'fork', pytest.param('spawn', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('start_method', ['fork', pytest.param('spawn', marks=pytest.mark.nightly)])
 def test_samples_are_recorded_in_worker_processes(tmp_path, start_method):
     def stream(folder, workers):
         cfg = tiny(folder)

@@ -85,5 +85,4 @@ def test_chunks_cover_everything_within_the_budget(items, budget):
     runs = gather.chunk_by_cost(costs, budget, widths)
     assert [i for a, b in runs for i in range(a, b)] == list(range(len(items)))
     for a, b in runs:
-        assert b - a == 1 or (sum(costs[a:b]) <= budget
-                              and (b - a) * max(widths[a:b]) <= budget)
+        assert b - a == 1 or (sum(costs[a:b]) <= budget and (b - a) * max(widths[a:b]) <= budget)

@@ -1,6 +1,4 @@
 """Albumentations pipelines, with the real package where it is installed and with a fake."""
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys
@@ -51,7 +49,7 @@ def fake(monkeypatch):
     return install
 
 
-def draw(pipeline, seed: int):
+def draw(pipeline, seed):
     random.seed(seed)
     np.random.seed(seed)
     return pipeline(image=None)
@@ -89,7 +87,7 @@ def test_the_installed_package_follows_the_sample():
     ])
     image = np.random.RandomState(0).randint(0, 255, (32, 32, 3), np.uint8)
 
-    def outcomes(seeds) -> list:
+    def outcomes(seeds):
         out = []
         for seed in seeds:
             random.seed(seed)

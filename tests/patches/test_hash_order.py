@@ -2,18 +2,13 @@
 
 Run as a script, this file prints the digests of one interpreter; as a test it compares three.
 """
-from __future__ import annotations
-
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import python
 
 HASH_SEEDS = ('0', '1', '2')
 NAMES = {str(i): name for i, name in enumerate(
@@ -25,11 +20,11 @@ class Words:
     """A tokenizer that needs no download."""
 
     @staticmethod
-    def tokenize(text: str) -> list:
+    def tokenize(text):
         return text.split()
 
 
-def sampled_text() -> str:
+def sampled_text():
     """Caption and labels of a sample, as MM-Grounding-DINO's text sampling makes them."""
     from mmdet.datasets.transforms.text_transformers import RandomSamplingNegPos
     transform = RandomSamplingNegPos.__new__(RandomSamplingNegPos)
@@ -42,7 +37,7 @@ def sampled_text() -> str:
     return repr((results['text'], results['tokens_positive'], results['gt_bboxes_labels'].tolist()))
 
 
-def fields_of_elements() -> str:
+def fields_of_elements():
     """Return the names of data and meta fields, in order, and what a dump holds."""
     from mmdet.structures import DetDataSample
     from mmengine.structures import InstanceData
@@ -53,7 +48,7 @@ def fields_of_elements() -> str:
     return repr((names, sample.to_dict()))
 
 
-def groups_of_a_batch() -> str:
+def groups_of_a_batch():
     """Tags of a semi-supervised batch, in the order in which a detector visits them."""
     import torch
     from mmdet.utils import split_batch
@@ -64,11 +59,11 @@ def groups_of_a_batch() -> str:
 PROBES = {'text': sampled_text, 'fields': fields_of_elements, 'groups': groups_of_a_batch}
 
 
-def digests() -> dict:
+def digests():
     return {name: hashlib.sha256(probe().encode()).hexdigest() for name, probe in PROBES.items()}
 
 
-def main() -> None:
+def main():
     import mmrepro.patches
     stock = digests()
     mmrepro.patches.apply()
@@ -76,18 +71,10 @@ def main() -> None:
 
 
 @pytest.fixture(scope='module')
-def outcomes() -> list:
+def outcomes():
     """Return the digests from one interpreter per hash seed."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [os.environ.get('PYTHONPATH'), root]))
-    running = [
-        subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True,
-                         env={**os.environ, 'PYTHONHASHSEED': seed, 'PYTHONPATH': path,
-                              'OMP_NUM_THREADS': '1'}) for seed in HASH_SEEDS
-    ]
-    printed = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [0] * len(running)
-    return [json.loads(text.splitlines()[-1]) for text in printed]
+    return [json.loads(python(__file__, PYTHONHASHSEED=seed).splitlines()[-1])
+            for seed in HASH_SEEDS]
 
 
 @pytest.mark.parametrize('state', ['patched', 'stock'])

@@ -1,6 +1,4 @@
 """The table of replacements and how its rows are put in force and taken out."""
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path
@@ -31,20 +29,19 @@ def everything_imported():
 
 @pytest.fixture
 def table(monkeypatch):
-    """Replace the table."""
     return lambda *rows: monkeypatch.setattr(patches, 'PATCHES', rows)
 
 
-def row(target: str) -> Patch:
+def row(target):
     cause = StockCause('C7', 'a reason', False, '', ())
     return Patch(target, 'mmrepro.patches.methods:sorted_by_path', cause)
 
 
-def names_of(rows) -> list:
+def names_of(rows):
     return [patch.target for patch in rows]
 
 
-def entry(patch: Patch):
+def entry(patch):
     """Return what the holder of a target has under its name: the object itself, or 'nothing'."""
     if patch.module not in sys.modules:
         return None
@@ -207,13 +204,13 @@ def test_names_and_docstrings_stay():
 class SeesReplacement(torch.utils.data.Dataset):
     """Items tell whether the process that makes them has the replacement of a class's method."""
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind):
         self.kind = kind
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 1
 
-    def __getitem__(self, index: int) -> bool:
+    def __getitem__(self, index):
         return hasattr(self.kind.load_data_list, '__wrapped__')
 
 

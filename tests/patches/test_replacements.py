@@ -1,6 +1,4 @@
 """What each replacement is for: the stock behaviour, and that it is gone."""
-from __future__ import annotations
-
 import json
 import pickle
 import random
@@ -19,13 +17,13 @@ from mmrepro.patches import methods
 pytestmark = pytest.mark.usefixtures('stock')
 
 
-def seed_all(seed: int) -> None:
+def seed_all(seed):
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
-def numpy_state() -> bytes:
+def numpy_state():
     _, words, position, has_gauss, gauss = np.random.get_state()
     return pickle.dumps((words.tobytes(), position, has_gauss, gauss))
 
@@ -48,7 +46,7 @@ def label_map(tmp_path, monkeypatch):
     return path
 
 
-def text_of(transform, seed: int) -> str:
+def text_of(transform, seed):
     seed_all(seed)
     return transform(dict(gt_bboxes=np.zeros((2, 4)), gt_bboxes_labels=np.array([1, 4])))['text']
 
@@ -63,7 +61,7 @@ def test_earlier_samples_do_not_choose_the_names_of_later_ones(label_map, as_str
         return TRANSFORMS.build(
             dict(type=kind, tokenizer_name='any', label_map_file=str(label_map)))
 
-    def depends_on_history() -> bool:
+    def depends_on_history():
         fresh, used = build(), build()
         text_of(used, 1)
         return text_of(fresh, 2) != text_of(used, 2)
@@ -85,7 +83,7 @@ def test_the_names_of_a_sample_are_not_written_to(label_map):
 
 
 # --------------------------------------------------------------------------- C2: positives
-def balanced(expected: int) -> list:
+def balanced(expected):
     """Positives that the sampler picks: 4 objects, one of them with 40 boxes, three with one."""
     from mmdet.models.task_modules import AssignResult
     from mmdet.registry import TASK_UTILS
@@ -99,7 +97,7 @@ def balanced(expected: int) -> list:
 
 
 def test_positives_do_not_depend_on_memory_addresses_and_none_is_sampled_twice():
-    def outcomes(runs: int) -> set:
+    def outcomes(runs):
         seen, ballast = set(), []
         for size in range(runs):
             ballast.append([torch.zeros(1) for _ in range(7 * size)])
@@ -120,7 +118,7 @@ def test_stock_sampler_when_every_positive_is_taken_stays():
 
 
 # --------------------------------------------------------------------------- C5, C6: drawing
-def check_that_it_leaves_the_generator(function) -> None:
+def check_that_it_leaves_the_generator(function):
     """Check that the stock function moves NumPy's generator, and the replacement does not."""
     seed_all(7)
     before = numpy_state()
@@ -132,14 +130,14 @@ def check_that_it_leaves_the_generator(function) -> None:
     assert numpy_state() == before
 
 
-def draw_track(monkeypatch) -> tuple:
+def draw_track(monkeypatch):
     from mmdet.visualization import local_visualizer
     palette = [(i / 10, 0.5, 0.5) for i in range(10)]
     monkeypatch.setattr(local_visualizer, 'sns', SimpleNamespace(color_palette=lambda: palette))
     return local_visualizer.random_color(5)
 
 
-def draw_masks(monkeypatch) -> bytes:
+def draw_masks(monkeypatch):
     from mmdet.structures import DetDataSample
     from mmdet.visualization import DetLocalVisualizer
     masks = torch.zeros(2, 24, 32, dtype=torch.bool)
@@ -153,7 +151,7 @@ def draw_masks(monkeypatch) -> bytes:
     return visualizer.get_image().tobytes()
 
 
-def draw_grounding(monkeypatch) -> None:
+def draw_grounding(monkeypatch):
     """Draws the palette, then stops at the visualizer that is not there."""
     from mmdet.engine.hooks import GroundingVisualizationHook
     from mmdet.structures import DetDataSample
@@ -177,7 +175,7 @@ def test_drawing_leaves_the_generator(draw, monkeypatch):
 
 
 # --------------------------------------------------------------------------- C7: listing
-def ade_index(monkeypatch, listing: list) -> list:
+def ade_index(monkeypatch, listing):
     from mmdet.datasets import ade20k
     fileio = SimpleNamespace(list_dir_or_file=lambda **kwargs: iter(listing))
     monkeypatch.setattr(ade20k, 'fileio', fileio)
@@ -208,7 +206,7 @@ def refcoco(tmp_path):
         images=[dict(id=i, file_name=f'{i}.jpg') for i in range(count // 3)],
         annotations=[dict(id=i, image_id=i // 3, segmentation=[]) for i in range(count)])))
 
-    def load(python_seed: int, text_mode: str = 'random', split: str = 'train') -> list:
+    def load(python_seed, text_mode='random', split='train'):
         random.seed(python_seed)
         dataset = RefCocoDataset(str(tmp_path), 'instances.json', 'refs.p', dict(img_path='x'),
                                  split=split, text_mode=text_mode)
@@ -312,7 +310,7 @@ def test_trident_convolutions_do_not_start_from_old_memory():
 
 
 # --------------------------------------------------------------------------- C17: corruptions
-def corrupted(monkeypatch, name: str, corrupt) -> bytes:
+def corrupted(monkeypatch, name, corrupt):
     from mmdet.datasets.transforms import transforms
     monkeypatch.setattr(transforms, 'corrupt', corrupt)
     np.random.seed(5)

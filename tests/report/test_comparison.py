@@ -126,9 +126,6 @@ def test_a_manifest_and_a_stock_config_are_compared_by_settings():
     assert [row.name for row in comparison.manifest] == ['mmrepro', 'config.model.type']
 
 
-# ---------------------------------------------------------------------------- stock runs
-
-
 def test_stock_runs_are_compared_by_their_logs():
     comparison = compare(*pair(b=dict(off=5), write=write_log))
     assert not comparison.exact and not comparison.equal
@@ -264,9 +261,6 @@ def test_a_folder_without_a_run_says_what_is_in_it(tmp_path):
         load_run('.')
 
 
-# ---------------------------------------------------------------------------- weights
-
-
 def test_distance_of_weights():
     a = dict(x=torch.tensor([3., 4.]), n=torch.tensor(7), y=torch.tensor([math.nan, 1.]))
     b = dict(x=torch.tensor([0., 0.]), n=torch.tensor(7), y=torch.tensor([math.nan, 1.]))
@@ -288,9 +282,6 @@ def test_checkpoints_of_both_runs_are_compared():
     assert comparison.weights[0].distance == 4. and comparison.weights[0].iteration == 20
     assert not comparison.equal and 'checkpoints differ' in comparison.verdict()
     assert compare(a, b, weights=False).equal
-
-
-# ---------------------------------------------------------------------------- what is written
 
 
 def test_plots_and_report(tmp_path, capsys):

@@ -117,8 +117,6 @@ def test_holms_correction_is_that_of_r():
     assert holm([.9, .8]) == [1, 1] and holm([.02]) == [.02] and holm([]) == []
 
 
-# ------------------------------------------------------------------------------ variance
-
 DRAW = np.random.RandomState(7)
 PART, WHOLE = DRAW.normal(0, 1, 12).tolist(), DRAW.normal(0, 2, 12).tolist()
 

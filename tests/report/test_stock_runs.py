@@ -281,9 +281,6 @@ def test_the_checkpoint_of_mmcv_says_what_its_log_lost():
     assert 'the weights in 1 of 1 checkpoint have the same bits' in compare('a', 'b').verdict()
 
 
-# ---------------------------------------------------------------------------- damage
-
-
 @pytest.mark.parametrize('number, line, problem', [
     (1, '{"env_info": "sys', 'not JSON'), (4, '{"mode": "train", ', 'not JSON'),
     (5, '[1, 2]', 'it is [1, 2]; allowed: dict'),

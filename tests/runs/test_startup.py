@@ -1,11 +1,9 @@
 """The single restart of a process whose environment is incomplete."""
-import os
-import subprocess
 import sys
 import types
 
 import pytest
-from harness import ROOT
+from harness import python
 
 from mmrepro.errors import DeterminismError
 from mmrepro.runs import startup
@@ -66,7 +64,6 @@ def test_every_rank_decides_alike_and_one_says_so(restarts, capsys):
 
 SCRIPT = """
 import os, sys
-sys.path.insert(0, {root!r})
 from mmrepro.runs import startup
 print('pid', os.getpid(), 'hash', os.environ.get('PYTHONHASHSEED'), sys.argv[1:],
       sys.flags.utf8_mode, flush=True)
@@ -76,11 +73,9 @@ startup.restart_if_incomplete(os.environ)
 
 def test_a_real_restart_keeps_the_process_and_its_arguments(tmp_path):
     script = tmp_path / 'script.py'
-    script.write_text(SCRIPT.format(root=str(ROOT)))
-    env = {k: v for k, v in os.environ.items() if k not in ('PYTHONHASHSEED', startup.RESTARTED)}
-    result = subprocess.run([sys.executable, '-X', 'utf8', str(script), 'a b', '--c'], env=env,
-                            capture_output=True, text=True, check=True)
-    first, second = result.stdout.splitlines()
+    script.write_text(SCRIPT)
+    first, second = python('-X', 'utf8', script, 'a b', '--c', PYTHONHASHSEED=None,
+                           **{startup.RESTARTED: None}).splitlines()
     pid = first.split()[1]
     assert first.startswith(f'pid {pid} hash None') and second.startswith(f'pid {pid} hash 0')
     assert first.split('[')[1] == second.split('[')[1] == "'a b', '--c'] 1"

@@ -1,5 +1,4 @@
 """Repeated steps of models with counters, with several optimizers, and on virtual ranks."""
-import os
 import re
 
 import checked_runs
@@ -10,9 +9,8 @@ from checked_runs import bits, registered, stopped
 from faults import tiny
 from harness import Child
 from mmengine.logging import MessageHub
-from mmengine.model import BaseModel
 from mmengine.runner import Runner
-from small_runs import OnePerPart  # noqa: F401  registered
+from validated_runs import TwoPlayers, settings
 from virtual_runs import run as on_virtual_ranks
 
 
@@ -52,52 +50,32 @@ def test_a_counter_that_reaches_nothing_is_not_blamed(tmp_path):
     assert 'no checkpoint keeps' not in message
 
 
-@registered
-class ProcessNumber(tiny.Tiny):
-    def forward(self, inputs, label, mode='tensor'):
-        losses = super().forward(inputs, label, mode)
-        return {name: loss * (1 + os.getpid() % 97) for name, loss in losses.items()}
-
-
 def test_the_number_of_the_process_is_seen_beside_fingerprints(tmp_path):
-    stopped(config(tmp_path, 'ProcessNumber', 1, custom_hooks=[dict(type='FingerprintHook')]))
+    stopped(config(tmp_path, 'NumberOfTheProcessInAStep', 1,
+                   custom_hooks=[dict(type='FingerprintHook')]))
 
-
-# ------------------------------------------------------------------------- several optimizers
 
 @registered
-class Players(BaseModel):
-    """A generator and a critic with an optimizer each, trained in turn."""
-
-    def __init__(self, critic_noise=False, **kwargs):
-        super().__init__(**kwargs)
-        self.first, self.second = torch.nn.Linear(192, 4), torch.nn.Linear(4, 1)
-        self.noise, self.calls = dict(first=not critic_noise, second=critic_noise), 0
-
-    def forward(self, inputs, label, mode='tensor'):
-        return self.second(self.first(inputs.flatten(1)) + torch.rand(4)).mean()
+class Players(TwoPlayers):
+    """Two parts with an optimizer each, trained in turn."""
+    calls = 0
 
     def train_step(self, data, optim_wrapper):
-        data, logs = self.data_preprocessor(data, True), {}
         self.calls += 1
-        for name in ('first', 'second'):
-            with optim_wrapper[name].optim_context(self):
-                loss = self(**data).square() * self.factor(name)
-            optim_wrapper[name].update_params(loss)
-            logs[f'loss_{name}'] = loss.detach()
-        return logs
-
-    def factor(self, name):
-        return 1.
+        return super().train_step(data, optim_wrapper)
 
 
 @registered
-class NoisyPlayers(Players):
-    def factor(self, name):
-        return float(np.random.default_rng().random()) if self.noise[name] else 1.
+class NoisyPlayers(TwoPlayers):
+    def forward(self, x, mode='tensor'):
+        return dict(loss=super().forward(x, 'loss')['loss'] * np.random.default_rng().random())
 
 
-PLAYERS = dict(optim_wrapper=dict(constructor='OnePerPart'), param_scheduler=None)
+def players(work_dir, model, checks, **changes):
+    return settings(work_dir, **{
+        'model.type': model, 'model.own_steps': True,
+        'optim_wrapper': dict(constructor='OnePerPart'),
+        'randomness': dict(deterministic=True, self_checks=dict(steps=checks)), **changes})
 
 
 def played(cfg):
@@ -109,20 +87,18 @@ def played(cfg):
 
 def test_several_optimizers(tmp_path):
     """Until the first of them steps; the log says so."""
-    checked, plain = (Child(played, config(tmp_path / str(n), 'Players', n, log_level='INFO',
-                                           **PLAYERS)).result() for n in (1, 0))
-    assert checked == plain
+    checked, plain = (Child(played, players(tmp_path / str(n), 'Players', n, log_level='INFO')
+                            ).result() for n in (1, 0))
+    assert checked == plain and plain[1] == 12
     log, = (tmp_path / '1').glob('*/*.log')
     text = log.read_text()
     assert 'Players has a train_step of its own: what comes before its first' in text
-    assert f'and {tiny.ITERATIONS} steps were repeated: same bits' in text
+    assert 'and 12 steps were repeated: same bits' in text
 
 
 def test_a_fault_before_the_first_of_several_optimizers_is_found(tmp_path):
-    assert re.search('loss .backward.', stopped(config(tmp_path, 'NoisyPlayers', 1, **PLAYERS)))
+    assert re.search('loss .backward.', stopped(players(tmp_path, 'NoisyPlayers', 1)))
 
-
-# ----------------------------------------------------------------------------- virtual ranks
 
 @pytest.mark.parametrize('accumulated', [1, 2])
 def test_no_bit_changes_on_virtual_ranks(accumulated, tmp_path):
@@ -133,20 +109,8 @@ def test_no_bit_changes_on_virtual_ranks(accumulated, tmp_path):
     assert checked == plain and [len(lines) for lines in checked] == [2, 2]
 
 
-@registered
-class FirstBatch(tiny.Tiny):
-    """Initialized from data."""
-    centre = None
-
-    def forward(self, inputs, label, mode='tensor'):
-        result = super().forward(inputs, label, mode)
-        if self.centre is None:
-            self.centre = inputs.mean()
-        return {name: loss * self.centre for name, loss in result.items()}
-
-
 @pytest.mark.parametrize('model, checks, texts', [
-    ('FirstBatch', 1000, ['resumes at iteration 1 would take another step']),
+    ('InitializedFromData', 1000, ['resumes at iteration 1 would take another step']),
     ('RankDiffers', 1, ['StepDiffersError', 'Ranks that differ: 1 of 2.',
                         'rank 1: first difference: loss noise: '])])
 def test_one_virtual_rank_that_differs_ends_all_and_is_named(model, checks, texts, tmp_path):

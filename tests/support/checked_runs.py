@@ -1,4 +1,4 @@
-"""Trainings of the tiny network whose steps are repeated."""
+"""Trainings of the tiny network, or a set-up of dev/user_setups, whose steps are repeated."""
 import copy
 import random
 
@@ -11,6 +11,8 @@ from harness import digest
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
+from dev.user_setups import steps  # noqa: F401  registers set-ups
+from dev.user_setups.setup import SETUPS
 from mmrepro.errors import StepDiffersError
 
 __all__ = ['RankDiffers', 'bits', 'config', 'finish', 'registered', 'stopped']
@@ -18,7 +20,10 @@ __all__ = ['RankDiffers', 'bits', 'config', 'finish', 'registered', 'stopped']
 
 def config(work_dir, model='Tiny', checks=1000, **changes):
     cfg = tiny.tiny(work_dir)
-    cfg.model.type = model
+    if model in SETUPS:
+        SETUPS[model].change(cfg)
+    else:
+        cfg.model.type = model
     cfg.randomness.self_checks = dict(steps=checks)
     cfg.env_cfg = dict()
     cfg.merge_from_dict(copy.deepcopy(changes))

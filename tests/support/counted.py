@@ -10,7 +10,7 @@ class Counted:
     """``calls``: how often checkpoint files were checked and loaded, and how often the state of a
     rank was collected. For a forked process: nothing is undone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls = Counter()
         self._count(files, 'check_file', 'check')
         self._count(torch, 'load', 'load', lambda file, *rest, **options: isinstance(file, str))

@@ -61,8 +61,7 @@ def write_run(folder, count=20, rank=0, world=1, level='parameter', end=True, ma
     return str(folder)
 
 
-def write_log(folder, count=20, stamp='20260101_000000', first=0, off=None, config=None,
-              val=.3):
+def write_log(folder, count=20, stamp='20260101_000000', first=0, off=None, config=None, val=.3):
     """Write a stock run's scalars.json and config; from iteration ``off`` on its losses differ."""
     records = Path(folder, stamp, 'vis_data')
     records.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ import gc
 import multiprocessing
 import os
 import sys
-from typing import Any
 
 from launches import training_of
 
@@ -13,7 +12,7 @@ from mmrepro.runs.child import outcome
 from mmrepro.runs.launcher import LaunchedTraining, free_port, rank_variables
 
 
-def _train(launch: Any, variables: dict[str, str], log: str) -> None:
+def _train(launch, variables, log):
     gc.freeze()  # as in dev/children.py
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -28,22 +27,22 @@ def _train(launch: Any, variables: dict[str, str], log: str) -> None:
 class _Process:
     """A forked process with the methods of ``subprocess.Popen``."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args):
         self._process = multiprocessing.get_context('fork').Process(target=_train, args=args)
         self._process.start()
         self.pid, self.terminate = self._process.pid, self._process.terminate
 
-    def poll(self) -> int | None:
+    def poll(self):
         return self._process.exitcode
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout=None):
         self._process.join(timeout)
 
 
 class ForkedTraining(LaunchedTraining):
     logs: list[str] = []
 
-    def __init__(self, launch: Any) -> None:
+    def __init__(self, launch):
         self.launch = launch
         os.makedirs(os.path.dirname(os.path.abspath(launch.log)), exist_ok=True)
         port = free_port() if launch.ranks > 1 else None

@@ -1,6 +1,4 @@
 """Train a configuration and report its bits; every variant of a run is a child of this process."""
-from __future__ import annotations
-
 import copy
 import gc
 import importlib
@@ -8,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable
 
 from dev.children import Child, run_all
 from mmrepro.digests import state_digest as digest
@@ -24,14 +21,14 @@ gc.freeze()  # collections, of which MMEngine asks for many, need not look at mo
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _recorder(with_data: bool) -> Any:
+def _recorder(with_data):
     from mmengine.hooks import Hook
 
     class Recorder(Hook):
         priority = 100
 
-        def __init__(self) -> None:
-            self.result: dict[str, list] = dict(data=[], loss=[], step=[], metrics=[])
+        def __init__(self):
+            self.result = dict(data=[], loss=[], step=[], metrics=[])
 
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             if with_data:
@@ -54,8 +51,7 @@ def _recorder(with_data: bool) -> Any:
     return Recorder()
 
 
-def train(cfg: Any, work_dir: str, with_data: bool = True,
-          prepare: Callable[[Any], None] = lambda runner: None) -> dict[str, Any]:
+def train(cfg, work_dir, with_data=True, prepare=lambda runner: None):
     """Train in this process; returns digests of batches, weights, optimizer, and losses as hex."""
     from mmengine.runner import Runner
     cfg = copy.deepcopy(cfg)
@@ -68,15 +64,14 @@ def train(cfg: Any, work_dir: str, with_data: bool = True,
     return recorder.result
 
 
-def environment() -> dict[str, str]:
+def environment():
     """Environment of a fresh process that finds this checkout and the modules of this folder."""
     path = os.pathsep.join(filter(None, [
         str(ROOT), str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')]))
     return {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
 
 
-def fresh(*arguments: Any, code: int | None = 0, cwd: Any = None,
-          **variables: str | None) -> subprocess.CompletedProcess[str]:
+def fresh(*arguments, code=0, cwd=None, **variables):
     """Run a fresh interpreter that finds this checkout, without the variables that are None.
 
     ``code`` None: any exit code will do.
@@ -89,6 +84,6 @@ def fresh(*arguments: Any, code: int | None = 0, cwd: Any = None,
     return done
 
 
-def python(*arguments: Any, **options: Any) -> str:
+def python(*arguments, **options):
     """Run a fresh interpreter as :func:`fresh` does; returns what it prints."""
     return fresh(*arguments, **options).stdout

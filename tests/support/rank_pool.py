@@ -5,8 +5,6 @@
 Every call makes a process group of its own over gloo. The store lives in the test's process, so no
 port has to be guessed and no rank takes the store along when it ends.
 """
-from __future__ import annotations
-
 import atexit
 import functools
 import multiprocessing
@@ -20,7 +18,7 @@ import torch.distributed as dist
 LIMIT = timedelta(seconds=120)
 
 
-def _serve(pipe, inherited) -> None:
+def _serve(pipe, inherited):
     for other in inherited:  # with them open, the end of the test's process would go unnoticed
         other.close()
     # loopback: without it gloo looks up the host's name, which may take seconds
@@ -48,7 +46,7 @@ def _serve(pipe, inherited) -> None:
 class Pool:
     """Up to ``size`` ranks. ``group=False``: the function makes the process group, if any."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         context = multiprocessing.get_context('fork')
         self.calls = 0
         self.pipes, self.processes = [], []
@@ -81,7 +79,7 @@ class Pool:
             assert fine, f'rank {rank}: {result[1]}'
         return [result for _, result in outcomes]
 
-    def close(self) -> None:
+    def close(self):
         for process in self.processes:
             process.terminate()
         for process in self.processes:
@@ -89,7 +87,7 @@ class Pool:
 
 
 @functools.cache
-def shared_pool() -> Pool:
+def shared_pool():
     """Return the one pool of a test run, of four ranks."""
     pool = Pool(4)
     atexit.register(pool.close)

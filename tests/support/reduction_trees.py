@@ -1,19 +1,12 @@
 """The tree of a reduction, from its description."""
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
-
 from mmrepro.distributed.reduction_tree import combine_of, finish_of
 
 
-def written_out(leaves: Sequence[Tensor], op: Any) -> Tensor:
+def written_out(leaves, op):
     """Build the tree from its description: halves of a power of two, the rest from the right."""
     combine, leaves = combine_of(op), list(leaves)
 
-    def whole(part: list[Tensor]) -> Tensor:
+    def whole(part):
         if len(part) == 1:
             return part[0].clone()
         half = len(part) // 2

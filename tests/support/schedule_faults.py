@@ -1,9 +1,5 @@
 """Faults of orders, planted: schedules have to find each."""
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Callable
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 from mmrepro.distributed.virtual.scheduler import Scheduler, VirtualRank
@@ -13,15 +9,15 @@ from mmrepro.step_check.check import StepCheck
 
 
 @contextmanager
-def _restored_weights() -> Iterator[None]:
+def _restored_weights():
     """A repeated step puts back the weights of before the step, behind the agreement."""
     init = Attributes.__init__
     agree = StepCheck._agree
 
-    def without(self: Any, model: Any, more: Any, saved: Any, left_out: Any = ()) -> None:
+    def without(self, model, more, saved, left_out=()):
         init(self, model, more, saved)
 
-    def late(self: Any, *args: Any) -> None:
+    def late(self, *args):
         left, self._left = self._left, None
         agree(self, *args)
         if left is not None:
@@ -33,19 +29,19 @@ def _restored_weights() -> Iterator[None]:
         yield
 
 
-def _without_wait(text: str) -> AbstractContextManager[Any]:
+def _without_wait(text):
     """Ranks do not wait where ``text`` says what for."""
     wait = Scheduler.wait
 
-    def hasty(self: Any, ready: Any, where: str) -> None:
+    def hasty(self, ready, where):
         wait(self, (lambda: True) if text in where else ready, where)
 
     return mock.patch.object(Scheduler, 'wait', hasty)
 
 
-def _unguarded_conditions() -> AbstractContextManager[Any]:
+def _unguarded_conditions():
     """What a rank waits for raises in the thread of the one that asks."""
-    def may_run(self: Any) -> bool:
+    def may_run(self):
         return self.scheduler.failed is not None or self.work is None and (
             self.ready is None or self.ready())
 
@@ -53,13 +49,13 @@ def _unguarded_conditions() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _silently_restored_weights() -> Iterator[None]:
+def _silently_restored_weights():
     """A checkpoint may be written while the owner has not stepped; nothing compares weights."""
     with _restored_weights(), mock.patch.object(Shared, 'check', lambda self: None):
         yield
 
 
-FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+FAULTS = {
     'restored weights': _restored_weights,
     'restored weights, unchecked': _silently_restored_weights,
     'a step before the owner': lambda: _without_wait('of the optimizer on shared weights'),

@@ -9,7 +9,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def main() -> None:
+def main():
     import conftest  # noqa: F401  pins threads
     import torch
     from demo_runs import small, workers

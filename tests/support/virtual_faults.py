@@ -1,24 +1,20 @@
 """Faults planted in virtual ranks: each makes the bits depend on the number of processes."""
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Callable
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import numpy as np
 import torch
 
-from mmrepro.distributed.reduction_tree import Node, ReductionTree
+from mmrepro.distributed.reduction_tree import ReductionTree
 from mmrepro.distributed.virtual import guards
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.process_state import ProcessState
 
 
-def _order_of_processes() -> AbstractContextManager[Any]:
+def _order_of_processes():
     """Each process reduces its own ranks, and then the processes' results are reduced."""
-    def add(self: ReductionTree, node: Node) -> None:
+    def add(self, node):
         if self.nodes:
             last = self.nodes[-1]
             self.nodes[-1] = last._replace(value=self._combine(last.value, node.value))
@@ -29,12 +25,12 @@ def _order_of_processes() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _shared_buffers() -> Iterator[None]:
+def _shared_buffers():
     """The ranks of a process have one set of buffers."""
-    shared: dict[str, torch.Tensor] = {}
+    shared = {}
     make = VirtualDataParallel.__init__
 
-    def init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self, module, *args, **kwargs):
         make(self, module, *args, **kwargs)
         for name, buffer in module.named_buffers():
             buffer.set_(shared.setdefault(name, buffer.detach()))
@@ -43,12 +39,11 @@ def _shared_buffers() -> Iterator[None]:
         yield
 
 
-def _one_generator(get: Callable[[], Any], put: Callable[[Any], None]) -> Callable[
-        [], AbstractContextManager[Any]]:
+def _one_generator(get, put):
     """A generator that stays where the last rank has left it."""
     restore = ProcessState.restore
 
-    def restore_others(self: ProcessState) -> None:
+    def restore_others(self):
         before = get()
         restore(self)
         put(before)
@@ -56,7 +51,7 @@ def _one_generator(get: Callable[[], Any], put: Callable[[Any], None]) -> Callab
     return lambda: mock.patch.object(ProcessState, 'restore', restore_others)
 
 
-FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+FAULTS = {
     'collectives in the order of processes': _order_of_processes,
     'shared buffers': _shared_buffers,
     'one generator of Python': _one_generator(random.getstate, random.setstate),

@@ -1,8 +1,4 @@
 """A config on V virtual ranks in N forked processes of this warm one: the bits of every rank."""
-from __future__ import annotations
-
-from typing import Any
-
 from demo_runs import changed
 from harness import Child, digest
 from mmengine.dist import get_rank
@@ -14,7 +10,7 @@ from mmrepro.distributed.unwrap import unwrap
 from mmrepro.distributed.virtual.shards import whole_tensor
 
 
-def whole(value: Any) -> Any:
+def whole(value):
     """Gather the tensors in nested data that are divided among the ranks."""
     if isinstance(value, dict):
         return {key: whole(part) for key, part in value.items()}
@@ -23,7 +19,7 @@ def whole(value: Any) -> Any:
     return whole_tensor(value)
 
 
-def _recorder(lines: list[dict]) -> Any:
+def _recorder(lines):
     from mmengine.hooks import Hook
 
     class Recorder(Hook):
@@ -49,7 +45,7 @@ def _recorder(lines: list[dict]) -> Any:
     return Recorder()
 
 
-def _process(process: int, processes: int, port: int, cfg: Any) -> dict[int, list[dict]]:
+def _process(process, processes, port, cfg):
     from mmengine.runner import Runner
 
     from mmrepro.runs.startup import on_ranks
@@ -57,9 +53,9 @@ def _process(process: int, processes: int, port: int, cfg: Any) -> dict[int, lis
     if processes > 1:
         join_ranks(process, processes, port)
         cfg.launcher = 'pytorch'
-    found: dict[int, list[dict]] = {}
+    found = {}
 
-    def main() -> None:
+    def main():
         lines = found[get_rank()] = []
         runner = Runner.from_cfg(cfg)
         runner.register_hook(_recorder(lines), priority=100)
@@ -69,13 +65,12 @@ def _process(process: int, processes: int, port: int, cfg: Any) -> dict[int, lis
     return found
 
 
-def run(cfg: Any, ranks: int | None, processes: int, work_dir: Any,
-        resume: Any = None) -> list[list[dict]]:
+def run(cfg, ranks, processes, work_dir, resume=None):
     """Return what every rank saw, a list of dicts each.
 
     ``ranks`` None: no virtual ones. ``resume``: path of a checkpoint.
     """
-    def change(cfg: Any) -> None:
+    def change(cfg):
         if ranks is not None:
             cfg.randomness = with_virtual_ranks(cfg.randomness, ranks)
         cfg.work_dir = str(work_dir)

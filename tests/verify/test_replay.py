@@ -82,8 +82,7 @@ def test_it_stops_at_the_first_difference(original, stand_in, tmp_path, capsys):
 def test_a_shorter_replay_as_json(original, stand_in, tmp_path, capsys):
     stand_in.content = stand_in.content[:4]
     stand_in.manifest = dict(stand_in.manifest, initial_weights='0' * 16)
-    assert main([str(original), '--work-dir', str(tmp_path / 'r'), '--iters', '3',
-                        '--json']) == 0
+    assert main([str(original), '--work-dir', str(tmp_path / 'r'), '--iters', '3', '--json']) == 0
     found = json.loads(capsys.readouterr().out)
     assert found['same'] and found['compared'] == 3 and found['difference'] is None
     (row, ) = found['environment']

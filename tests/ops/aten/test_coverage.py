@@ -42,8 +42,7 @@ def packet_of(name):
     return name.partition('.')[0].rstrip('_')
 
 
-POINTWISE = {packet_of(name) for name, one in OPERATORS.items()
-             if torch.Tag.pointwise in one.tags}
+POINTWISE = {packet_of(name) for name, one in OPERATORS.items() if torch.Tag.pointwise in one.tags}
 
 
 def follows_a_rule(name):

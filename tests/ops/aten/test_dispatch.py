@@ -61,8 +61,7 @@ def test_old_releases_get_more_replacements():
     new = {row.operator for row in dispatch.active('cuda', '2.13.0')}
     assert {'cumsum', 'kthvalue', 'scatter_add'} <= old and not {'cumsum', 'kthvalue'} & new
     assert {'grid_sampler_2d_backward', 'upsample_bilinear2d_backward', 'topk'} <= old & new
-    assert {row.operator for row in dispatch.active('cpu')} == {
-        'topk', 'sort'}
+    assert {row.operator for row in dispatch.active('cpu')} == {'topk', 'sort'}
 
 
 def test_cuda_kernels_register_without_a_gpu_and_come_off_again():

@@ -3,27 +3,15 @@ import copy
 
 import pytest
 import torch
+from operators import batch_norm, draw, trained
 
 from mmrepro import ops
 from mmrepro.ops.aten import sync_bn
 from mmrepro.scoped import replaced
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 2 + 1
-
-
-def train(layer, x, upstream):
-    """Return what a step computes: output, gradients, statistics."""
-    x = x.clone().requires_grad_()
-    out = layer(x)
-    out.backward(upstream)
-    return [t.detach() for t in (out, x.grad, layer.weight.grad, layer.bias.grad,
-                                 layer.running_mean, layer.running_var)]
-
-
 def on_a_rank(rank, world, layer, x, upstream, sizes, kind):
-    """Compute the share of a rank of ``train``; rank r has ``sizes[r]`` of the samples."""
+    """Compute the share of a rank of ``trained``; rank r has ``sizes[r]`` of the samples."""
     start = sum(sizes[:rank])
     part = slice(start, start + sizes[rank])
     if kind == 'torch':
@@ -34,23 +22,15 @@ def on_a_rank(rank, world, layer, x, upstream, sizes, kind):
         module = SyncBatchNorm(layer.num_features, stats_mode=kind)
     module.load_state_dict(layer.state_dict())
     with replaced(torch.nn.SyncBatchNorm, forward=sync_bn.forward):
-        return train(module, x[part], upstream[part])
-
-
-def layer_of(channels):
-    layer = torch.nn.BatchNorm2d(channels)
-    with torch.no_grad():
-        layer.weight.copy_(draw(channels, seed=1))
-        layer.bias.copy_(draw(channels, seed=2))
-    return layer
+        return trained(module, x[part], upstream[part])
 
 
 @pytest.mark.parametrize('kind, sizes', [
     ('torch', (3, 3)), ('torch', (5, 1)), ('torch', (6, 0)), ('torch', (2, 3, 1)),
     ('default', (3, 3)), ('N', (5, 1))])
 def test_ranks_together_are_one_big_batch(pool, kind, sizes):
-    layer, x, upstream = layer_of(4), draw(6, 4, 3, 5), draw(6, 4, 3, 5, seed=9)
-    expected = train(copy.deepcopy(layer), x, upstream)
+    layer, x, upstream = batch_norm(4), draw(6, 4, 3, 5), draw(6, 4, 3, 5, seed=9)
+    expected = trained(copy.deepcopy(layer), x, upstream)
     ranks = pool.run(on_a_rank, len(sizes), layer, x, upstream, sizes, kind)
     torch.testing.assert_close(torch.cat([rank[0] for rank in ranks]), expected[0])
     torch.testing.assert_close(ranks[0][4], expected[4])
@@ -76,7 +56,7 @@ def again(rank, world, layer, x, upstream, sizes):
 
 
 def test_the_bits_repeat(pool):
-    layer, x, upstream = layer_of(3), draw(6, 3, 64, 64), draw(6, 3, 64, 64, seed=9)
+    layer, x, upstream = batch_norm(3), draw(6, 3, 64, 64), draw(6, 3, 64, 64, seed=9)
     assert all(pool.run(again, 3, layer, x, upstream, (2, 1, 3)))
 
 

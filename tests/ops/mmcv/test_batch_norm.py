@@ -2,27 +2,11 @@
 import pytest
 import torch
 from mmcv.ops.sync_bn import SyncBatchNormFunction
+from operators import batch_norm, draw, trained
 
-from mmrepro.ops.mmcv import batch_norm
+from mmrepro.ops.mmcv import batch_norm as kernels
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
-
-
-def draw(*shape, seed=0, dtype=torch.float32):
-    random = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=random, dtype=torch.float64).mul(2).add(1).to(dtype)
-
-
-def layers(channels):
-    """Two batch norms with the same numbers; the module of mmcv would take torch's on one rank."""
-    pair = torch.nn.BatchNorm2d(channels), torch.nn.BatchNorm2d(channels)
-    for layer in pair:
-        with torch.no_grad():
-            layer.weight.copy_(draw(channels, seed=1))
-            layer.bias.copy_(draw(channels, seed=2))
-            layer.running_mean.copy_(draw(channels, seed=3))
-            layer.running_var.copy_(draw(channels, seed=4).abs())
-    return pair
 
 
 def apply(layer, x, mode='default'):
@@ -33,25 +17,19 @@ def apply(layer, x, mode='default'):
 @pytest.mark.parametrize('mode', ['default', 'N'])
 @pytest.mark.parametrize('shape', [(4, 3, 5, 7), (2, 16, 1, 1), (1, 5, 9, 9)])
 def test_on_one_rank_it_is_batch_norm(shape, mode):
+    """The module of mmcv would take torch's on one rank."""
     x, upstream = draw(*shape), draw(*shape, seed=9)
-    results = []
-    for layer, function in zip(layers(shape[1]), (lambda layer, v: apply(layer, v, mode),
-                                                  lambda layer, v: layer(v))):
-        value = x.clone().requires_grad_()
-        out = function(layer, value)
-        out.backward(upstream)
-        results.append([out.detach(), value.grad, layer.weight.grad, layer.bias.grad,
-                        layer.running_mean, layer.running_var])
-    for ours, expected in zip(*results):
+    found = trained(batch_norm(shape[1]), x, upstream, lambda layer, x: apply(layer, x, mode))
+    for ours, expected in zip(found, trained(batch_norm(shape[1]), x, upstream)):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_half_is_summed_in_float32():
     x = torch.full((1, 1, 100000), 1.5).half()
     mean = torch.zeros(1)
-    batch_norm.sync_bn_forward_mean(x, mean)
+    kernels.sync_bn_forward_mean(x, mean)
     assert mean.item() == 1.5
-    layer, _ = layers(3)
+    layer = batch_norm(3)
     value = draw(2, 3, 4, 4, dtype=torch.float16).requires_grad_()
     out = apply(layer, value)
     out.sum().backward()
@@ -60,7 +38,7 @@ def test_half_is_summed_in_float32():
 
 
 def test_an_empty_batch_changes_nothing():
-    layer, _ = layers(3)
+    layer = batch_norm(3)
     before = layer.running_mean.clone(), layer.running_var.clone()
     value = torch.zeros(0, 3, 4, 4, requires_grad=True)
     apply(layer, value, 'N').sum().backward()
@@ -73,13 +51,4 @@ def test_an_empty_batch_changes_nothing():
                                    (1, 256, 13, 13)])
 def test_it_does_not_depend_on_threads(same_bytes, shape):
     x, upstream = draw(*shape), draw(*shape, seed=5)
-
-    def run():
-        layer, _ = layers(shape[1])
-        value = x.clone().requires_grad_()
-        out = apply(layer, value)
-        out.backward(upstream)
-        return [out, value.grad, layer.weight.grad, layer.bias.grad, layer.running_mean,
-                layer.running_var]
-
-    same_bytes(run)
+    same_bytes(lambda: trained(batch_norm(shape[1]), x, upstream, apply))

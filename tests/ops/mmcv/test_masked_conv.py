@@ -5,15 +5,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.ops import masked_conv2d
+from operators import draw
 
 from mmrepro.ops.mmcv import masked_conv
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
-
-
-def draw(*shape, seed=0, dtype=torch.float32):
-    random = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=random).to(dtype)
 
 
 @settings(max_examples=30, deadline=None)

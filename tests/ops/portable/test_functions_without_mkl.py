@@ -1,12 +1,9 @@
 """Functions, products and convolutions of ``cpu='portable'`` compute what torch's own do."""
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from mmrepro.errors import DeterminismError
 from mmrepro.ops import portable
@@ -38,7 +35,7 @@ def stock(function, *args):
         portable.install()
 
 
-def arguments(name: str) -> Tensor:
+def arguments(name):
     random = torch.Generator().manual_seed(1)
     x = torch.randn(5, 4, 1000, generator=random)
     if name in ('sqrt', 'log', 'log2', 'log10'):

@@ -336,9 +336,6 @@ def test_the_published_resources_are_of_all_kernels(machine_code):
     assert {row['architecture'] for row in published} == {80, 90, 100}
 
 
-# ------------------------------------------------------------------------------ how one gets them
-
-
 def test_provider(monkeypatch):
     with ops.using('triton') if not triton.requirement() else pytest.raises(RuntimeError):
         if triton.requirement():

@@ -106,8 +106,7 @@ def test_bags_of_any_length_and_nothing_to_sum(scatter_sum, wave):
     assert shifted.data_ptr() % 16 and torch.equal(
         scatter_sum(source.t().contiguous().t(), index, shifted, 4, bag),
         scatter_sum(source, index, weight, 4, bag))
-    assert torch.equal(scatter_sum(source, index[:0, None], weight[:0, None], 2),
-                       torch.zeros(2, 5))
+    assert torch.equal(scatter_sum(source, index[:0, None], weight[:0, None], 2), torch.zeros(2, 5))
     assert scatter_sum(source, index[:3, None], weight[:3, None], 0).shape == (0, 5)
     assert (scatter_sum(torch.zeros(3, 5), index, weight, 4, bag) == 0).all()
 

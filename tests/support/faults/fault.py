@@ -39,7 +39,7 @@ class Fault:
     validate_at: int | None = None
 
 
-FAULTS: dict[str, Fault] = {}
+FAULTS = {}
 
 
 def fault(fast=False, runs='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,

@@ -60,7 +60,7 @@ class Fault(NamedTuple):
     model: str = FASTER
 
 
-FAULTS: dict[str, Fault] = {
+FAULTS = {
     'noise_in_a_lateral_convolution': Fault(
         'lateral_noise', "model = dict(neck=dict(type='NoisyFPN'))",
         dict(iteration=0, phase='forward', path='neck.lateral_convs.1', kind='argument',
@@ -148,7 +148,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def config_of(fault: Fault, folder: Path) -> str:
+def config_of(fault, folder):
     """Write what a user would have: the module and the config; the name of the config."""
     shutil.copy(HERE / 'detectors' / f'{fault.module}.py', folder)
     base = str(ROOT / 'configs' / 'demo' / f'{fault.model}_demo.py')
@@ -157,7 +157,7 @@ def config_of(fault: Fault, folder: Path) -> str:
     return 'config.py'
 
 
-def search(name: str, root: Path) -> dict[str, Any]:
+def search(name, root):
     """Run the command on a fault, in a folder of ``root``, which has data/demo; what it prints.
 
     Raises:
@@ -179,7 +179,7 @@ def search(name: str, root: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout), exit_code=done.returncode)
 
 
-def row_of(name: str, found: dict[str, Any]) -> dict[str, Any]:
+def row_of(name, found):
     """Return a row of the table: what was named, and in ``wrong`` what should have been."""
     from faults.results import versions
     fault = FAULTS[name]
@@ -200,13 +200,12 @@ def row_of(name: str, found: dict[str, Any]) -> dict[str, Any]:
     return dict(row, right=not wrong, wrong=wrong)
 
 
-def _wrong(expect: Any, finding: dict[str, Any], exit_code: int) -> list[str]:
+def _wrong(expect, finding, exit_code):
     finding = {key: tuple(map(tuple, value)) if key == 'stack' else tuple(value) if isinstance(
         value, list) else value for key, value in finding.items()}
     if expect is None:
         return [f'nothing was planted that matters: {finding}']
-    text = Diagnosis(**{key: value
-                        for key, value in finding.items()}).text()
+    text = Diagnosis(**{key: value for key, value in finding.items()}).text()
     expect = dict(expect)
     mentions = expect.pop('mentions', ())
     wrong = [f'{key}: {finding[key]!r}, not {value!r}' for key, value in expect.items()
