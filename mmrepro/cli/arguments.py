@@ -93,8 +93,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, verb: str, description: str, epilog: str,
                  *parents: argparse.ArgumentParser) -> None:
-        super().__init__(prog=program_name(verb), description=textwrap.fill(description, 80),
-                         epilog=epilog, parents=parents,
+        super().__init__(prog=program_name(verb), epilog=epilog, parents=parents,
+                         description=textwrap.fill(description, 80, break_on_hyphens=False),
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -14,10 +14,12 @@ import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import logging
+import pkgutil
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, NamedTuple
 
 from ..errors import OperatorProviderError
@@ -150,12 +152,18 @@ def install() -> None:
     """
     if finder not in sys.meta_path:
         sys.meta_path.append(finder)
+    if not hasattr(pkgutil, 'find_loader'):  # Python 3.14 has removed what MMEngine 0.10.7 calls
+        after_import('mmengine.utils.dl_utils.misc', _use_find_spec)
     module = sys.modules.get(EXTENSION)
     if hasattr(module, MARK) and not isinstance(module, _Extension):
         # `_mmrepro_operators` has provided it before mmrepro was imported; mmcv.ops refers to it
         for name in TABLE.keys() & vars(module):
             delattr(module, name)
         module.__class__ = _Extension
+
+
+def _use_find_spec(module: ModuleType) -> None:
+    module.pkgutil = SimpleNamespace(find_loader=importlib.util.find_spec)  # type: ignore
 
 
 def uninstall() -> None:

@@ -59,6 +59,7 @@ def test_every_verb_has_help_with_an_example_and_wrong_usage_is_one_line(verb, c
     assert exit_code(verb, '--help') == 0
     out = capsys.readouterr().out
     assert re.search(rf'examples?:\n  mmrepro {verb}', out) and '==SUPPRESS==' not in out
+    assert not re.search(r'--?\w+-$', out, re.M)  # an option is in one piece
     assert exit_code(verb, '--no-such-option') == exit_codes.USAGE
     said = capsys.readouterr().err
     assert said.startswith(f'mmrepro {verb}: ') and said.count('\n') == 1

@@ -48,6 +48,22 @@ def test_installing_imports_neither_torch_nor_mmcv():
     assert out == '1 False False\n'
 
 
+def test_mmengine_finds_the_operators_where_pkgutil_has_no_find_loader():
+    """As on Python 3.14."""
+    out = python('-c', textwrap.dedent('''
+        import pkgutil
+        vars(pkgutil).pop('find_loader', None)
+        from mmrepro import ops
+        ops.install()
+        from mmengine.utils.dl_utils import mmcv_full_available
+        print(mmcv_full_available(), hasattr(pkgutil, 'find_loader'))
+        compiled = ops.provider() == 'compiled'
+        ops.uninstall()
+        print(mmcv_full_available() == compiled)
+    '''))
+    assert out == 'True False\nTrue\n'
+
+
 def test_every_name_that_mmcv_asks_for_has_one_row():
     import mmcv.ops
     asked = {}
