@@ -123,9 +123,10 @@ def test_handlers_are_what_they_were(end, tmp_path):
 
 def test_an_interrupt_from_the_keyboard_is_one(tmp_path):
     # a process of pytest-xdist takes no notice of it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         run(settings(tmp_path), hook=Signals(3, [signal.SIGINT]))
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize('loop', ['val', 'test'])
