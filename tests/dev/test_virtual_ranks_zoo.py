@@ -35,6 +35,16 @@ def test_the_published_table_has_every_family_and_is_equal(ranks):
     assert all(row['steps'] and row['samples'] and row['memory'] != 'mixed' for row in trained)
 
 
+def test_what_is_published_of_sharded_weights_is_equal():
+    rows = json.loads((RESULTS / 'sharded_zoo.json').read_text())['rows']
+    assert [row for row in rows if row['difference']] == []
+    for family in {row['family'] for row in rows}:
+        found = {(row['processes'], row['resumed_from']): row['memory']
+                 for row in rows if row['family'] == family}
+        assert found == {run: 'shared' if run == (1, 2) else 'sharded'
+                         for run in zoo.ROWS[zoo.SHARDED]}
+
+
 def test_one_config_of_every_family():
     assert [member.family for member in zoo.chosen()] == NAMES
     assert zoo.chosen(['libra_rcnn'])[0].config == 'libra_rcnn/libra-faster-rcnn_r50_fpn_1x_coco.py'

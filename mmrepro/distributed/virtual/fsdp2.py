@@ -95,10 +95,11 @@ class LocalSums:
                 record.unsharded_param.grad, parameter.grad = gradient.to_local(), None
 
 
-_thread = threading.local()  # `unused`: ids of parameters that this rank has not used
+_thread = threading.local()  # `unused`, see noted()
 
 
 def noted() -> set[int]:
+    """Return the ids of parameters that this rank has not used in its backward pass."""
     if not hasattr(_thread, 'unused'):
         _thread.unused = set()
     return _thread.unused

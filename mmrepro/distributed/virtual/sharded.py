@@ -75,8 +75,7 @@ class Sharding:
                  if not value.requires_grad or value.ndim == 0}
         self.left_whole, self._names_of_whole = list(whole.values()), list(whole)
         parameters, records = self._divide(self._model)
-        self._sums = fsdp2.LocalSums(self._mesh, {
-            value: record for value, record in records.items() if is_sharded(value)})
+        self._sums = fsdp2.LocalSums(self._mesh, records)
         for old, new in parameters.items():
             if old.grad is not None and is_sharded(new):  # of the iterations before a resume
                 self._sums.show(new, old.grad)
@@ -133,6 +132,7 @@ class Sharding:
         self._sums.hide()
 
     def end_backward(self, average: bool) -> None:
+        """Show what this rank has added up; or drop the gradients that no rank has computed."""
         if not average:
             self._sums.show_all()
             return
@@ -218,7 +218,7 @@ def _unscale(unscale: Callable, optimizer: Any, *args: Any) -> dict[torch.device
 
 
 def _with_gradient(gradient: Tensor) -> Tensor:
-    value = torch.empty_like(gradient)
+    value = gradient.detach()
     value.grad = gradient
     return value
 
