@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,8 +16,12 @@ from mmrepro.report import comparison_plots, weight_distances
 from mmrepro.report.compare import advice
 from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.report.run_view import load_run
+from mmrepro.report.tolerance import measure, relative
 
 PNG = b'\x89PNG\r\n\x1a\n'
+FINGERPRINTS = 'mmrepro/fingerprints.rank0.jsonl'
+START = Path('a/20260101_000000')
+SCALARS = START / 'vis_data' / 'scalars.json'
 
 
 def main(*arguments):
@@ -25,7 +30,6 @@ def main(*arguments):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Return the working directory of a test; run A is written to ``a`` in it."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -62,7 +66,7 @@ def test_level_step_names_no_parameters_and_says_how_to_get_them():
 
 def test_metrics_of_equal_iterations_may_differ():
     a, b = pair()
-    path = Path(b, 'mmrepro', 'fingerprints.rank0.jsonl')
+    path = Path(b, FINGERPRINTS)
     path.write_text(path.read_text().replace((.01 * 9).hex(), (.5).hex()))
     comparison = compare(a, b)
     assert not comparison.equal and comparison.first is None
@@ -126,17 +130,14 @@ def test_a_manifest_and_a_stock_config_are_compared_by_settings():
     assert [row.name for row in comparison.manifest] == ['mmrepro', 'config.model.type']
 
 
-def test_stock_runs_are_compared_by_their_logs():
+def test_stock_runs_are_compared_by_their_logs_which_prove_no_bits():
     comparison = compare(*pair(b=dict(off=5), write=write_log))
     assert not comparison.exact and not comparison.equal
     assert (comparison.first.iteration, comparison.first.field.field) == (5, 'scalars.loss')
     assert any('no fingerprints' in note for note in comparison.notes)
     assert any('--fingerprint' in line for line in advice(comparison))
-
-
-def test_equal_logs_are_no_proof_of_equal_bits():
-    # times and memory differ between any two runs
-    comparison = compare(*pair(write=write_log))
+    # and equal ones are no proof of equal bits: times and memory differ between any two runs
+    comparison = compare('a', write_log('c'))
     assert comparison.equal and comparison.verdict().startswith('SAME LOGS')
     assert 'bits were not recorded' in comparison.verdict()
 
@@ -161,13 +162,13 @@ def test_trainings_in_one_folder_are_told_apart():
         'A: 2 trainings began in a; the last of them is compared. For the log of another, give '
         'its folder: a/20260101_000000']
     assert compare('a/20260101_000000', 'b').first.iteration == 3
-    with open('a/20260101_000000/vis_data/scalars.json', 'a') as file:
+    with SCALARS.open('a') as file:
         file.write('{"coco/bbox_mAP": 0.9, "step": 2}\n')  # the last one did not come to it
     assert list(load_run('a').logged_vals) == [1]
 
 
 def test_a_run_that_resumes_another_folder_has_one_start():
-    path = Path(write_run('a'), 'mmrepro', 'fingerprints.rank0.jsonl')
+    path = Path(write_run('a'), FINGERPRINTS)
     text = path.read_text()
     for begun in (4, 0):
         path.write_text(text.replace('"iteration": 0', f'"iteration": {begun}', 1))
@@ -176,20 +177,14 @@ def test_a_run_that_resumes_another_folder_has_one_start():
     assert load_run('a').starts == 2
 
 
-def test_a_log_alone_and_a_folder_of_one_start_are_runs(tmp_path):
+def test_a_log_alone_is_a_run_a_torn_one_is_said_and_a_damaged_one_is_an_error():
     write_log('a')
-    start = tmp_path / 'a' / '20260101_000000'
-    for path in (start, start / 'vis_data', start / 'vis_data' / 'scalars.json'):
+    for path in (START, SCALARS.parent, SCALARS):
         assert len(load_run(str(path)).scalars) == 20
-
-
-def test_a_torn_log_is_said_and_a_damaged_one_is_an_error(tmp_path):
-    write_log('a')
-    path = tmp_path / 'a' / '20260101_000000' / 'vis_data' / 'scalars.json'
-    text = path.read_text()
-    path.write_text(text + '{"loss": 0.')
+    text = SCALARS.read_text()
+    SCALARS.write_text(text + '{"loss": 0.')
     assert any('torn off' in note for note in load_run('a').notes)
-    path.write_text(text.replace('{"lr"', '{lr', 1))
+    SCALARS.write_text(text.replace('{"lr"', '{lr', 1))
     with pytest.raises(RunError, match='line 1: not JSON'):
         load_run('a')
 
@@ -241,11 +236,10 @@ def test_equal_checkpoints_are_said_where_logs_are_all_there_is(tmp_path):
     assert '1 of 2 checkpoints have the same bits (epoch_1.pth)' in compare('a', 'b').verdict()
 
 
-def test_nan_is_equal_to_nan(tmp_path):
-    for name in 'ab':
-        write_log(name)
-        path = tmp_path / name / '20260101_000000' / 'vis_data' / 'scalars.json'
-        path.write_text(path.read_text().replace('"grad_norm": 1.0', '"grad_norm": NaN'))
+def test_nan_is_equal_to_nan():
+    write_log('a')
+    SCALARS.write_text(SCALARS.read_text().replace('"grad_norm": 1.0', '"grad_norm": NaN'))
+    shutil.copytree('a', 'b')
     assert compare('a', 'b').equal
 
 
@@ -256,7 +250,7 @@ def test_a_folder_without_a_run_says_what_is_in_it(tmp_path):
     with pytest.raises(RunError, match='it holds epoch_1.pth, but checkpoints alone are no run'):
         load_run('.')
     (tmp_path / 'mmrepro').mkdir()
-    (tmp_path / 'mmrepro' / 'fingerprints.rank0.jsonl').touch()
+    (tmp_path / FINGERPRINTS).touch()
     with pytest.raises(RunError, match='fingerprints.rank0.jsonl is empty: the run ended before'):
         load_run('.')
 
@@ -284,10 +278,16 @@ def test_checkpoints_of_both_runs_are_compared():
     assert compare(a, b, weights=False).equal
 
 
-def test_plots_and_report(tmp_path, capsys):
+def test_plots_report_json_and_exit_codes(tmp_path, capsys):
     out = tmp_path / 'out'
     a, b = pair(b=dict(since=5, noise=1e-6))
-    assert main(a, b, '--out', str(out)) == 1
+    assert main(a, b, '--out', str(out), '--json') == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said['first']['iteration'] == 5 and said['first']['field'] == 'parameters'
+    assert said['losses']['loss']['largest_difference'] > 0
+    assert said['exact'] and not said['equal'] and said['common'] == 20
+    assert main(a, a, '--json') == 0
+    assert json.loads(capsys.readouterr().out)['first'] is None
     names = {f'{name}.png' for name in comparison_plots.PLOTS} | {'compare.html', 'compare.json'}
     assert set(os.listdir(out)) == names
     for name in comparison_plots.PLOTS:
@@ -314,17 +314,6 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, capsys
     assert main(a, b, '--out', str(tmp_path / 'out')) == 2
     assert 'pip install matplotlib' in capsys.readouterr().err
     assert not list((tmp_path / 'out').iterdir())
-
-
-def test_json_and_exit_codes(capsys):
-    a, b = pair(b=dict(since=5, noise=1e-6))
-    assert main(a, b, '--json') == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said['first']['iteration'] == 5 and said['first']['field'] == 'parameters'
-    assert said['losses']['loss']['largest_difference'] > 0
-    assert said['exact'] and not said['equal'] and said['common'] == 20
-    assert main(a, a, '--json') == 0
-    assert json.loads(capsys.readouterr().out)['first'] is None
 
 
 def test_runs_without_a_common_iteration_cannot_be_compared(capsys):
@@ -359,3 +348,51 @@ def test_names_are_whole(capsys, monkeypatch, columns):
         assert 'config.model' in out and 'column' in out
     else:
         assert name in out
+
+
+def test_relative_differences():
+    assert relative(0., 0.) == 0 and relative(0., 1e-30) == 1 and relative(-1., 1.) == 2
+    assert relative(math.inf, math.inf) == 0 and relative(math.nan, 1.) == math.inf
+
+
+def test_the_iteration_from_which_a_number_is_too_far():
+    result = measure(compare(*pair(b=dict(since=7, noise=1e-7, field='losses'))), 1e-5)
+    loss = next(row for row in result.distances if row.field == 'loss')
+    # the noise is multiplied by 3 in every iteration
+    values = [(2. / (i + 1) + .1 * math.sin(i), 1e-7 * 3.**(i - 7) if i >= 7 else 0.)
+              for i in range(20)]
+    apart = [size / max(abs(value), abs(value + size)) for value, size in values]
+    assert loss.relative == pytest.approx(max(apart)) and loss.at == apart.index(max(apart))
+    assert loss.exceeds == next(i for i, distance in enumerate(apart) if distance > 1e-5)
+    assert not result.within and f'in iteration {loss.exceeds}' in result.verdict()
+    assert any(row.field.startswith('norm of head') for row in result.distances)
+    assert any(row.field == 'metric coco/bbox_mAP' for row in result.distances)
+
+
+def test_exit_codes_and_words_of_a_tolerance(capsys):
+    a, b = pair(b=dict(since=7, noise=1e-9))
+    assert main(a, b) == 1
+    assert main(a, b, '--tolerance', '0.1') == 0
+    assert 'WITHIN 0.1' in capsys.readouterr().out
+    assert main(a, b, '--tolerance', '1e-12') == 1
+    assert 'BEYOND 1e-12' in capsys.readouterr().out
+    assert main(a, b, '--tolerance', '0.1', '--json') == 0
+    assert json.loads(capsys.readouterr().out)['tolerance']['within']
+    for wrong in ('0', '-1', 'nan'):
+        assert main(a, b, '--tolerance', wrong) == 2
+        assert '--tolerance' in capsys.readouterr().err
+
+
+def test_other_samples_have_no_tolerance(capsys):
+    a, b = pair()
+    path = Path(b, FINGERPRINTS)
+    text = path.read_text()
+    assert '"positions": [6, 7]' in text
+    path.write_text(text.replace('"positions": [6, 7]', '"positions": [7, 6]'))
+    assert main(a, b, '--tolerance', '1') == 1
+    assert 'batch.positions differs in iteration 3' in ' '.join(capsys.readouterr().out.split())
+
+
+def test_logs_of_mmengine_have_relative_differences():
+    result = measure(compare(*pair(b=dict(off=5), write=write_log)), 1e-6)
+    assert not result.within and {'loss', 'loss_cls'} <= {row.field for row in result.distances}

@@ -1,10 +1,12 @@
-"""Writes by index: what torch's kernel on a CPU writes, one after another."""
+"""Writes by index and scattered sums: the same bits in any order."""
+import fractions
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmrepro.ops import aten
+from mmrepro.ops import aten, gather
 from mmrepro.ops.aten import dispatch, indexed_writes
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -120,3 +122,111 @@ def test_every_element_is_written_once(launched, wave, monkeypatch):
     result[index] = wave(100, 20, dtype=torch.float32)
     assert torch.equal(result, expected(target, index, wave(100, 20, dtype=torch.float32)))
     assert len(written) == len(set(written)) == 140
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.fixture
+def scatter_sum(interpreted):
+    return interpreted.scatter_kernels.scatter_sum
+
+
+def exact(source, index, weight, size):
+    """Sums of float32 products as fractions."""
+    sums = [[fractions.Fraction(0)] * source.shape[1] for _ in range(size)]
+    for bag, (rows, weights) in enumerate(zip(index.tolist(), weight)):
+        for row, one in zip(rows, weights):
+            if row < size:
+                products = (source[bag] * one).tolist()
+                sums[row] = [a + fractions.Fraction(b) for a, b in zip(sums[row], products)]
+    return sums
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 70), st.integers(1, 9),
+       st.integers(-60, 60), st.integers(0, 9))
+def test_sums_are_exact_to_the_bound(scatter_sum, bags, taps, channels, size, exponent, seed):
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randn(bags, channels, generator=generator) * 2. ** exponent
+    weight = torch.randn(bags, taps, generator=generator)
+    index = torch.randint(0, size + 2, (bags, taps), generator=generator)  # some are padding
+    found = scatter_sum(source, index, weight, size)
+    assert found.dtype == torch.float32 and found.shape == (size, channels)
+    bound = fractions.Fraction(float(source.abs().max())) * fractions.Fraction(
+        float(weight.abs().max())) * (bags * taps) ** 2 / 2 ** 58
+    for row, expected in zip(found.tolist(), exact(source, index, weight, size)):
+        for one, other in zip(row, expected):
+            # and the one rounding to float32
+            assert abs(fractions.Fraction(one) - other) <= bound + abs(other) / 2 ** 24
+
+
+def test_the_order_of_taps_does_not_matter(scatter_sum):
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randn(300, 3, generator=generator)
+    weight = torch.randn(300, 1, generator=generator)
+    index = torch.randint(0, 4, (300, 1), generator=generator)
+    order = torch.randperm(300, generator=generator)
+    shuffled = source[order], index[order], weight[order], 4
+    assert torch.equal(scatter_sum(source, index, weight, 4), scatter_sum(*shuffled))
+    assert not torch.equal(gather.scatter_sum(source, index, weight, 4),
+                           gather.scatter_sum(*shuffled)), 'sums of floats depend on it'
+
+
+@pytest.mark.parametrize('value, number', [
+    (1e30, 200), (LARGEST, 3), (1.9 ** 63, 64), (1e-38, 200), (1e-44, 5), (1., 1), (1., 65)])
+def test_sums_of_equal_values_never_overflow(scatter_sum, value, number):
+    """All taps have the largest value and go to one row: the most that a sum can be."""
+    value = float(torch.tensor(value))
+    for sign in (1, -1):
+        index = torch.zeros(number, 1, dtype=torch.int32)
+        found = scatter_sum(torch.full((number, 2), value), index,
+                            torch.full((number, 1), float(sign)), 1)
+        expected = torch.full((1, 2), sign * value * number, dtype=torch.float64).float()
+        assert torch.equal(found, expected)
+
+
+def test_a_large_value_does_not_drown_the_others(scatter_sum):
+    """Float32 keeps 24 bits below the largest partial sum; here it is more."""
+    source = torch.tensor([[2. ** 20], [2. ** -10], [-2. ** 20]])
+    found = scatter_sum(source, torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1), 1)
+    assert found.item() == 2. ** -10
+    assert gather.scatter_sum(source, torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1),
+                              1).item() == 0
+
+
+def test_infinities_and_nan_stay_where_they_belong(scatter_sum):
+    infinity, nan = float('inf'), float('nan')
+    source = torch.tensor([[infinity], [-infinity], [nan], [1.], [0.]])
+    index = torch.tensor([[0, 1], [0, 2], [3, 5], [4, 1], [0, 6]])
+    found = scatter_sum(source, index, torch.ones(5, 2), 6)
+    assert torch.allclose(found, gather.scatter_sum(source, index, torch.ones(5, 2), 6),
+                          equal_nan=True)
+    assert found.isnan().flatten().tolist() == [True, False, False, True, False, True]
+    assert found[[1, 2, 4]].flatten().tolist() == [infinity, -infinity, 1.]
+    # the product of finite numbers, and a sum
+    source, weight = torch.tensor([[LARGEST], [-LARGEST]]), torch.tensor([[2., 1, 1], [2, 1, 1]])
+    index = torch.tensor([[0, 1, 1], [2, 3, 3]])
+    assert scatter_sum(source, index, weight, 4).flatten().tolist() == [
+        infinity, infinity, -infinity, -infinity]
+
+
+def test_bags_of_any_length_and_nothing_to_sum(scatter_sum, wave):
+    source, weight = wave(3, 5, dtype=torch.float32), wave(7, dtype=torch.float32)
+    index, bag = torch.tensor([0, 1, 1, 2, 0, 3, 9]), torch.tensor([0, 0, 1, 1, 1, 2, 2])
+    expected = gather.scatter_sum(source, index, weight, 4, bag)
+    assert torch.allclose(scatter_sum(source, index, weight, 4, bag), expected, rtol=1e-6)
+    # a view that is neither contiguous nor aligned
+    shifted = torch.cat((torch.zeros(1), weight))[1:]
+    assert shifted.data_ptr() % 16 and torch.equal(
+        scatter_sum(source.t().contiguous().t(), index, shifted, 4, bag),
+        scatter_sum(source, index, weight, 4, bag))
+    assert torch.equal(scatter_sum(source, index[:0, None], weight[:0, None], 2), torch.zeros(2, 5))
+    assert scatter_sum(source, index[:3, None], weight[:3, None], 0).shape == (0, 5)
+    assert (scatter_sum(torch.zeros(3, 5), index, weight, 4, bag) == 0).all()
+
+
+def test_other_dtypes_are_refused(scatter_sum, wave):
+    with pytest.raises(TypeError, match='must be torch.float32, not torch.float64 and'):
+        scatter_sum(wave(3, 5), torch.zeros(3, 1, dtype=torch.int64), wave(3, 1), 2)
