@@ -10,8 +10,7 @@ from fake_runs import write_log
 
 from mmrepro import cli
 from mmrepro.errors import SeedsError, TrainingError
-from mmrepro.exit_codes import INTERRUPTED, PREEMPTED
-from mmrepro.report import seeds as studies
+from mmrepro.exit_codes import PREEMPTED
 from mmrepro.report.seed_study import report_of, study
 from mmrepro.report.seeds import metrics_of, value_of
 from mmrepro.runs import seed_runs
@@ -148,16 +147,6 @@ def test_a_seed_without_a_result_says_why(config, tmp_path, ended, code, output,
         result_of(job)
 
 
-def test_an_interrupt_is_no_traceback(config, tmp_path, monkeypatch, capsys):
-    def interrupted(job, metrics_of):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(studies, 'run_job', interrupted)
-    arguments = [config(), '--seeds', '0', '--work-dir', str(tmp_path / 'o')]
-    assert cli.run('seeds', arguments) == INTERRUPTED
-    assert 'interrupted; the same command continues' in capsys.readouterr().err
-
-
 def test_mmdetection_says_so_in_these_words():
     import inspect
 
@@ -165,7 +154,8 @@ def test_mmdetection_says_so_in_these_words():
     assert NOTHING_FOUND in inspect.getsource(CocoMetric)
 
 
-def test_two_configs_are_tested_pair_by_pair(config, started, tmp_path, capsys):
+def test_configs_are_tested_pair_by_pair_and_corrected_for_asking_twice(
+        config, started, tmp_path, capsys):
     arguments = [config(), '--compare', config('mine', 2), '--seeds', '0..5', '--work-dir',
                  str(tmp_path / 'o')]
     assert run(*arguments) == 0
@@ -175,18 +165,23 @@ def test_two_configs_are_tested_pair_by_pair(config, started, tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert started == [] and said['test']['larger'] and said['test']['flip_p'] == 2 / 2**6
     assert said['metric'] == 'coco/bbox_mAP' and len(said['values']['mine']) == 6
-    assert run(config(), '--compare', config('other', 2), *arguments[3:]) == 1
-
-
-def test_last_and_best_validation():
-    result = dict(metrics={'m': [[1, .5], [2, .4]]})
-    assert value_of(result, 'm') == .4 and value_of(result, 'm', 'best') == .5
+    others = ['--compare', config('mine', 2), config('other', 3), *arguments[3:]]
+    assert run(config(), '--compare', *others[2:]) == 1
+    assert run(config(), *others) == 0
+    assert "Holm's method: mine" in capsys.readouterr().out
+    run(config(), *others, '--json')
+    said = json.loads(capsys.readouterr().out)
+    assert said['test'] is None and set(said['tests']) == {'mine', 'other'}
+    assert said['corrected']['mine'] == 2 * said['tests']['mine']['t_p']
 
 
 def test_few_seeds_and_best_validations_get_a_caution():
     def notes(count, pick='last', step=.1):
         values = [step * i for i in range(count)]
         return ' '.join(report_of(study('m', pick, list(range(count)), {'a': values})).notes)
+
+    result = dict(metrics={'m': [[1, .5], [2, .4]]})
+    assert value_of(result, 'm') == .4 and value_of(result, 'm', 'best') == .5
     assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
     assert 'too high' in notes(6, 'best')
     assert 'a: all seeds give the same m' in notes(6, step=0)
@@ -244,15 +239,3 @@ def test_wrong_usage_is_one_line(config, started, tmp_path, capsys, arguments, m
     assert exit_code('seeds', base, '--work-dir', tmp_path / 'o', '--no-plots', *arguments) == 2
     error = capsys.readouterr().err
     assert re.search(message, error), error
-
-
-def test_three_configs_are_corrected_for_asking_twice(config, started, tmp_path, capsys):
-    arguments = [config(), '--compare', config('mine', 2), config('other', 3), '--seeds', '0..5',
-                 '--work-dir', str(tmp_path / 'o')]
-    assert run(*arguments) == 0
-    said = capsys.readouterr().out
-    assert "Holm's method: mine" in said
-    run(*arguments, '--json')
-    data = json.loads(capsys.readouterr().out)
-    assert data['test'] is None and set(data['tests']) == {'mine', 'other'}
-    assert data['corrected']['mine'] == 2 * data['tests']['mine']['t_p']

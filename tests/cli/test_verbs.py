@@ -43,6 +43,7 @@ def test_the_arguments_of_an_earlier_name_are_translated(given, verb, arguments,
 
 @pytest.mark.parametrize('verb, said', [
     ('verify', 'mmrepro verify: interrupted'),
+    ('seeds', 'mmrepro seeds: interrupted; the same command continues'),
     ('train', 'mmrepro train: interrupted; the same command with --resume continues from the '
      'latest checkpoint')])
 def test_an_interrupted_verb_says_one_line(verb, said, monkeypatch, capsys):

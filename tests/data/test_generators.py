@@ -130,17 +130,21 @@ class Own(Noisy):
         return self.pipeline(dict(x=item['x'] + drawn(self.generator)))
 
 
+def two_epochs(made, skip=0):
+    """Return the digests of the batches; something else draws after each epoch."""
+    found = []
+    made.batch_sampler._mmrepro_placement.skip = skip
+    for epoch in range(2):
+        made.batch_sampler.sampler.set_epoch(epoch)
+        found += [digest(batch) for batch in made]
+        torch.rand(3), random.random()
+    return found
+
+
 @pytest.mark.parametrize('kind', KINDS)
 def test_generators_of_data_sets_and_transforms_belong_to_the_sample(kind):
     def batches(workers=0, skip=0):
-        made = adopted(loader(shuffled, workers, dataset=lambda: Own(kind)))
-        found = []
-        for epoch in range(2):
-            made.batch_sampler.sampler.set_epoch(epoch)
-            if epoch == 0:
-                made.batch_sampler._mmrepro_placement.skip = skip
-            found += [digest(batch) for batch in made]
-        return found
+        return two_epochs(adopted(loader(shuffled, workers, dataset=lambda: Own(kind))), skip)
 
     whole = batches()
     assert len(set(whole)) == 8
@@ -251,13 +255,8 @@ def test_threads_of_the_main_process_do_not_matter():
 def test_in_worker_mode_streams_go_on_from_sample_to_sample():
     """``worker_seed='worker'``: one worker and the main process are the same."""
     def batches(workers):
-        made = adopted(loader(shuffled, workers, dataset=Own, collate=scaled), worker_seed='worker')
-        found = []
-        for epoch in range(2):
-            made.batch_sampler.sampler.set_epoch(epoch)
-            found += [digest(batch) for batch in made]
-            torch.rand(3), random.random()
-        return found
+        return two_epochs(adopted(loader(shuffled, workers, dataset=Own, collate=scaled),
+                                  worker_seed='worker'))
 
     alone = batches(0)
     assert len(set(alone)) == 8 == 2 * -(-SIZE // BATCH)

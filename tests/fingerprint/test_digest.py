@@ -65,21 +65,15 @@ def test_formula_host_and_device_agree(dtype):
     assert to_hex(list(on_a_device(tensors))) == expected
 
 
-@pytest.mark.parametrize('limit', [arithmetic.BLOCK_BYTES, 5 * arithmetic.BLOCK_BYTES])
-def test_batches_on_a_device_do_not_matter(limit, monkeypatch):
-    tensors = [torch.randn(n) for n in (0, 30000, 5, 2 * arithmetic.BLOCK, 7, 100001, 1)]
+@pytest.mark.parametrize('name, size, digests', [
+    *(('DEVICE_BYTES', size * arithmetic.BLOCK_BYTES, on_a_device) for size in (1, 5)),
+    *(('ROWS', size, tensor_digests) for size in (1, 3, 1000))])
+def test_batches_on_a_device_and_pieces_on_the_host_do_not_matter(name, size, digests, monkeypatch):
+    tensors = [torch.randn(n) for n in (0, 30000, 5, 2 * arithmetic.BLOCK, 7, 123457, 1)]
     tensors.insert(2, torch.arange(60001).to(torch.uint8))
     expected = tensor_digests(tensors)
-    monkeypatch.setattr(arithmetic, 'DEVICE_BYTES', limit)
-    assert torch.equal(on_a_device(tensors), expected)
-
-
-@pytest.mark.parametrize('rows', [1, 3, 1000])
-def test_pieces_on_the_host_do_not_matter(rows, monkeypatch):
-    tensor = torch.randn(123457)
-    expected = one(tensor)
-    monkeypatch.setattr(arithmetic, 'ROWS', rows)
-    assert one(tensor) == expected
+    monkeypatch.setattr(arithmetic, name, size)
+    assert torch.equal(digests(tensors), expected)
 
 
 def test_threads_do_not_matter_before_and_after_a_fork(monkeypatch):

@@ -7,12 +7,12 @@ import tempfile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launches import write_steps
 
 from mmrepro.fingerprint import divergence
 from mmrepro.fingerprint.divergence import compare_logs, compare_steps, first_divergence
 from mmrepro.fingerprint.reader import RankLog, read_run
-from mmrepro.fingerprint.schema import FIELDS, FOLDER, STREAMS, fingerprint_name, value_of
-from mmrepro.fingerprint.writer import Writer
+from mmrepro.fingerprint.schema import FIELDS, STREAMS, value_of
 from mmrepro.localise.search import first_iteration
 from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.verify.variations import result_of
@@ -45,19 +45,31 @@ def log(steps, level='step'):
     return RankLog('', [dict(level=level)], steps, [], True, [])
 
 
+# what is planted, from cause to effect: where, the field, and what of it is named
+CAUSES = [
+    (('epoch', ), 'epoch', 'epoch'), (('batch', 'positions'), 'batch.positions', 'batch.positions'),
+    (('batch', 'indices'), 'batch.indices', 'batch.indices'),
+    (('batch', 'data'), 'batch.data', 'batch.data'),
+    (('operators', 0, 5), 'operators', 'output of forward conv aten.x (call 0)'),
+    (('modules', 0, 4), 'modules', 'output of conv forward (call 0)'),
+    (('losses', 'loss'), 'losses', 'losses.loss'), (('buffers', ), 'buffers', 'buffers'),
+    (('operators', 1, 5), 'operators', 'output of backward conv aten.y (call 0)'),
+    (('modules', 1, 4), 'modules', 'output of conv backward (call 0)'),
+    (('gradients', ), 'gradients', 'gradients'), (('lr', 'lr'), 'lr', 'lr.lr'),
+    (('operators', 2, 5), 'operators', 'output of optimizer aten.z (call 0)'),
+    (('optimizer', ), 'optimizer', 'optimizer'), (('parameters', ), 'parameters', 'parameters'),
+]
+VALUES = {'epoch': 7, 'batch.positions': [9], 'batch.indices': [9], 'losses': '0x1p+9',
+          'lr': ['0x1p+9']}
+
+
 @pytest.mark.parametrize(('path', 'value', 'part'), [
-    (('epoch', ), 1, 'epoch'), (('batch', 'positions'), [1, 0], 'batch.positions'),
-    (('batch', 'indices'), [2, 4], 'batch.indices'), (('batch', 'data'), 'x', 'batch.data'),
-    (('losses', 'loss_cls'), '0x1p-2', 'losses.loss_cls'), (('gradients', ), 'x', 'gradients'),
-    (('lr', 'lr'), ['0x1p-5'], 'lr.lr'), (('parameters', ), 'x', 'parameters'),
-    (('buffers', ), 'x', 'buffers'), (('optimizer', ), 'x', 'optimizer'),
-    (('modules', 1, 4), 'x', 'output of conv backward (call 0)'),
+    *((path, VALUES.get(field, 'x'), part) for path, field, part in CAUSES),
+    (('losses', 'loss_cls'), '0x1p-2', 'losses.loss_cls'),
     (('modules', 0, 3), 'x', 'input of conv forward (call 0)'),
     (('modules', 0, 0), 'x', 'order of modules'),
     (('modules', ), RECORD['modules'][:1], 'number of modules'),
-    (('operators', 1, 5), 'x', 'output of backward conv aten.y (call 0)'),
-    (('operators', 0, 6), 'x', 'shapes of forward conv aten.x (call 0)'),
-])
+    (('operators', 0, 6), 'x', 'shapes of forward conv aten.x (call 0)')])
 def test_every_field_is_compared(path, value, part):
     other = changed(*path, value=value)
     assert [one.first_part()[0] for one in differing(RECORD, other)] == [part]
@@ -91,39 +103,33 @@ def test_the_first_iteration_and_the_earliest_cause_are_named():
         'iteration 3, rank 1, losses.loss: 1.0 (0x1p+0) and 1.5 (0x1.8p+0)')
 
 
-def modules(*entries):
-    return dict(modules=[list(entry) for entry in entries])
+def calls(*entries):
+    return dict(modules=[[name, phase, 0, *digests] for name, phase, digests in entries])
 
 
-def call_between(a, b):
-    return [one.call for one in differing(a, b)]
+def nested(outputs):
+    names = ['(model)', 'neck', 'neck.conv', 'neck.other', 'head']
+    return calls(*((name, 'forward', (f'in {name}', out)) for name, out in zip(names, outputs)))
 
 
-def test_modules_point_at_the_call_whose_inputs_agree():
-    a = modules(('backbone', 'forward', 0, 'i', 'o'), ('neck', 'forward', 0, 'o', 'p'),
-                ('head', 'forward', 0, 'p', 'q'))
-    b = modules(('backbone', 'forward', 0, 'i', 'o'), ('neck', 'forward', 0, 'o', 'X'),
-                ('head', 'forward', 0, 'X', 'Y'))
-    assert call_between(a, b) == ['output of neck forward (call 0)']
+CHAIN = ('backbone', 'forward', 'io'), ('neck', 'forward', 'op'), ('head', 'forward', 'pq')
+BOTH = ('head', 'forward', 'io'), ('head', 'backward', 'gh')
 
 
-def test_of_modules_within_each_other_the_innermost_is_named():
-    def run(*outputs):
-        names = ['(model)', 'neck', 'neck.conv', 'neck.other', 'head']
-        return modules(*((name, 'forward', 0, f'in {name}', out)
-                         for name, out in zip(names, outputs)))
-    same = run(*'abcde')
-    assert call_between(same, run(*'AB', 'C', 'de')) == ['output of neck.conv forward (call 0)']
-    assert call_between(same, run(*'AB', *'cde')) == ['output of neck forward (call 0)']
-    assert call_between(same, run('A', *'bcde')) == ['output of (model) forward (call 0)']
-
-
-def test_backward_is_not_blamed_for_what_forward_did():
-    a = modules(('head', 'forward', 0, 'i', 'o'), ('head', 'backward', 0, 'g', 'h'))
-    b = modules(('head', 'forward', 0, 'I', 'O'), ('head', 'backward', 0, 'g', 'H'))
-    assert call_between(a, b) == ['input of head forward (call 0)']
-    b['modules'][0] = a['modules'][0]
-    assert call_between(a, b) == ['output of head backward (call 0)']
+@pytest.mark.parametrize('a, b, call', [
+    # the call whose inputs agree
+    (calls(*CHAIN), calls(CHAIN[0], ('neck', 'forward', 'oX'), ('head', 'forward', 'XY')),
+     'output of neck forward'),
+    # of modules within each other the innermost
+    (nested('abcde'), nested('ABCde'), 'output of neck.conv forward'),
+    (nested('abcde'), nested('ABcde'), 'output of neck forward'),
+    (nested('abcde'), nested('Abcde'), 'output of (model) forward'),
+    # backward is not blamed for what forward did
+    (calls(*BOTH), calls(('head', 'forward', 'IO'), ('head', 'backward', 'gH')),
+     'input of head forward'),
+    (calls(*BOTH), calls(BOTH[0], ('head', 'backward', 'gH')), 'output of head backward')])
+def test_of_the_calls_of_modules_the_one_that_made_the_difference_is_named(a, b, call):
+    assert [one.call for one in differing(a, b)] == [f'{call} (call 0)']
 
 
 def test_metrics_of_validations_are_compared():
@@ -137,46 +143,29 @@ def test_metrics_of_validations_are_compared():
     assert compare_logs(run('0x1p-1'), run('0x1p-2'), 3) is None
 
 
-# what is planted, from cause to effect: where, and the field that is named
-CAUSES = [
-    (('epoch', ), 'epoch'), (('batch', 'positions'), 'batch.positions'),
-    (('batch', 'indices'), 'batch.indices'), (('batch', 'data'), 'batch.data'),
-    (('operators', 0, 5), 'operators'), (('modules', 0, 4), 'modules'),
-    (('losses', 'loss'), 'losses'), (('buffers', ), 'buffers'),
-    (('operators', 1, 5), 'operators'), (('modules', 1, 4), 'modules'),
-    (('gradients', ), 'gradients'), (('lr', 'lr'), 'lr'), (('operators', 2, 5), 'operators'),
-    (('optimizer', ), 'optimizer'), (('parameters', ), 'parameters'),
-]
-VALUES = {'epoch': 7, 'batch.positions': [9], 'batch.indices': [9], 'losses': '0x1p+9',
-          'lr': ['0x1p+9']}
 ITERATIONS, RANKS = 2, 2
 
 
 def write(folder, planted, stream):
     for rank in range(RANKS):
-        writer = Writer(os.path.join(folder, FOLDER, fingerprint_name(rank)))
-        writer.write(dict(kind='start', format=1, level='step', rank=rank, world_size=RANKS,
-                          iteration=0))
+        steps = []
         for iteration in range(ITERATIONS):
-            record = dict(RECORD, iteration=iteration)
-            for other in set(STREAMS) - {stream}:
-                del record[other]
+            record = {name: RECORD[name] for name in {*RECORD} - {*STREAMS} | {stream} & {*RECORD}}
             for where, number, cause in planted:
-                path, field = CAUSES[cause]
+                path, field, _ = CAUSES[cause]
                 if (where, number) == (rank, iteration) and path[0] in record:
                     record = changed(*path, value=VALUES.get(field, 'x'), record=record)
-            writer.write(record)
-        writer.write(dict(kind='end', iteration=ITERATIONS))
-        writer.close()
+            steps.append(dict(record, iteration=iteration))
+        write_steps(folder, steps, rank, RANKS, end=True)
 
 
 def test_every_field_of_the_schema_is_planted():
-    assert {field for _, field in CAUSES} == {*FIELDS, *STREAMS}
+    assert {field for _, field, _ in CAUSES} == {*FIELDS, *STREAMS}
     assert all(value_of(RECORD, field) is not None for field in (*FIELDS, *STREAMS))
 
 
 def test_of_two_causes_the_earlier_is_named():
-    for (earlier, field), (later, other) in itertools.combinations(CAUSES, 2):
+    for (earlier, field, _), (later, other, _) in itertools.combinations(CAUSES, 2):
         if field in STREAMS and other in STREAMS:  # a run records one of them
             continue
         both = changed(*earlier, value=VALUES.get(field, 'x'))

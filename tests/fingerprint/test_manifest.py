@@ -1,6 +1,5 @@
 """The manifest: what is in it, what never is, and what follows where two differ."""
 import copy
-import json
 import os
 import secrets
 import shutil
@@ -45,7 +44,7 @@ def manifest(run):
     return read_manifest(run)
 
 
-def test_what_is_in_it(manifest):
+def test_what_is_in_it(manifest, run):
     content = manifest.content
     assert content['command'][-2:] == ['--seed', '3'] and content['cwd'] == os.getcwd()
     assert content['randomness']['seed'] == 3 and content['world_size'] == 1
@@ -59,6 +58,8 @@ def test_what_is_in_it(manifest):
     # a source archive is no repository
     assert content['code'].keys() == provenance.code(os.getcwd(), provenance.__file__).keys()
     assert all(len(code['commit']) == 40 for code in content['code'].values())
+    # a later start has a manifest of its own
+    assert read_manifest(f'{run}/mmrepro/manifest.1.json').content['iteration'] == 0
 
 
 def test_secrets_are_never_written(run):
@@ -167,8 +168,3 @@ def test_files_that_are_no_manifest(tmp_path, text, message):
         (tmp_path / 'manifest.json').write_text(text)
     with pytest.raises(FingerprintError, match=f'manifest.json: {message}'):
         read_manifest(str(tmp_path))
-
-
-def test_later_starts_have_their_own(run):
-    assert json.load(open(os.path.join(run, 'mmrepro', 'manifest.1.json')))['kind'] == 'manifest'
-    assert read_manifest(f'{run}/mmrepro/manifest.1.json').content['iteration'] == 0

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from launches import write_steps
 from result_text import text_of
 
 from mmrepro.fingerprint.reader import RankLog, RecordedRun
@@ -43,14 +44,8 @@ class Scripted:
 
     def __call__(self, spec, folder, plan):
         self.plans.append((spec.name, plan))
-        records = Path(folder, 'mmrepro')
-        records.mkdir(parents=True)
-        runs = self.losses[spec.name]
-        steps = run_of(*runs.pop(0)).ranks[0].steps.values()
-        lines = [dict(kind='start', format=1, level='step', rank=0, world_size=1, iteration=0),
-                 *list(steps)[:plan.stop + 1]]
-        (records / 'fingerprints.rank0.jsonl').write_text(
-            ''.join(json.dumps(line) + '\n' for line in lines))
+        steps = run_of(*self.losses[spec.name].pop(0)).ranks[0].steps
+        write_steps(folder, list(steps.values())[:plan.stop + 1])
         if plan.record is not None:
             Path(folder, 'batch.rank0.json').write_text('null')
             record = Record('forward', 'fc', 'aten.mm.default', inputs=('1',),

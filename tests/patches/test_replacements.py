@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from harness import digest
 from mmengine.structures import InstanceData
 from stock_mmdet import stock  # noqa: F401  a fixture
 
@@ -22,11 +23,6 @@ def seed_all(seed):
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-def numpy_state():
-    _, words, position, has_gauss, gauss = np.random.get_state()
-    return pickle.dumps((words.tobytes(), position, has_gauss, gauss))
 
 
 # --------------------------------------------------------------------------- C1: class names
@@ -122,13 +118,13 @@ def test_stock_sampler_when_every_positive_is_taken_stays():
 def check_that_it_leaves_the_generator(function):
     """Check that the stock function moves NumPy's generator, and the replacement does not."""
     seed_all(7)
-    before = numpy_state()
+    before = digest(seeds.capture_rng())
     expected = function()
-    assert numpy_state() != before
+    assert digest(seeds.capture_rng()) != before
     patches.apply()
-    np.random.seed(7)
+    seed_all(7)
     assert function() == expected
-    assert numpy_state() == before
+    assert digest(seeds.capture_rng()) == before
 
 
 def draw_track(monkeypatch):

@@ -43,11 +43,13 @@ def stand_in(monkeypatch, kind, **attributes):
     return made
 
 
-def write_steps(folder, steps, rank=0, ranks=1, first=0):
-    """Write the fingerprints of a rank: the start, and these fields of each step."""
+def write_steps(folder, steps, rank=0, ranks=1, first=0, end=False):
+    """Write the fingerprints of a rank: the start, these fields of each step, perhaps the end."""
     writer = Writer(os.path.join(folder, FOLDER, fingerprint_name(rank)))
     writer.write(dict(kind='start', format=1, level='step', rank=rank, world_size=ranks,
                       iteration=first))
     for iteration, step in enumerate(steps, first):
-        writer.write(dict(kind='step', iteration=iteration, epoch=0, **step))
+        writer.write({**dict(kind='step', iteration=iteration, epoch=0), **step})
+    if end:
+        writer.write(dict(kind='end', iteration=first + len(steps)))
     writer.close()
