@@ -10,7 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, RUNNERS, VISBACKENDS
 from mmengine.runner import FlexibleRunner, Runner
 from mmengine.visualization import LocalVisBackend
-from small_runs import Points, config
+from small_runs import Points, config, validating
 
 import mmrepro
 from mmrepro import determinism, seeds
@@ -267,13 +267,9 @@ class SeesFlags(Points):
 
 @pytest.mark.parametrize('what', ['train', 'val', 'test'])
 def test_data_sets_are_built_under_the_settings_of_their_own_runner(tmp_path, what):
-    loader = dict(batch_size=2, dataset=dict(type='SeesFlags'), num_workers=0,
-                  sampler=dict(type='DefaultSampler', shuffle=False))
-    parts = {f'{what}_dataloader': loader}
-    if what != 'train':
-        parts.update({f'{what}_cfg': dict(), f'{what}_evaluator': dict(type='DumpNothing')})
-    cfg = config(tmp_path / 'a', randomness=dict(seed=3, deterministic=True))
-    cfg.merge_from_dict(parts)
+    cfg = validating(config(tmp_path / 'a', randomness=dict(seed=3, deterministic=True)),
+                     phases=[what] if what != 'train' else [])
+    cfg[f'{what}_dataloader'].dataset.type = 'SeesFlags'
     runner = Runner.from_cfg(cfg)
     Runner.from_cfg(config(tmp_path / 'b', randomness=dict(seed=9)))
     SeesFlags.seen.clear()

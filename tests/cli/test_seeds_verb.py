@@ -194,8 +194,7 @@ def test_plot_and_report():
     assert 'data:image/png;base64,' in page and 'http' not in page
     assert report.images['seeds'].startswith(b'\x89PNG')
     json.loads(report.json())
-    three = study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31]))
-    report = report_of(three)
+    report = report_of(study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31])))
     assert "Holm&#x27;s p" in report.html() and report.images['seeds'].startswith(b'\x89PNG')
 
 

@@ -96,11 +96,11 @@ def test_one_rank_is_enough(pool, says):
     assert pool.run(asking, 3, says) == [says is not None] * 3
 
 
-def test_start_fields_are_complete_and_comparable():
+def test_start_fields_are_complete_and_comparable(monkeypatch):
+    monkeypatch.setattr(torch, '__version__', '0.0+mine')  # of the module that is loaded
     fields = start_fields('text', {'seed': 3, 'deterministic': 'warn'})
     assert fields['randomness.seed'] == 3 and fields['config'] == 'text'
-    assert fields['scheme'] == 1
-    assert fields['version.torch'] == torch.__version__
+    assert fields['scheme'] == 1 and fields['version.torch'] == '0.0+mine'
     assert {f'version.{name}' for name in ('mmrepro', 'mmengine', 'mmcv', 'mmdet', 'python')} < set(
         fields)
     assert set(determinism.snapshot()) < set(fields)
@@ -114,18 +114,9 @@ def test_the_operator_provider_is_found_without_importing_mmcv(monkeypatch):
     assert 'mmcv' not in sys.modules
 
 
-def test_a_version_is_that_of_the_module_that_is_loaded(monkeypatch):
-    monkeypatch.setattr(torch, '__version__', '0.0+mine')
-    assert start_fields('', {})['version.torch'] == '0.0+mine'
-
-
 def test_a_field_that_cannot_be_compared_is_named():
     with pytest.raises(TypeError, match='device='):
         check_agreement({'a': 1, 'device': torch.device('cpu')})
-
-
-def test_decisions_reach_a_world_of_one():
-    assert agree('topic', 3, lambda values: values + [4]) == [3, 4]
 
 
 def test_no_seed_is_drawn_by_rank_0_and_shared_and_each_draw_is_another(pool):
@@ -141,7 +132,8 @@ def test_different_seeds_stop_every_rank(pool, seeds):
     assert f'rank 1: seed: rank 0 has {seeds[0]}, rank 1 has {seeds[1]}' in messages[0]
 
 
-def test_a_world_of_one_draws_from_the_operating_system(monkeypatch):
+def test_a_world_of_one_agrees_and_draws_from_the_operating_system(monkeypatch):
+    assert agree('topic', 3, lambda values: values + [4]) == [3, 4]
     asked = []
     monkeypatch.setattr('mmrepro.distributed.agreement.secrets.randbelow',
                         lambda n: asked.append(n) or 11)

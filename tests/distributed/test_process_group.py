@@ -162,7 +162,8 @@ def test_no_launcher_means_no_group():
     assert not dist.is_initialized()
 
 
-def test_with_an_accelerator_mmengine_does_the_work(monkeypatch):
+def test_with_an_accelerator_mmengine_does_the_work_and_mpi_gets_a_variable_that_it_forgets(
+        monkeypatch):
     monkeypatch.setattr(process_group, 'has_accelerator', lambda: True)
     before = dict(os.environ)
     assert ensure_process_group('pytorch') is False
@@ -170,10 +171,6 @@ def test_with_an_accelerator_mmengine_does_the_work(monkeypatch):
     model, seen = nn.Linear(1, 1), []
     assert wrap_model(None, lambda *args: seen.append(args) or model, None, model) is model
     assert seen == [(None, model)]
-
-
-def test_with_an_accelerator_mpi_gets_the_variable_that_mmengine_forgets(monkeypatch):
-    monkeypatch.setattr(process_group, 'has_accelerator', lambda: True)
     monkeypatch.setenv('OMPI_COMM_WORLD_LOCAL_RANK', '3')
     monkeypatch.setenv('LOCAL_RANK', 'x')
     monkeypatch.delenv('LOCAL_RANK')

@@ -196,9 +196,14 @@ def signal_everybody(pid, number):
         assert worker.is_alive()
 
 
-def in_own_group(cfg, resume=False, at=None):
-    hook, preempted = run(cfg, resume, Signals(
-        at, (signal.SIGUSR1, signal.SIGTERM), signal_everybody))
+def signal_workers(pid, number):
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, number)
+
+
+def signalled(cfg, resume=False, at=None, send=signal_everybody,
+              numbers=(signal.SIGUSR1, signal.SIGTERM)):
+    hook, preempted = run(cfg, resume, Signals(at, numbers, send))
     return hook.records, preempted and preempted.iteration
 
 
@@ -206,27 +211,17 @@ def in_own_group(cfg, resume=False, at=None):
 def test_workers_outlive_a_signal_to_all(persistent, whole, tmp_path):
     cfg = settings(tmp_path / 'cut', **{'train_dataloader.num_workers': 2,
                                         'train_dataloader.persistent_workers': persistent})
-    first, iteration = Child(as_leader, in_own_group, cfg, False, 8).result()
-    second, _ = Child(as_leader, in_own_group, cfg, True).result()
+    first, iteration = Child(as_leader, signalled, cfg, False, 8).result()
+    second, _ = Child(as_leader, signalled, cfg, True).result()
     assert iteration == 6 and {**first, **second} == whole
-
-
-def signal_workers(pid, number):
-    for worker in multiprocessing.active_children():
-        os.kill(worker.pid, number)
-
-
-def signalled_workers(cfg):
-    hook, _ = run(cfg, hook=Signals(1, (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2),
-                                    signal_workers))
-    return hook.records
 
 
 def test_workers_leave_signals_to_the_trainer(whole, tmp_path):
     """All later epochs need them."""
     cfg = settings(tmp_path / 'signalled', **{'train_dataloader.num_workers': 2,
                                               'train_dataloader.persistent_workers': True})
-    assert Child(signalled_workers, cfg).result() == whole
+    numbers = signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2
+    assert Child(signalled, cfg, False, 1, signal_workers, numbers).result() == (whole, None)
 
 
 class FullDisk(Signals):
