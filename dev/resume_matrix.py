@@ -31,8 +31,7 @@ TESTS = Path(__file__).resolve().parents[1] / 'tests'
 sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
 import torch  # noqa: E402
-from demo_runs import small  # noqa: E402
-from detector_runs import log_lines, shallow_detr  # noqa: E402
+from demo_runs import log_lines, shallow_detr, small  # noqa: E402
 from harness import digest  # noqa: E402
 
 from dev.children import Child, ChildFailed, join_ranks, silence_output  # noqa: E402

@@ -10,8 +10,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from demo_runs import MODELS, changed, small, workers
-from detector_runs import narrow
+from demo_runs import MODELS, changed, narrow, small, workers
 from harness import ROOT, environment, python, run_all, train
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS

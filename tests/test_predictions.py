@@ -4,10 +4,9 @@ import json
 import infer_fresh
 import pytest
 import torch
-from demo_runs import changed
+from demo_runs import changed, initialised
 from harness import Child, python
 from infer_fresh import digest_of
-from initialised import initialised
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS

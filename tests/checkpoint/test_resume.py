@@ -2,8 +2,7 @@
 import copy
 
 import pytest
-from demo_runs import small
-from detector_runs import log_lines, narrow
+from demo_runs import log_lines, narrow, small
 from harness import Child, run_all, train
 from mmengine.runner import Runner
 from small_runs import Points, continued, finish, small_run

@@ -4,7 +4,7 @@ import pickle
 import subprocess
 
 import pytest
-from detector_runs import narrow
+from demo_runs import narrow
 from harness import ROOT, fresh
 from mmengine.config import Config
 

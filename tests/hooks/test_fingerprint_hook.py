@@ -5,8 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from demo_runs import small
-from detector_runs import narrow
+from demo_runs import narrow, small
 from harness import Child, train
 from mmengine.runner import Runner
 from small_runs import config

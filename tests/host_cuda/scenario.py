@@ -18,8 +18,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
 import conftest  # noqa: E402, F401  one thread per operator
 import faults.tiny  # noqa: E402
-from demo_runs import small  # noqa: E402
-from detector_runs import narrow, shallow_detr  # noqa: E402
+from demo_runs import narrow, shallow_detr, small  # noqa: E402
 from harness import run_all, train  # noqa: E402
 from mmengine.registry import MODELS  # noqa: E402
 

@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 from command import exit_code
+from demo_runs import initialised
 from harness import Child
-from initialised import initialised
 from mmengine.structures import InstanceData
 
 from mmrepro.cli import training_arguments

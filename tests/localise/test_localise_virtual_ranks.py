@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from faults import tiny
-from result_text import text_of
+from launches import text_of
 from test_planted_faults import Forks
 
 from mmrepro.localise.compared_runs import RunSpec, trainings_of

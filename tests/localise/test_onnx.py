@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import exit_code
-from initialised import initialised
+from demo_runs import initialised
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope

@@ -5,13 +5,12 @@ import shutil
 
 import pytest
 import torch
-from demo_runs import small
-from detector_runs import narrow
+from demo_runs import narrow, small
 from faults import results
 from faults.planted import FAULTS
 from faults.tiny import tiny, validating
 from harness import Child
-from result_text import text_of
+from launches import text_of
 
 from mmrepro.localise import entry
 from mmrepro.localise.compared_runs import RunSpec, trainings_of

@@ -1,16 +1,57 @@
-"""The search: where two runs diverge, what is repeated, what is reported when nothing is found."""
+"""Runs A and B: how they are trained, where they diverge, how far they are apart, what is said."""
 import json
 import os
 from pathlib import Path
 
 import pytest
-from launches import write_steps
-from result_text import text_of
+import torch
+from launches import text_of, write_steps
 
+from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
-from mmrepro.localise.compared_runs import RunSpec
+from mmrepro.localise.compared_runs import RunSpec, start, trainings_of
+from mmrepro.localise.entry import localise_runs, unused_folder
+from mmrepro.localise.recording import RecordingPlan
 from mmrepro.localise.search import Localiser, first_iteration, positions_of
+from mmrepro.localise.values import compare_tensors
+from mmrepro.runs.launcher import TrainingFailed
+
+
+def test_a_folder_with_files_is_not_used_again(tmp_path):
+    folder = tmp_path / 'runs'
+    assert unused_folder(str(folder)) == str(folder)
+    for number in ('', '.1'):
+        used = tmp_path / f'runs{number}'
+        used.mkdir()
+        assert unused_folder(str(folder)) == str(used), 'an empty folder is used'
+        (used / 'config.py').touch()
+    assert unused_folder(str(folder)) == f'{folder}.2'
+
+
+def test_a_run_without_manifest_cannot_be_repeated(tmp_path):
+    for name in 'ab':
+        write_steps(str(tmp_path / name), [dict(losses=dict(loss=name))])
+    with pytest.raises(FingerprintError, match='a: has no manifest, so the run cannot be repeated'):
+        localise_runs(str(tmp_path / 'a'), str(tmp_path / 'b'), str(tmp_path))
+
+
+def test_a_run_that_is_resumed_is_two_trainings():
+    spec = RunSpec('B', 'c.py', resume_at=4)
+    first, second = trainings_of(spec, 'w', RecordingPlan('w', 6, 5))
+    assert (first.given['stop'], first.save, first.given['record']) == (3, 'localise.pth', None)
+    assert (second.given['stop'], second.checkpoint) == (6, 'w/localise.pth')
+    assert second.given['record'] == 5 and second.resume and not first.resume
+    first, second = trainings_of(spec, 'w', RecordingPlan('w', 6, 2))
+    assert first.given['record'] == 2 and second.given['record'] is None
+    assert len(trainings_of(spec, 'w', RecordingPlan('w', 2))) == 1
+
+
+def test_a_run_that_fails_shows_the_end_of_its_output(tmp_path):
+    path = tmp_path / 'config.py'
+    path.write_text('raise ValueError("the config is broken")\n')
+    with pytest.raises(TrainingFailed, match='(?s)the config is broken.*with exit code 1'):
+        start(RunSpec('A', str(path)), str(tmp_path), RecordingPlan(str(tmp_path), 1))
 
 
 def run_of(*losses, positions=(0, 1), ranks=(0,), notes=()):
@@ -107,3 +148,20 @@ def test_an_earlier_difference_in_the_repetition_is_followed(tmp_path):
     assert result.verdict == 'found' and result.diagnosis.iteration == 1
     assert 'the cause is intermittent' in text_of(result)
     assert launch.plans[-1][1].record == 1
+
+
+@pytest.mark.parametrize('oldest', [False, True])
+def test_values_tell_rounding_from_more(oldest, monkeypatch):
+    if oldest:
+        monkeypatch.delattr(torch, 'unravel_index', raising=False)  # torch 2.0 does not have it
+    a = torch.rand(4, 5)
+    b = a.clone()
+    b[2, 3] += 1e-7
+    found = compare_tensors(a, b)
+    assert (found.elements, found.of, found.first) == (1, 20, (2, 3))
+    assert 'rounding' in found.text()
+    b[0, 0] = float('nan')
+    assert compare_tensors(a, b).first == (0, 0)
+    assert compare_tensors(a, a.clone()) is None
+    assert compare_tensors(torch.tensor([0.]), torch.tensor([-0.])).elements == 1
+    assert compare_tensors(torch.tensor(0.), torch.tensor(1.)).first == ()

@@ -1,5 +1,11 @@
-"""The demo configs, made small enough for tests, and changes to them."""
+"""The demo configs, made small enough for tests, changes to them, and what their logs say."""
 import copy
+import json
+
+import torch
+
+from dev.children import Child
+from dev.zoo.training import WIDTHS
 
 MODELS = ('faster-rcnn_r50_fpn', 'yolox_s', 'rtmdet_tiny', 'deformable-detr_r50')
 IMAGES = dict(zip(MODELS, (6, 12, 12, 6)))  # three iterations an epoch
@@ -51,3 +57,59 @@ def changed(cfg, change):
     cfg = copy.deepcopy(cfg)
     change(cfg)
     return cfg
+
+
+def narrow(cfg):
+    """Keep a quarter of the channels, of a transformer those of its backbone; all layers stay."""
+    if cfg.model.backbone.type == 'CSPDarknet':
+        cfg.model.backbone.widen_factor = 0.125
+        cfg.model.neck.update(in_channels=[32, 64, 128], out_channels=32)
+        cfg.model.bbox_head.update(in_channels=32, feat_channels=32)
+    elif cfg.model.backbone.type == 'ResNet':
+        WIDTHS['quarter backbone' if 'encoder' in cfg.model else 'quarter'](cfg.model)
+
+
+def log_lines(work_dir):
+    """Logged scalars by step, without times."""
+    steps = {}
+    for path in sorted(work_dir.glob('*/vis_data/*.json')):
+        if path.name == 'config.json':
+            continue
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            if 'loss' in record:
+                steps[record['step']] = {key: value for key, value in record.items()
+                                         if 'time' not in key and key != 'memory'}
+    return steps
+
+
+def shallow_detr(cfg):
+    cfg.model.backbone.depth, cfg.model.neck.in_channels = 18, [128, 256, 512]
+    for part in (cfg.model.encoder, cfg.model.decoder):
+        part.num_layers = 3
+
+
+def initialised(name, data_root, folder):
+    """Return the paths of a small demo config and of weights that are not trained."""
+    paths = str(folder / f'{name}.py'), str(folder / f'{name}.pth')
+
+    def job():
+        from mmengine.registry import MODELS, init_default_scope
+
+        from mmrepro import set_random_seed
+        init_default_scope('mmdet')
+        cfg = small(name, data_root)
+        narrow(cfg)
+        test = cfg.model.get('test_cfg') or {}
+        for one in (test, *test.values()):
+            if isinstance(one, dict) and 'score_thr' in one:
+                one.score_thr = 0.
+        cfg.dump(paths[0])
+        set_random_seed(0)
+        model = MODELS.build(cfg.model)
+        model.init_weights()
+        torch.save(dict(meta=dict(dataset_meta=dict(classes=tuple('abcdef'))),
+                        state_dict=model.state_dict()), paths[1])
+
+    Child(job).result()
+    return paths

@@ -1,4 +1,4 @@
-"""Trained by tests/report/test_seed_runs.py, and for the picture in docs/how-to/seeds.md."""
+"""Trained by tests/cli/test_seeds_verb.py, and for the picture in docs/how-to/seeds.md."""
 custom_imports = dict(imports=['mmrepro', 'toy_plugin'], allow_failed_imports=False)
 randomness = dict(seed=0, deterministic=True, numerics=dict(num_threads=1))
 model = dict(type='MoonModel', width=3)

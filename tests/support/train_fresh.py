@@ -12,8 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 def main():
     import conftest  # noqa: F401  pins threads
     import torch
-    from demo_runs import small, workers
-    from detector_runs import narrow
+    from demo_runs import narrow, small, workers
     from harness import train
     model, data_root, start, work_dir = sys.argv[1:]
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """A small training with fingerprints, which the tests of replay, export and goldens read."""
 import pytest
-from forked_trainings import ForkedTraining
 from harness import Child
+from launches import ForkedTraining
 from mmengine.runner import Runner
 from small_runs import config
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faults.tiny import tiny
-from forked_trainings import ForkedTraining
+from launches import ForkedTraining
 from mmcv.transforms import BaseTransform
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS

@@ -3,7 +3,7 @@ import os
 
 import pytest
 from faults.tiny import Tiny, tiny
-from forked_trainings import ForkedTraining
+from launches import ForkedTraining
 from mmengine.registry import MODELS
 from torch import nn
 
