@@ -66,14 +66,13 @@ SLOW = (
     'checkpoint/test_resume_on_ranks.py',
     'facts/test_compatibility.py',
     'hooks/test_preempt_on_ranks.py',
-    *_of('hooks', 'self_check_findings fingerprint_hook hook_streams self_check self_check_bits '
-                  'trackers'),
+    *_of('hooks', 'self_check fingerprint_hook hook_streams trackers'),
     *_of('verify', 'control'),
     *_of('dev', 'operator_check import_stubs'),
     *_of('demo', 'classifier'),
     *_of('distributed', 'virtual_ranks_training agreement ordered_reduction training_on_ranks '
                         'virtual_collectives virtual_ranks virtual_ranks_state'),
-    *_of('data', 'passes datasets cursor fetch loader worker_processes'),
+    *_of('data', 'passes loader cursor fetch worker_processes'),
     *_of('checkpoint', 'evaluated_model other_loaders'),
     *_of('determinism', 'policy precision'),
     *_of('fingerprint', 'operator_recorder'),

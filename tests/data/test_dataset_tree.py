@@ -1,4 +1,5 @@
-"""Concatenated datasets, each with its own pipeline: a cached transform mixes within its own."""
+"""Cached transforms: which samples they mix in, in concatenated datasets and in MMYOLO."""
+import copy
 import itertools
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch.utils.data import DataLoader, Subset
 from mmrepro.data.batch_context import BatchContext
 from mmrepro.data.dataset_tree import holder, path_of
 from mmrepro.data.samplers import with_position
+from mmrepro.patches import PATCHES
+from mmrepro.patches.cached_transforms import pure_by_chance
 
 pytestmark = pytest.mark.usefixtures('patched')
 
@@ -143,3 +146,62 @@ def test_extra_samples_differ_from_part_to_part():
     batch.current = 2
     assert (left.current(), right.current()) == (6, 6)
     assert torch.equal(torch.tensor(batch.paths), torch.tensor([[0], [1], [0], [1]]))
+
+
+class BaseMixImageTransform:
+    """The order of draws and of the cache in MMYOLO 0.6's class of this name."""
+    use_cached, max_cached_images, prob = True, 10, 0.5
+
+    def __init__(self):
+        self.results_cache = []
+
+    def transform(self, results):
+        if np.random.uniform(0, 1) > self.prob:
+            return results
+        dataset = results.pop('dataset', None)
+        self.results_cache.append(copy.deepcopy(results))
+        if len(self.results_cache) > self.max_cached_images:
+            self.results_cache.pop(0)
+        if len(self.results_cache) <= 4:
+            return results
+        for number in np.random.randint(0, len(self.results_cache), 3):
+            results['img'] = results['img'] + self.results_cache[number]['img']
+        return dict(results, dataset=dataset)
+
+    def __call__(self, results):
+        return self.transform(results)
+
+
+class Patched(BaseMixImageTransform):
+    transform = pure_by_chance(BaseMixImageTransform.transform)
+
+
+def epoch(kind, workers):
+    dataset = Pictures(pipeline=[
+        draw, lambda results: dict(results, dataset=object()), kind(), kind()])
+    loader = adopted(DataLoader(dataset, 4, sampler=DefaultSampler(dataset, seed=0),
+                                num_workers=workers, collate_fn=list))
+    return [item['img'].tobytes() for batch in loader for item in batch]
+
+
+def test_samples_mix_in_others_whatever_the_number_of_workers():
+    alone = epoch(Patched, 0)
+    assert epoch(Patched, 2) == alone
+    assert len(alone) == SIZE
+    unmixed = epoch(type('Never', (Patched, ), {'prob': -1}), 0)
+    mixed = sum(one != other for one, other in zip(alone, unmixed))
+    assert 0 < mixed < SIZE, 'some samples are mixed and some are not'
+    # without the patch it matters
+    assert epoch(BaseMixImageTransform, 0) != epoch(BaseMixImageTransform, 2)
+
+
+def test_without_a_cache_the_stock_method_runs():
+    uncached = type('Uncached', (BaseMixImageTransform, ), {'use_cached': False})
+    pure = type('Pure', (uncached, ), {'transform': Patched.transform})
+    assert epoch(uncached, 0) == epoch(pure, 0)
+
+
+def test_the_row_names_the_class_of_mmyolo():
+    rows = [patch for patch in PATCHES if patch.replacement.endswith('pure_by_chance')]
+    assert [row.target for row in rows] == [
+        'mmyolo.datasets.transforms.mix_img_transforms:BaseMixImageTransform.transform']

@@ -1,18 +1,41 @@
-"""Loaders that users bring: any sampler, any collate function, objects as well as dicts."""
+"""Loaders, samplers, collate functions and datasets that users bring, as objects and as dicts."""
 import random
+import threading
 from collections import deque
 
 import numpy as np
 import pytest
 import torch
-from harness import Child
-from loaders import BATCH, LOOPS, SIZE, InOrder, Noisy, adopted, check_training, loader, train
+from harness import Child, digest
+from loaders import (
+    BATCH,
+    LOOPS,
+    SIZE,
+    InOrder,
+    Noisy,
+    adopted,
+    check_training,
+    loader,
+    settings,
+    train,
+)
 from mmengine.dataset import DefaultSampler, InfiniteSampler, pseudo_collate
 from mmengine.registry import DATASETS
 from torch.utils import data as of_torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    StackDataset,
+    Subset,
+    WeightedRandomSampler,
+    random_split,
+)
 
 from mmrepro import seeds
+from mmrepro.data import training_thread
+from mmrepro.errors import RandomnessError
+from mmrepro.runner import ReproRunner
 
 
 class OwnGenerator(InOrder):
@@ -162,3 +185,205 @@ def test_what_a_data_set_draws_at_once_depends_on_the_seed_only(tmp_path):
     for prepare in (lambda runner: runner.val(),
                     lambda runner: (random.random(), np.random.rand(), torch.rand(1))):
         assert train(make, tmp_path / 'other', prepare=prepare) == whole
+
+
+def digests(made):
+    return [digest(batch) for batch in made]
+
+
+class Slotted:
+    __slots__ = ('size', )
+
+    def __init__(self):
+        self.size = SIZE
+
+    def __len__(self):
+        return self.size
+
+    __getitem__ = Noisy.__getitem__
+
+
+def test_a_dataset_needs_no_attributes():
+    expected = digests(adopted(loader(dataset=Noisy)))
+    assert digests(adopted(DataLoader(Slotted(), BATCH, collate_fn=pseudo_collate))) == expected
+    numbers = [dict(x=i) for i in range(SIZE)]
+    listed = list(adopted(DataLoader(numbers, BATCH, num_workers=1, collate_fn=pseudo_collate)))
+    assert [x for batch in listed for x in batch['x']] == list(range(SIZE))
+
+
+@pytest.mark.parametrize('indices', [[3, 1, 4, 1, 5, 9, 2, 6], range(0, 14, 2)], ids=str)
+def test_a_sampler_may_be_a_list(indices, tmp_path):
+    def make():
+        return DataLoader(Noisy(), BATCH, sampler=indices, collate_fn=pseudo_collate)
+
+    seen = [int(sample[0]) for batch in adopted(make()) for sample in batch['x']]
+    assert seen == list(indices)
+    whole = train(make, tmp_path, 'iterations', validation=False)
+    assert len(set(whole[0])) == 12
+    assert train(make, tmp_path, 'iterations', 5, validation=False) == (whole[0][5:], whole[1])
+
+
+class Batches(Noisy):
+    def __getitems__(self, indices):
+        shift = torch.rand(())
+        return [dict(x=torch.tensor([float(i), 0., 0., shift])) for i in indices]
+
+
+def whole_batch(data):
+    return torch.stack([sample['x'] for sample in data]).clone() * torch.rand(())
+
+
+@pytest.mark.parametrize('collate', [pseudo_collate, whole_batch])
+def test_a_datasets_own_batches_have_a_stream(collate):
+    def batches(dataset=Batches, workers=0, mode='sample'):
+        return digests(adopted(loader(dataset=dataset, workers=workers, collate=collate),
+                               worker_seed=mode))
+
+    alone = batches()
+    assert batches(workers=2) == alone and len(set(alone)) == len(alone)
+    assert batches(lambda: Subset(Batches(), range(SIZE))) == alone
+    assert batches(Noisy) != alone
+    assert batches(mode='worker') == batches(workers=1, mode='worker')
+
+
+def test_torchs_own_wrappers_load_sample_by_sample():
+    alone = digests(adopted(loader(dataset=Noisy)))
+    assert digests(adopted(loader(dataset=lambda: Subset(Noisy(), range(SIZE))))) == alone
+    stacked = adopted(loader(dataset=lambda: StackDataset(one=Noisy())))
+    assert [digest(batch['one']) for batch in stacked] == alone
+
+
+def test_training_and_validation_may_share_a_dataset(tmp_path):
+    """The streams are those of the loader that loads."""
+    shared = Noisy()
+    whole = train(loader, tmp_path / 'apart')
+    cfg = settings(lambda: loader(dataset=lambda: shared), tmp_path / 'shared')
+    cfg['val_dataloader'] = loader(dataset=lambda: shared)
+    assert train(None, None, cfg=cfg) == whole
+
+
+@pytest.mark.parametrize('workers', [dict(), dict(workers=1, persistent_workers=True)], ids=str)
+def test_validation_and_test_may_share_a_loader(workers, tmp_path):
+    seen = {}
+
+    def run(*names, shared=True):
+        made = loader(**workers)
+        cfg = settings(loader, tmp_path)
+        other = made if shared else loader(**workers)
+        cfg.update(val_dataloader=made, test_dataloader=other, test_cfg=dict(),
+                   test_evaluator=cfg['val_evaluator'])
+        runner = ReproRunner(**cfg)
+        seen.clear()
+        step = type(runner.model).forward
+        runner.model.forward = lambda x, mode: (
+            seen.setdefault(name, []).append(digest(list(x))), step(runner.model, x, mode))[1]
+        for name in names:
+            seen.pop(name, None)
+            getattr(runner, name)()
+        return dict(seen)
+
+    apart = run('val', 'test', shared=False)
+    assert apart['val'] != apart['test']
+    assert run('val', 'test', 'val') == apart
+    assert run('test', 'val', 'test') == apart
+
+
+class Foreign:
+    """What libraries put around a loader."""
+
+    def __init__(self, inner):
+        self.inner, self.dataset = inner, inner.dataset
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
+def shared(cfg):
+    cfg['val_dataloader'] = cfg['train_dataloader']
+
+
+@pytest.mark.parametrize('make, change, message', [
+    (loader, shared, 'serves training and another loop'),
+    (lambda: Foreign(loader()), dict, 'Foreign is no torch DataLoader'),
+    (lambda: loader(workers=2, in_order=False), dict, 'in_order=False, with num_workers=2')])
+def test_a_loader_that_training_cannot_use_is_refused(make, change, message, tmp_path):
+    cfg = settings(make, tmp_path)
+    change(cfg)
+    with pytest.raises(RandomnessError, match=message):
+        ReproRunner(**cfg).train()
+    adopted(loader(in_order=False))
+
+
+class Ahead(DataLoader):
+    def __iter__(self):
+        found = []
+        thread = threading.Thread(name='ahead', target=self.load, args=(found, ))
+        thread.start()
+        thread.join()
+        for batch in found:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+
+    def load(self, found):
+        try:
+            found += list(super().__iter__())
+        except Exception as error:
+            found.append(error)
+
+
+@pytest.fixture
+def trains():
+    training_thread.claim()
+
+
+def test_threads_load_from_workers_only(trains):
+    def ahead(workers):
+        data = Noisy()
+        return adopted(Ahead(data, BATCH, sampler=RandomSampler(data), num_workers=workers,
+                             collate_fn=pseudo_collate))
+
+    with pytest.raises(RandomnessError, match="the thread 'ahead' loads samples in the process"):
+        list(ahead(0))
+    assert digests(ahead(1)) == digests(adopted(loader(RandomSampler)))
+
+
+class DrawsItsOrder(InOrder):
+    def __iter__(self):
+        return iter(torch.randperm(len(self)).tolist())
+
+
+def test_a_thread_that_trains_may_load(tmp_path):
+    """In a notebook or a service; afterwards any thread may look at the data."""
+    runner = ReproRunner(**settings(loader, tmp_path))
+    thread = threading.Thread(target=runner.train)
+    thread.start()
+    thread.join()
+    assert runner.iter == 12 and len(list(runner.train_dataloader)) == 4
+
+
+def test_threads_draw_no_order_from_the_generators_of_the_trainer(trains):
+    data = Noisy()
+    made = adopted(Ahead(data, BATCH, sampler=DrawsItsOrder(data), num_workers=1))
+    with pytest.raises(RandomnessError, match="the thread 'ahead' asks DrawsItsOrder"):
+        list(made)
+
+
+@pytest.mark.parametrize('indices, warned', [(None, True), (range(3, 11), False)])
+def test_a_split_that_was_drawn_is_named(indices, warned, tmp_path, monkeypatch):
+    data = Noisy()
+    subset = random_split(data, [8, 6])[0] if indices is None else Subset(data, indices)
+    runner = ReproRunner(**settings(lambda: loader(dataset=lambda: subset), tmp_path))
+    said = []
+    monkeypatch.setattr(runner.logger, 'warning', lambda text, *args: said.append(text))
+    runner.train()
+    assert any('random_split' in text for text in said) == warned
+
+
+def test_the_class_keeps_its_static_method():
+    cfg = dict(batch_size=2, num_workers=0, dataset=Noisy(), sampler=InOrder(Noisy()))
+    made = ReproRunner.build_dataloader(cfg)
+    assert type(made) is DataLoader and not hasattr(made, '_mmrepro_fetch')

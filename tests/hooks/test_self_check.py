@@ -1,22 +1,36 @@
-"""Steps of a run are repeated: which, on how many ranks, and what the run says of it."""
+"""Steps of a run are repeated: what differs stops it by name, and no bit of training changes."""
+import functools
+import itertools
 import json
+import random
+import re
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
-from checked_runs import bits, config, finish, registered
+from checked_runs import bits, config, finish, registered, stopped
 from demo_runs import MODELS as DETECTORS
 from demo_runs import small
 from faults import tiny
-from harness import Child, train
+from harness import Child, digest, train
 from mmengine.hooks import Hook
+from mmengine.logging import MessageHub
+from mmengine.optim import OptimWrapper
+from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
+from mmengine.runner.amp import autocast
 from ranks import on_ranks
+from torch.utils.checkpoint import checkpoint
 
+from mmrepro.checkpoint import adapters
+from mmrepro.errors import StepDiffersError
 from mmrepro.facts.compatibility import HARMLESS
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.manifest import compare_manifests, read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.hooks import SelfCheckHook
+from mmrepro.step_check.state import StepState
 
 
 def test_a_resumed_run_checks_the_same_iterations(tmp_path, monkeypatch):
@@ -130,3 +144,333 @@ def test_detectors_repeat_their_steps_and_change_no_bit(name, data_root, tmp_pat
         cfg.randomness.self_checks = dict(steps=checks)
         runs.append(Child(train, cfg, tmp_path / str(checks), False).result())
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize('model, attribute', [
+    ('GeneratorMadeInAStep', 'model.rng'), ('CountedSteps', 'model.steps')])
+def test_an_attribute_that_no_checkpoint_keeps_is_named(model, attribute, tmp_path):
+    message = stopped(config(tmp_path, model=model))
+    assert 'The step of iteration 0 (counted from 0)' in message
+    assert f'reach the loss and that no checkpoint keeps: {attribute}' in message
+    assert 'first difference: loss extra: ' in message
+
+
+@registered
+class Freezing(tiny.Tiny):
+    """Freezes its head once it has been called twice."""
+    calls = 0
+
+    def forward(self, *args, **kwargs):
+        self.calls += 1
+        if self.calls == 2:
+            self.head.requires_grad_(False)
+        return super().forward(*args, **kwargs)
+
+
+def test_a_model_that_freezes_a_part_is_no_race(tmp_path):
+    message = stopped(config(tmp_path, model='Freezing'))
+    assert 'first difference: gradient of head.' in message
+    assert 'no checkpoint keeps: model.calls' in message and 'race' not in message
+
+
+class Sampler:
+    """Counts in a part of a part, as the sampler for negatives of Libra R-CNN does."""
+
+    def __init__(self):
+        self.seen = 0
+
+
+class CombinedSampler:
+    def __init__(self):
+        self.negatives = Sampler()
+
+
+@registered
+class Sampling(tiny.Tiny):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.head.sampler = CombinedSampler()
+
+    def forward(self, inputs, label, mode='tensor'):
+        self.head.sampler.negatives.seen += 1
+        return super().forward(inputs * self.head.sampler.negatives.seen, label, mode)
+
+
+def test_checkpoints_keep_parts_of_parts(tmp_path, monkeypatch):
+    monkeypatch.setitem(adapters.ADAPTERS, 'Sampler', adapters.Adapter(('seen',), 'a test'))
+    runner = finish(config(tmp_path, model='Sampling'))
+    state = adapters.collect(runner.model, [])
+    assert state == {'model:head:sampler.negatives': {'seen': tiny.ITERATIONS * 2}}
+    runner.model.head.sampler = CombinedSampler()
+    assert adapters.restore(runner.model, [], state) == []
+    assert adapters.collect(runner.model, []) == state
+
+
+def test_a_generator_made_in_the_step_is_found_with_its_line(tmp_path):
+    message = stopped(config(tmp_path, model='GeneratorFromEntropy'))
+    assert 'aten.mul.Tensor' in message and 'default_rng' not in message.split('calls')[0]
+    assert re.search(r'cause +entropy: ', message) and 'steps.py' in message
+
+
+_library = torch.library.Library('self_check_test', 'DEF')
+_library.define('sum(Tensor numbers) -> Tensor')
+_turns = [False]
+
+
+def sum_in_any_order(numbers):
+    """Add up in the order in which threads arrive, without threads."""
+    _turns[0] = not _turns[0]
+    large = torch.tensor([1e6, -1e6])
+    order = [large, numbers] if _turns[0] else [large[:1], numbers, large[1:]]
+    return functools.reduce(torch.add, torch.cat(order).unbind())
+
+
+_library.impl('sum', sum_in_any_order, 'CPU')
+
+
+class SumInAnyOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, numbers):
+        ctx.size = numbers.shape
+        return torch.ops.self_check_test.sum(numbers.flatten())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.expand(ctx.size)
+
+
+@registered
+class AnyOrder(tiny.Tiny):
+    def forward(self, inputs, label, mode='tensor'):
+        losses = super().forward(inputs, label, mode)
+        return dict(losses, loss_sum=SumInAnyOrder.apply(self.backbone(inputs) * 1e-3))
+
+
+def test_an_order_of_threads_is_found(tmp_path):
+    assert re.search(r'forward, \(?.*self_check_test\.sum',
+                     stopped(config(tmp_path, model='AnyOrder')))
+
+
+@registered
+class Flaky(tiny.Tiny):
+    """One bit of one gradient is wrong, once: ``wrong`` counts passes."""
+    wrong, passes = 2, 0
+
+    def forward(self, inputs, label, mode='tensor'):
+        result = super().forward(inputs, label, mode)
+        type(self).passes += 1
+        if self.passes == self.wrong:
+            def flip(gradient):
+                gradient = gradient.clone()
+                gradient.view(torch.int32).view(-1)[0] ^= 1
+                return gradient
+            result['loss'].register_hook(flip)
+        return result
+
+
+@pytest.mark.parametrize('wrong, which', [(1, 'second'), (2, 'first'), (4, 'first')])
+def test_a_flipped_bit_is_found_before_the_optimizer_uses_it(wrong, which, tmp_path, monkeypatch):
+    monkeypatch.setattr(Flaky, 'wrong', wrong)
+    monkeypatch.setattr(Flaky, 'passes', 0)
+    runner = Runner.from_cfg(config(tmp_path, model='Flaky'))
+    stepped = []
+    optimizer = runner.build_optim_wrapper(runner.optim_wrapper)
+    runner.optim_wrapper = optimizer
+    optimizer.optimizer.register_step_pre_hook(lambda *args: stepped.append(runner.iter))
+    with pytest.raises(StepDiffersError) as caught:
+        runner.train()
+    message = str(caught.value)
+    assert stepped == list(range((wrong - 1) // 2))
+    assert 'first difference: gradient of head.fc' in message
+    assert f'have the same bits as the {which}' in message and 'silent data corruption' in message
+
+
+def test_both_digests_lie_in_the_work_directory(tmp_path):
+    message = stopped(config(tmp_path, model='CountedSteps'))
+    path = tmp_path / 'mmrepro' / 'step_check.iteration0.rank0.json'
+    assert str(path) in message
+    content = json.loads(path.read_text())
+    assert content['attributes'] == ['model.steps'] and content['diagnosis']['path'] == ''
+    first, second = content['passes']['first'], content['passes']['second']
+    assert set(first) == {'losses', 'gradients', 'sums'} and first != second
+    # in the order of the backward pass
+    assert list(first['gradients'])[0].startswith('head.fc')
+
+
+class InPlacePreprocessor(tiny.TinyPreprocessor):
+    """Changes the batch of the loader."""
+
+    def forward(self, data, training=False):
+        data['inputs'][0].mul_(2)
+        data['label'].append(data['label'].pop() * 1)
+        return super().forward(data, training)
+
+
+@registered
+class Stateful(tiny.Tiny):
+    """Keeps all sorts of things in attributes, of which none reaches the loss."""
+    passes = itertools.count()  # no self-check puts it back
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.calls, self.seen, self.table = 0, [], dict(last=None)
+        self.stepping, self.stepped = False, []
+        self.array, self.kept = np.zeros(3), torch.zeros(3)
+        self.rng = np.random.default_rng(1)
+        self.register_buffer('count', torch.zeros(()), persistent=False)
+        self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        self.toggled = torch.nn.Parameter(torch.ones(2))
+        self.data_preprocessor = InPlacePreprocessor()
+        # reached along other ways as well
+        self.also, self.head.owner = [self.frozen, self.count], dict(kept=self.kept)
+
+    def train_step(self, data, optim_wrapper):
+        """While the optimizer steps, an attribute is another one."""
+        self.stepping = True
+        losses = super().train_step(data, optim_wrapper)
+        self.stepped.append(self.stepping)
+        self.stepping = False
+        return losses
+
+    def forward(self, inputs, label, mode='tensor'):
+        next(self.passes)
+        self.calls += 1
+        self.seen.append(inputs)
+        self.table.update(last=self.calls, more=(label, ))
+        self.array += 1
+        self.kept.add_(1)
+        self.rng.random()
+        self.count += 1
+        self.frozen.data.mul_(0.5)
+        self.toggled.requires_grad_(not self.toggled.requires_grad)
+        self.late = set([self.calls])
+        MessageHub.get_current_instance().update_scalar('train/mean', float(inputs.mean()))
+        MessageHub.get_current_instance().update_info('calls', self.calls)
+        torch.rand(1), random.random(), np.random.rand()
+        return super().forward(inputs, label, mode)
+
+
+VARIANTS = {
+    'plain': {},
+    'in memory': dict(model='Stateful'),
+    'a buffer that reaches the loss': dict(model='Averaging'),
+    'accumulating': dict(optim_wrapper=dict(accumulative_counts=3)),
+    'clipped': dict(optim_wrapper=dict(clip_grad=dict(max_norm=0.1))),
+    'zeros kept': dict(optim_wrapper=dict(type='ZeroingWrapper')),
+    'bfloat16 and scaled': dict(optim_wrapper=dict(type='HostAmpWrapper')),
+    "MMEngine's streams": dict(randomness=dict(worker_seed='mmengine')),
+    'checkpointed': dict(model='Checkpointed'),
+    'by iterations': dict(train_cfg=dict(
+        _delete_=True, by_epoch=False, max_iters=4, val_interval=100)),
+}
+
+
+@OPTIM_WRAPPERS.register_module(force=True)
+class ZeroingWrapper(OptimWrapper):
+    def zero_grad(self, **kwargs):
+        super().zero_grad(set_to_none=False)
+
+
+@OPTIM_WRAPPERS.register_module(force=True)
+class HostAmpWrapper(OptimWrapper):
+    """MMEngine's AmpOptimWrapper refuses the CPU: autocast to bfloat16, and a scaler that skips
+    steps until its scale is small enough.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.loss_scaler = torch.amp.GradScaler('cpu', init_scale=2. ** 126, growth_interval=2)
+
+    def optim_context(self, model):
+        return autocast(device_type='cpu', dtype=torch.bfloat16)
+
+    def backward(self, loss, **kwargs):
+        self.loss_scaler.scale(loss).backward(**kwargs)
+        self._inner_count += 1
+
+    def step(self, **kwargs):
+        self.loss_scaler.step(self.optimizer, **kwargs)
+        self.loss_scaler.update()
+
+
+@registered
+class Checkpointed(tiny.Tiny):
+    def forward(self, inputs, label, mode='tensor'):
+        features = checkpoint(self.backbone, inputs, use_reentrant=False)
+        logits = self.head(self.neck(features).mean((2, 3)))
+        return dict(loss=self.head.loss(logits, label)) if mode == 'loss' else logits
+
+
+class Look(Hook):
+    priority = 100
+
+    def __init__(self):
+        self.seen = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        scalars = {name: buffer.data[0].tolist()
+                   for name, buffer in runner.message_hub.log_scalars.items() if 'time' not in name}
+        model = runner.model
+        self.seen.append(digest([data_batch, outputs, scalars, runner.message_hub.get_info(
+            'calls', 0), {
+            name: vars(model).get(name)
+            for name in ('calls', 'table', 'array', 'kept', 'late', 'stepped')},
+            getattr(model, 'rng', None) and model.rng.bit_generator.state]))
+
+
+def trained(cfg):
+    torch.set_num_threads(1)
+    look = Look()
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(look)
+    runner.train()
+    return bits(runner), look.seen, next(Stateful.passes)
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_no_bit_changes(name, tmp_path):
+    """A step that is repeated is two passes, or three where attributes have changed before; what it
+    counts is counted once.
+    """
+    *with_checks, passes = Child(trained, config(tmp_path / '1', checks=1, **VARIANTS[name])
+                                 ).result()
+    *without, once = Child(trained, config(tmp_path / '0', checks=0, **VARIANTS[name])).result()
+    assert with_checks == without and passes == (3 * once - 1 if once else 0)
+    assert once == (2 * tiny.ITERATIONS if name == 'in memory' else 0)
+
+
+@pytest.mark.parametrize('level', ['module', pytest.param('operator', marks=pytest.mark.nightly)])
+def test_fingerprints_are_the_same_with_checks(level, tmp_path):
+    lines = []
+    for checks in (1, 0):
+        finish(config(tmp_path / str(checks), checks=checks, train_cfg=dict(max_epochs=1),
+                      custom_hooks=[dict(type='FingerprintHook', level=level)]))
+        path = tmp_path / str(checks) / 'mmrepro' / 'fingerprints.rank0.jsonl'
+        lines.append([line for line in path.read_text().splitlines() if '"step"' in line])
+    assert len(lines[0]) == 4 and lines[0] == lines[1]
+
+
+def test_a_step_without_the_buffers_put_back_would_differ(tmp_path, monkeypatch):
+    put_back = StepState.put_back
+
+    def forgetful(self, unsaved=True):
+        running = {name: value.clone() for name, value in buffers}
+        put_back(self, unsaved)
+        for name, value in buffers:
+            value.copy_(running[name])
+
+    cfg = config(tmp_path, model='Averaging')
+    runner = Runner.from_cfg(cfg)
+    buffers = list(runner.model.named_buffers())
+    monkeypatch.setattr(StepState, 'put_back', forgetful)
+    with pytest.raises(StepDiffersError):
+        runner.train()
+
+
+@registered
+class Averaging(tiny.Tiny):
+    """Its loss reads a buffer that the forward pass writes, as SeesawLoss does."""
+
+    def forward(self, inputs, label, mode='tensor'):
+        self.head.temperature.mul_(0.9)
+        return super().forward(inputs, label, mode)
