@@ -69,12 +69,11 @@ SLOW = (
     *_of('hooks', 'self_check fingerprint_hook hook_streams trackers'),
     *_of('verify', 'control'),
     *_of('dev', 'operator_check import_stubs'),
-    *_of('demo', 'classifier'),
-    *_of('distributed', 'virtual_ranks_training agreement ordered_reduction training_on_ranks '
+    *_of('distributed', 'virtual_ranks_training agreement ordered_reduction '
                         'virtual_collectives virtual_ranks virtual_ranks_state'),
     *_of('data', 'passes loader cursor fetch worker_processes'),
     *_of('checkpoint', 'evaluated_model other_loaders'),
-    *_of('determinism', 'policy precision'),
+    *_of('determinism', 'policy'),
     *_of('fingerprint', 'operator_recorder'),
     *_of('localise', 'batch'),
     *_of('ops/aten', 'sync_bn'),
