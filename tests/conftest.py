@@ -63,7 +63,7 @@ SLOW = (
     'patches/test_hash_order.py',
     'test_readers.py',
     'verify/test_as_trained.py',
-    'checkpoint/test_resume_on_ranks.py',
+    'checkpoint/test_on_ranks.py',
     'facts/test_compatibility.py',
     'hooks/test_preempt_on_ranks.py',
     *_of('hooks', 'self_check fingerprint_hook hook_streams trackers'),
@@ -72,7 +72,7 @@ SLOW = (
     *_of('distributed', 'virtual_ranks_training agreement ordered_reduction '
                         'virtual_collectives virtual_ranks virtual_ranks_state'),
     *_of('data', 'passes loader cursor fetch worker_processes'),
-    *_of('checkpoint', 'evaluated_model other_loaders'),
+    *_of('checkpoint', 'other_loaders'),
     *_of('determinism', 'policy'),
     *_of('fingerprint', 'operator_recorder'),
     *_of('localise', 'batch'),

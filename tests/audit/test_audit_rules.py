@@ -7,11 +7,11 @@ import re
 
 import pytest
 import torch
-from audit_sources import FILES
 from loaders import settings
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS
+from test_audit_sources import FILES
 from torch.utils.data import DataLoader, IterableDataset
 
 from mmrepro import determinism
