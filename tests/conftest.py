@@ -128,7 +128,6 @@ def nothing_stays_in_force():
 
 @pytest.fixture(scope='session')
 def data_root(tmp_path_factory):
-    """Return the demonstration dataset."""
     from mmrepro.demo.dataset import write_dataset
     root = str(tmp_path_factory.mktemp('demo'))
     write_dataset(root)

@@ -35,13 +35,10 @@ class DigestsOfImages(BaseMetric):
     pytest.param(name, marks=[] if name == 'two_stage' else pytest.mark.nightly)
     for name in DETECTORS])
 def paths(request, data_root, tmp_path_factory):
-    """Return the paths of the config of a detector, and of its weights."""
     return initialised(DETECTORS[request.param], data_root, tmp_path_factory.mktemp('detectors'))
 
 
 def predictions(cfg, folder, order, batch_size, phase='test', **randomness):
-    """Return the digests of the predictions by image."""
-
     def change(cfg):
         cfg.work_dir = str(folder)
         cfg.randomness.update(randomness)

@@ -47,7 +47,6 @@ def clean(**changes):
 
 
 def stock(**changes):
-    """Return the same without mmrepro."""
     return clean(custom_imports=None, **changes)
 
 

@@ -8,13 +8,11 @@ from mmrepro.audit import CHANGES, HINT, MAY, Subject, findings_of
 
 
 def forward(body):
-    """Return a module whose forward method has these lines."""
     return ('class A(nn.Module):\n        def forward(self, x):\n'
             + textwrap.indent(body, ' ' * 12))
 
 
 def hook(body):
-    """Return a hook whose method has these lines."""
     return forward(body).replace('nn.Module', 'Hook').replace('forward', 'after_train_iter')
 
 

@@ -18,8 +18,6 @@ pytestmark = pytest.mark.filterwarnings('ignore')
 
 @MODELS.register_module(force=True)
 class Longer(tiny.Tiny):
-    """A buffer grows with the steps."""
-
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.register_buffer('means', torch.zeros(1))

@@ -48,8 +48,6 @@ class LooksAtTheData(Looking):
 
 
 class AnotherLoader(Looking):
-    """Gives the loop other data from the second epoch on."""
-
     def before_train_epoch(self, runner):
         if runner.epoch >= 1 and not self.done:
             self.done = True

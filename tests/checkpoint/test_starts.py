@@ -15,8 +15,6 @@ LOOPS = {'epochs': dict(by_epoch=True, max_epochs=2),
 
 @MODELS.register_module(force=True)
 class ZeroLine(NoisyLine):
-    """Every training of it begins at zero, with ``init_weights``."""
-
     def __init__(self):
         super().__init__()
         self.init_cfg = dict(type='Constant', layer='Linear', val=0, bias=0)

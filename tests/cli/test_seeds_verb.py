@@ -52,7 +52,6 @@ def started(monkeypatch):
 
 @pytest.fixture
 def ended(monkeypatch):
-    """Let the training end with this exit code and this output."""
     def end(code, text=''):
         def start(runs):
             log = runs[0].launches[0].log

@@ -22,8 +22,6 @@ model = dict(type='Detector')
 
 
 class Runner:
-    """Stands for a runner: remembers the config that it was built from."""
-
     def __init__(self, cfg):
         self.cfg, self.done = cfg, []
 

@@ -114,7 +114,6 @@ def made(dataset):
 
 @pytest.fixture(params=RANKS)
 def make(request, monkeypatch):
-    """Build the loader of a case as a rank would."""
     rank, world = RANKS[request.param]
     pretend_rank(monkeypatch, rank, world)
 
@@ -198,7 +197,6 @@ def test_every_sampler_and_batch_sampler_that_is_shipped_has_a_case():
 
 
 def train_on(case, work_dir, train_cfg, resume_at=None):
-    """Return the digests of all batches, of names and noise, and of the weights."""
     def make():
         dataset, sampler, batches = VARYING[case]
         sampler = sampler(dataset())

@@ -51,7 +51,6 @@ def checking(*transforms, workers=0, **kwargs):
 
 
 def plus(value):
-    """Return a transform that adds what a function of the sample returns."""
     def transform(item):
         return dict(item, x=item['x'] + float(value()))
     return transform
@@ -89,7 +88,6 @@ CountsInSlots = type('CountsInSlots', (), dict(
 
 
 class Mixes:
-    """Keeps the last sample, as a cache does."""
     last = None
 
     def __call__(self, item):
@@ -123,8 +121,6 @@ def in_a_thread(item):
 
 
 class MetaOnly:
-    """Another value in what describes the sample."""
-
     def __call__(self, item):
         from mmdet.structures import DetDataSample
         sample = DetDataSample(metainfo=dict(number=uuid.uuid4().int))

@@ -34,8 +34,6 @@ ENDLESS = ('infinite', 'multi source', 'group multi source')
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """Build samplers as rank ``r`` of ``w`` would."""
-
     def build(name, rank=0, world_size=1, root=0):
         pretend_rank(monkeypatch, rank, world_size)
         return adopt_sampler(SAMPLERS[name](), Placement(root))

@@ -219,7 +219,6 @@ def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
 
 
 def addresses(runner):
-    """Return the addresses of a parameter, its momentum and its average."""
     model, optimizer = runner.model.module, runner.optim_wrapper.optimizer
     average = [hook.ema_model.module.head.fc.weight for hook in runner.hooks
                if isinstance(hook, EMAHook)]
@@ -390,7 +389,6 @@ WRITERS = [
 
 
 def checkpoints(folder):
-    """Return the digests of what the checkpoints in a folder hold of weights, one of each."""
     states = [torch.load(path, weights_only=False) for path in folder.glob('*.pth')]
     return {state_digest([state[part] for part in ('state_dict', 'ema_state_dict', 'optimizer')])
             for state in states}
@@ -402,7 +400,6 @@ def norms_and_averages(cfg):
 
 @pytest.fixture(scope='module')
 def right(cfg, tmp_path_factory):
-    """Return the checkpoints of a run without a hook that writes."""
     folder = tmp_path_factory.mktemp('right')
     trained(cfg, folder, lambda runner: None, norms_and_averages)
     return checkpoints(folder)

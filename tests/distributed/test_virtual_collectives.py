@@ -13,7 +13,6 @@ from mmrepro.distributed.virtual import exchange
 
 
 def own(*shape, kind=torch.float32, scale=3):
-    """Noise of this rank."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     return (torch.randn(*shape, generator=generator) * scale).to(kind)
 
@@ -24,7 +23,6 @@ def summed(value, op=dist.ReduceOp.SUM):
 
 
 def places(*shape):
-    """Return a tensor to receive into, from every rank."""
     return [torch.zeros(*shape) for _ in range(dist.get_world_size())]
 
 
@@ -93,7 +91,6 @@ COLLECTIVES = {
 
 
 def digests_and_first():
-    """Return the digests of all results, and on rank 0 the results themselves."""
     found = {name: collective(dist.get_world_size()) for name, collective in COLLECTIVES.items()}
     return {name: state_digest(value) for name, value in found.items()}, (
         None if dist.get_rank() else {name: found[name] for name in (

@@ -67,7 +67,6 @@ def test_a_training_does_not_depend_on_the_number_of_processes(ranks, numbers):
 
 
 def losses_of(model, batch, lr=0.1):
-    """Return the losses of two steps of a model that returns its loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     losses = []
     for _ in range(2):
@@ -117,8 +116,6 @@ def test_gradients_are_the_mean_in_the_order_of_the_tree():
 
 
 class TwiceUsed(nn.Module):
-    """Uses its weight before and after a collective operation."""
-
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.eye(16))
@@ -452,7 +449,6 @@ class Drawing(nn.Module):
 
 
 def drawn_steps():
-    """Return the digests of this rank, by what they are of."""
     rank = dist.get_rank()
     random.seed(rank)
     np.random.seed(rank)
@@ -470,7 +466,6 @@ def part(rank, world, fault):
 
 
 def differing(fault):
-    """Return what differs between one process and two, on any rank."""
     one, two = ({rank: digests for results in shared_pool().run(part, processes, fault)
                  for rank, digests in results.items()} for processes in (1, 2))
     return {name for rank in range(RANKS) for name in one[rank]

@@ -23,7 +23,6 @@ MAX_CELL = 100  # characters of a table cell, without the addresses of links
 
 
 def prose(page: Path) -> str:
-    """Return the text of a page without code."""
     text = re.sub(r'^( *)```.*?^\1```', '', page.read_text(encoding='utf-8'), flags=re.S | re.M)
     return re.sub(r'`[^`\n]*`', '`code`', text)
 
@@ -64,7 +63,6 @@ def broken(page: Path) -> Iterator[str]:
 
 
 def cells(page: Path) -> Iterator[tuple[str, str]]:
-    """Lines of tables and their cells."""
     for line in page.read_text(encoding='utf-8').splitlines():
         if line.startswith('|'):
             for cell in re.split(r'(?<!\\)\|', line)[1:-1]:
@@ -171,7 +169,6 @@ SHOWS = {
 
 
 def outputs(cells):
-    """Return source and text of the code cells."""
     for cell in cells:
         if cell['cell_type'] == 'code':
             yield ''.join(cell['source']), re.sub(r'\x1b\[[0-9;]*m', '', ''.join(

@@ -66,7 +66,6 @@ SMALL = ('--cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.indices=
 
 
 def blocks(page: str, language: str) -> list[tuple[str, str]]:
-    """Return language and text of the blocks of a page, in order."""
     return re.findall(rf'^```({language})\n(.*?)^```', PAGES[page].read_text(encoding='utf-8'),
                       re.S | re.M)
 
@@ -149,7 +148,6 @@ def shell(tmp_path):
 
 @pytest.fixture
 def shaded(shell):
-    """Return the files that the page lets the reader write."""
     (_, transform), (_, config), _ = blocks('find-a-difference', 'python')
     (shell.folder / 'warming_shade.py').write_text(transform)
     (shell.folder / 'shaded.py').write_text(config)

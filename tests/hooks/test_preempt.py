@@ -42,7 +42,6 @@ def test_at_every_turn_nothing_is_lost(loop, tmp_path):
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
-    """Return what a run records that gets no signal."""
     return run(settings(tmp_path_factory.mktemp('whole')))[0].records
 
 

@@ -157,7 +157,6 @@ def test_an_attribute_that_no_checkpoint_keeps_is_named(model, attribute, tmp_pa
 
 @registered
 class Freezing(tiny.Tiny):
-    """Freezes its head once it has been called twice."""
     calls = 0
 
     def forward(self, *args, **kwargs):
@@ -298,8 +297,6 @@ def test_both_digests_lie_in_the_work_directory(tmp_path):
 
 
 class InPlacePreprocessor(tiny.TinyPreprocessor):
-    """Changes the batch of the loader."""
-
     def forward(self, data, training=False):
         data['inputs'][0].mul_(2)
         data['label'].append(data['label'].pop() * 1)

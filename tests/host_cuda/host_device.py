@@ -10,7 +10,6 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def compiler():
-    """Return the C++ compiler, if there is one."""
     return shutil.which(os.environ.get('CXX', 'g++')) or shutil.which('clang++')
 
 

@@ -46,7 +46,6 @@ BEHAVIOUR = {name: how for how, names in {
 
 
 def calls(name):
-    """Return how often the device's own kernel of an operator of ``aten`` ran."""
     return _library.count_calls(f'aten::{name}'.encode())
 
 
@@ -57,7 +56,6 @@ def all_calls():
 
 
 def forget_calls():
-    """Count from zero."""
     _library.forget_calls()
 
 

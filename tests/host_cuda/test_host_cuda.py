@@ -102,7 +102,6 @@ def test_calls_and_waits_are_few(on_device, provider, most):
 
 
 def table(printed):
-    """Return the cells of a table in Markdown, without its head."""
     return [[cell.strip() for cell in line.split('|')[1:]] for line in printed.splitlines()
             if line.startswith('|')][2:]
 

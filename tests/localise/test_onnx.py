@@ -19,8 +19,6 @@ SIZE = 128
 
 
 class Raw(torch.nn.Module):
-    """What the heads give."""
-
     def __init__(self, model):
         super().__init__()
         self.model = model
@@ -56,7 +54,6 @@ class Detections(torch.nn.Module):
 @pytest.fixture(scope='module', params=[
     'rtmdet_tiny', pytest.param('retinanet_r50_fpn', marks=pytest.mark.nightly)])
 def detector(request, data_root, tmp_path_factory):
-    """Return the paths of a config, weights, and an exported model."""
     pytest.importorskip('onnxruntime')
     pytest.importorskip('onnx')
     folder = tmp_path_factory.mktemp('detector')

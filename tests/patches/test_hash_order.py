@@ -17,8 +17,6 @@ NAMES = {str(i): name for i, name in enumerate(
 
 
 class Words:
-    """A tokenizer that needs no download."""
-
     @staticmethod
     def tokenize(text):
         return text.split()
@@ -72,7 +70,6 @@ def main():
 
 @pytest.fixture(scope='module')
 def outcomes():
-    """Return the digests from one interpreter per hash seed."""
     return [json.loads(python(__file__, PYTHONHASHSEED=seed).splitlines()[-1])
             for seed in HASH_SEEDS]
 

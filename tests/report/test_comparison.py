@@ -34,7 +34,6 @@ def folder(tmp_path, monkeypatch):
 
 
 def pair(a=(), b=(), write=write_run):
-    """Write two runs, with these differences."""
     return write('a', **dict(a)), write('b', **dict(b))
 
 

@@ -57,7 +57,6 @@ def test_the_number_of_the_process_is_seen_beside_fingerprints(tmp_path):
 
 @registered
 class Players(TwoPlayers):
-    """Two parts with an optimizer each, trained in turn."""
     calls = 0
 
     def train_step(self, data, optim_wrapper):

@@ -43,14 +43,12 @@ def finish(cfg):
 
 
 def stopped(cfg, **expected):
-    """Return the message with which a run stops."""
     with pytest.raises(StepDiffersError) as caught:
         finish(cfg)
     return str(caught.value)
 
 
 def registered(cls):
-    """Register a variant of the tiny network, under its own name."""
     return MODELS.register_module(force=True)(cls)
 
 

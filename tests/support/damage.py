@@ -78,7 +78,6 @@ OLD = loaded, lambda value: saved(value, False), TEXT[2], VALUES + OBJECTS
 
 @st.composite
 def edited(draw, value, values):
-    """Return a tree with a part that is replaced or removed."""
     keys = [*value] if isinstance(value, dict) else [*range(len(value))] if isinstance(
         value, (list, tuple)) else []
     if not keys or not draw(st.integers(0, 5)):
@@ -94,7 +93,6 @@ def edited(draw, value, values):
 
 @st.composite
 def damaged(draw, text, form, others):
-    """Return a kind of damage, and the damaged content."""
     load, dump, change, values = form
     kind = draw(st.sampled_from(
         ['cut', 'flip', 'insert', 'other', 'folder', 'gone', *['edit'] * 5]))

@@ -100,5 +100,4 @@ class ForkedTraining(LaunchedTraining):
 
 
 def text_of(result):
-    """Return what a search says."""
     return '\n'.join([result.sentence(), *result.notes, *map(' '.join, result.rows())])

@@ -50,8 +50,6 @@ class Noisy(torch.utils.data.Dataset):
 
 
 class Piped(Noisy):
-    """Samples of a pipeline."""
-
     def __init__(self, *transforms):
         self.pipeline = Compose(list(transforms))
 

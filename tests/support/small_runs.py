@@ -90,7 +90,6 @@ def small_run(work_dir, **changes):
 
 
 def continued(folder, point, **changes):
-    """Return the config of a run that goes on from a checkpoint of the run in ``folder``."""
     return small_run(folder / f'from_{point}', resume=True,
                      load_from=str(folder / f'iter_{point}.pth'), **changes)
 

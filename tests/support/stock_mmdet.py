@@ -18,5 +18,4 @@ def stock():
 
 @pytest.fixture
 def patched(stock):
-    """Put all replacements in force."""
     patches.apply()

@@ -103,7 +103,6 @@ def validated(work_dir, by_epoch, **changes):
 
 
 def everything(runner):
-    """Return all that a run leaves behind, as a digest by name."""
     schedulers = runner.param_schedulers or []
     found = dict(
         model=runner.model.state_dict(), optimizer=runner.optim_wrapper.state_dict(),

@@ -17,7 +17,6 @@ def results_of(rank, world, function, ranks):
 
 
 def on_processes(processes, function, ranks):
-    """Return results by virtual rank."""
     results = {}
     for part in shared_pool().run(results_of, processes, function, ranks):
         results.update(part)
@@ -33,5 +32,4 @@ def same_for_every_number(function, ranks, numbers=(1, 2)):
 
 
 def alone(function, ranks):
-    """Return results by virtual rank, in this process."""
     return list(results_of(0, 1, function, ranks).values())

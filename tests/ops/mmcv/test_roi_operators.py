@@ -50,7 +50,6 @@ def pooled(rois, bins, channels, value):
 
 
 def naive_align(feature, rois, bins, scale, ratio, mode, aligned):
-    """Compute the definition, in loops."""
     offset = 0.5 if aligned else 0.
 
     def value(roi, i, j):

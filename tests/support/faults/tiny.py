@@ -128,8 +128,6 @@ class QuietHook(Hook):
 
 @METRICS.register_module(force=True)
 class TinyMetric(BaseMetric):
-    """The largest score."""
-
     def process(self, data_batch, data_samples):
         self.results += [float(scores.max()) for scores in data_samples]
 
@@ -156,7 +154,6 @@ def validating_and_saving(work_dir):
 
 
 def tiny(work_dir, **changes):
-    """Return the config of the run."""
     return Config(dict(
         model=dict(type='Tiny', data_preprocessor=dict(type='TinyPreprocessor')),
         work_dir=str(work_dir), experiment_name='tiny',
