@@ -7,7 +7,7 @@ import torch
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 from mmengine.runner import Runner
-from small_runs import finish, small_run, weights_of
+from small_runs import finish, small_run, warnings_of, weights_of
 
 from mmrepro.errors import ResumeError
 from mmrepro.facts.training_data import training_facts
@@ -66,10 +66,7 @@ def test_data_that_have_moved_are_the_same(how, base, tmp_path):
             data_root='', ann_file=str(moved / 'annotations' / 'train.json'),
             data_prefix=dict(img_path=str(moved / 'images')))
     runner = Runner.from_cfg(cfg)
-    said = []
-    runner.logger.warning = said.append
-    runner.train()
-    assert not [text for text in said if 'train_' in text]
+    assert not [text for text in warnings_of(runner) if 'train_' in text]
     assert weights_of(runner) == expected
 
 

@@ -2,10 +2,11 @@
 import torch
 
 
-def with_gradients(out, leaves):
+def with_gradients(out, leaves, upstream=None):
     """Return the result of a function of ``leaves``, and its gradients for them."""
-    upstream = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).to(out.dtype).view_as(out)
-    return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+    if upstream is None:
+        upstream = torch.linspace(-1, 1, out.numel(), dtype=torch.float64)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype).view_as(out))]
 
 
 def draw(*shape, seed=0, dtype=torch.float32):

@@ -94,6 +94,14 @@ def continued(folder, point, **changes):
                      load_from=str(folder / f'iter_{point}.pth'), **changes)
 
 
+def warnings_of(runner):
+    """Train; return the texts of the warnings."""
+    said = []
+    runner.logger.warning = lambda text, *rest: said.append(text)
+    runner.train()
+    return said
+
+
 def weights_of(runner):
     return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
 

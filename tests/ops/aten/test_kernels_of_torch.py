@@ -8,6 +8,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
+from operators import with_gradients
 
 from mmrepro import determinism
 from mmrepro.ops import aten
@@ -161,8 +162,7 @@ def test_nll_loss2d(wave, weighted, reduction):
         logits[0, :, 0, 0] = -float('inf')  # ignored, so it must not count
     expected = torch.ops.aten.nll_loss2d_forward(logits, target, weight, reduction, -100)
     found = sums.nll_loss2d_forward(logits, target, weight, reduction, -100)
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(found, expected)
     with pytest.raises(RuntimeError, match=r'\(N, C, H, W\)'):
         sums.nll_loss2d_forward(logits, target[0], weight, reduction, -100)
 
@@ -188,10 +188,7 @@ def on_cpu(monkeypatch):
 
 def gradients(function, leaves, upstream=None):
     leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
-    out = function(*leaves)
-    if upstream is None:
-        upstream = (torch.arange(out.numel(), dtype=torch.float64) * 0.7).sin().view(out.shape)
-    return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype))]
+    return with_gradients(function(*leaves), leaves, upstream)
 
 
 def resize(mode, **options):
@@ -227,8 +224,7 @@ def test_resizes_pools_and_pads(on_cpu, wave, name):
     expected = gradients(function, [wave(*shape)])
     with on_cpu():
         found = gradients(function, [wave(*shape)])
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize('padding', ['zeros', 'border'])
@@ -244,8 +240,7 @@ def test_grid_sample(on_cpu, wave, padding, align):
         found = gradients(sample, [x, grid])
         only = gradients(lambda x: sample(x, grid), [x])
         where = gradients(lambda grid: sample(x, grid), [grid])
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
     assert torch.equal(only[1], found[1]) and torch.equal(where[1], found[2])
 
 
@@ -263,8 +258,7 @@ def test_cudnns_grid_sample(wave):
     out = F.grid_sample(*leaves, align_corners=True)
     expected = torch.autograd.grad(out, leaves, grad)
     found = grid_sample.cudnn_grid_sample_backward(x.detach(), grid.detach(), grad)
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_images_in_groups_give_the_same_bits(wave, monkeypatch):

@@ -9,7 +9,6 @@ from faults.fault import FROM, fault, planted, replaced
 
 from mmrepro.data import sampling_orders
 
-# --- the data -------------------------------------------------------------------------------------
 
 @planted(tiny.TinyJitter, 'transform', since=0, fast=True, runs='AB', iteration=0, phase='data',
          operator='TinyJitter', kind='output', cause='entropy in a transform', mentions='urandom')

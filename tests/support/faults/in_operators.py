@@ -9,7 +9,6 @@ from faults import tiny
 from faults.fault import FROM, fault, noisy_kernel, planted, replaced
 from torch import nn
 
-# --- operators ------------------------------------------------------------------------------------
 
 @fault(fast=True, phase='forward', path='backbone.2', operator='aten.relu.default', kind='output',
        cause='operator')
@@ -107,8 +106,6 @@ def a_sum_that_depends_on_threads(run):
         return original(self, x) + torch.linspace(-1, 1.1, 300007).sin().sum() * 1e-3
 
 
-# --- values from outside of torch -----------------------------------------------------------------
-
 @planted(tiny.Head, 'forward', since=0, fast=True, runs='AB', iteration=0, phase='forward',
          path='head', kind='argument', operator='aten.mul.Tensor', cause='clock',
          mentions='in a_value_that_depends_on_the_time')
@@ -157,8 +154,6 @@ def the_data_preprocessor(original, self, data, training=False):
     data = super(tiny.TinyPreprocessor, self).forward(data, training)
     return dict(inputs=torch.stack(data['inputs']) * 0.501, label=torch.stack(data['label']))
 
-
-# --- real detectors -------------------------------------------------------------------------------
 
 FASTER = 'faster-rcnn_r50_fpn'
 

@@ -8,8 +8,6 @@ from faults import tiny
 from faults.fault import FROM, fault, noisy_kernel, planted
 from mmengine.optim.scheduler import StepLR
 
-# --- hooks and settings ---------------------------------------------------------------------------
-
 SEQUENTIAL = dict(worker_seed='mmengine')
 
 
@@ -61,8 +59,6 @@ def a_hook_that_draws_from_the_operating_system(original, self, runner, *args, *
     runner.optim_wrapper.param_groups[0]['lr'] = 0.1 + os.urandom(8)[0] * 1e-3 + sum(
         os.urandom(8)) * 1e-6
 
-
-# --- state ----------------------------------------------------------------------------------------
 
 @planted(tiny.Head, 'forward', since=0, runs='AB', resume_at=FROM, phase='forward', path='head',
          kind='argument', cause='state lost at resume', mentions='head.scale')
@@ -125,8 +121,6 @@ def an_attribute_of_a_hook_that_is_lost_at_resume(original, self, runner, *args,
     self.steps = getattr(self, 'steps', 0) + 1
     runner.optim_wrapper.param_groups[0]['lr'] = 0.1 / self.steps
 
-
-# --- ranks ----------------------------------------------------------------------------------------
 
 @fault(ranks=2, rank=1, iteration=1, phase='forward', path='backbone.2',
        operator='aten.relu.default', kind='output')
