@@ -114,6 +114,17 @@ def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
             assert order[kept].tolist() == expected, (crowd, name)
 
 
+def test_conflicts_are_settled_in_rounds():
+    """A chain in which every other box stays; a sweep that is not symmetric."""
+    chain, sweep = (torch.zeros(size, size, dtype=torch.bool) for size in (101, 3))
+    chain.diagonal(1)[:] = True
+    sweep[1, 0] = sweep[1, 2] = True
+    every_other = [i % 2 == 0 for i in range(101)]
+    for conflicts, kept in ((chain, every_other), (sweep, [True, True, False])):
+        for settle in (greedy_nms.resolve, greedy_nms._resolve_rounds):
+            assert settle(conflicts.clone()).tolist() == kept
+
+
 def test_equal_scores_go_by_index_on_any_number_of_boxes():
     boxes = torch.tensor([[0., 0, 10, 10]]).repeat(3000, 1)
     assert nms(boxes, torch.full((3000,), 0.5), 0.5)[1].tolist() == [0]
