@@ -1,6 +1,7 @@
 """Trainings on virtual ranks under many seeded orders, in several processes.
 
     python dev/schedules.py --out docs/results/schedules.json --count 20000
+    python dev/schedules.py --replay 17
 
 ``--out`` goes on with those that a file does not have.
 """
@@ -25,10 +26,15 @@ LIMIT = 3600  # seconds for these, beside other work
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--out', required=True)
+    parser.add_argument('--out', default='schedules.json')
+    parser.add_argument('--replay', type=int, metavar='NUMBER')
     parser.add_argument('--count', type=int, default=20_000)
     parser.add_argument('--jobs', type=int, default=2)
     args = parser.parse_args()
+    if args.replay is not None:
+        found = run_many([args.replay])
+        print(*found.pop('wrong'), found, sep='\n')
+        return 0
     out = Path(args.out)
     total: dict[str, Any] = json.loads(out.read_text()) if out.exists() else dict(
         schedules=0, turns=0, kinds=dict.fromkeys(KINDS, 0), wrong=[], ranges=[])

@@ -1,53 +1,42 @@
 """Trainings on virtual ranks under seeded orders, with errors, signals and kills at any point.
 
-    python tests/support/schedules.py 17           replays schedule 17, and says what happened
-    python tests/support/schedules.py 0 20000      runs many
-
 A schedule is a number. From it follow the number of processes, the order in which ranks run and
 messages arrive, and what happens: nothing, an error in a rank or in what it waits for, a signal to
 a process, or the kill of one. A run that was ended goes on from its last checkpoint, on another
-number of processes and under another order, until it is complete.
+number of processes and under another order, until it is complete. dev/schedules.py replays one.
 """
 from __future__ import annotations
 
 import gc
 import logging
-import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import traceback
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+import conftest  # noqa: F401  texts of configs are not formatted
+import faults.tiny as tiny_run
+import torch
+import torch.distributed as dist
+from harness import digest
+from mmengine.hooks import EMAHook, Hook
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+from mmengine.runner import runner as runner_module
+from mmengine.visualization import Visualizer
+from simulated import Event, Killed, Outcome, Simulation
+from virtual_processes import results_of
+from virtual_runs import whole
+
+from mmrepro.distributed.reduction_tree import shares
+from mmrepro.distributed.virtual import fsdp2
+from mmrepro.distributed.virtual.scheduler import current
+from mmrepro.distributed.virtual.shards import whole_tensor
 from mmrepro.errors import Preempted
-
-if __name__ == '__main__':
-    TESTS = Path(__file__).resolve().parents[1]
-    sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
-
-import conftest  # noqa: E402, F401  texts of configs are not formatted
-import faults.tiny as tiny_run  # noqa: E402
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from harness import digest  # noqa: E402
-from mmengine.hooks import EMAHook, Hook  # noqa: E402
-from mmengine.registry import MODELS  # noqa: E402
-from mmengine.runner import Runner  # noqa: E402
-from mmengine.runner import runner as runner_module  # noqa: E402
-from mmengine.visualization import Visualizer  # noqa: E402
-from simulated import Event, Killed, Outcome, Simulation  # noqa: E402
-from virtual_processes import results_of  # noqa: E402
-from virtual_runs import whole  # noqa: E402
-
-from mmrepro.distributed.reduction_tree import shares  # noqa: E402
-from mmrepro.distributed.virtual import fsdp2  # noqa: E402
-from mmrepro.distributed.virtual.scheduler import current  # noqa: E402
-from mmrepro.distributed.virtual.shards import whole_tensor  # noqa: E402
 from mmrepro.hooks.preempt import PreemptHook
 
 RANKS = 4
@@ -293,14 +282,3 @@ def run_many(numbers: list[int], stop: bool = False,
                 if stop:
                     break
     return dict(schedules=len(numbers), turns=turns, kinds=kinds, wrong=wrong)
-
-
-if __name__ == '__main__':
-    import time
-    first, *last = map(int, sys.argv[1:])
-    os.environ.setdefault('MKL_NUM_THREADS', '1')
-    torch.set_num_threads(1)
-    begun = time.monotonic()
-    result = run_many(list(range(first, last[0] if last else first + 1)))
-    print('\n'.join(result.pop('wrong')[:3]))
-    print(result, f'{time.monotonic() - begun:.1f} s')
