@@ -97,7 +97,6 @@ def evaluated(rank, world, port, cfg, work_dir):
 @pytest.fixture(scope='module', params=[
     'none', pytest.param('weights', marks=pytest.mark.nightly), 'weights and buffers'])
 def run(request, tmp_path_factory):
-    """The results of two ranks, and where they are."""
     folder = tmp_path_factory.mktemp('run')
     cfg = settings(folder, request.param)
     return request.param, folder, on_ranks(2, cfg, folder, function=trained)

@@ -22,7 +22,6 @@ LOADS = []
 
 
 def load(data_info):
-    """Load a sample: count it, and draw from its stream."""
     name = (data_info.get('img_id', data_info.get('video_id')), data_info.get('key_frame_id'))
     LOADS.append(name)
     return name, torch.rand(()).item()

@@ -19,7 +19,6 @@ def avx2():
 
 @pytest.fixture(scope='module')
 def data(avx2, tmp_path_factory):
-    """Return the folder of a dataset, and the digest of its files."""
     root = str(tmp_path_factory.mktemp('photographs'))
     return root, write_data(root)
 

@@ -31,7 +31,6 @@ print(hashlib.sha256(b''.join(part.numpy().tobytes() for part in parts)).hexdige
 
 @pytest.fixture
 def avx2(monkeypatch):
-    """Return a process that was started with the variables, on a CPU with AVX2."""
     monkeypatch.setattr(cpu_level, 'cpu_instructions', lambda: 'AVX2')
     monkeypatch.setattr(cpu_level, 'numpy_features', lambda: ['AVX2'])
 

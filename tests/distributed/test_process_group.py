@@ -58,7 +58,6 @@ def start(rank, world, launcher, port):
 
 
 def train(work_dir):
-    """Train with a config for accelerators, validated after every epoch."""
     cfg = tiny_run.validating_and_saving(work_dir)
     cfg.train_dataloader.dataset.size = 7
     cfg.launcher, cfg.env_cfg = 'pytorch', dict(dist_cfg=dict(backend='nccl', timeout=25))

@@ -252,7 +252,6 @@ threads = set()
 
 
 def recorded_in_threads():
-    """Names of the operators of a deep backward, and how many other threads it ran in."""
     records = recorded(lambda: Deep.apply(torch.ones(1, requires_grad=True), 70).backward())
     return dict(threads=len(threads - {threading.get_ident()}),
                 operators=[[r.phase, r.name, r.arguments] for r in records])

@@ -27,7 +27,6 @@ def lines(work_dir):
 
 
 def trained(work_dir, **change):
-    """Train the tiny model; its weight's bytes and what the generator gives next."""
     cfg = config(work_dir)
     cfg.merge_from_dict(change)
     runner = Runner.from_cfg(cfg)
@@ -37,7 +36,6 @@ def trained(work_dir, **change):
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-    """Tiny trainings: folder and result by name."""
     root = tmp_path_factory.mktemp('runs')
     momentum = dict(optimizer=dict(type='SGD', lr=0.1, momentum=0.9))
     changes = dict(

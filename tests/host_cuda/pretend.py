@@ -50,7 +50,6 @@ def calls(name):
 
 
 def all_calls():
-    """Return the calls of all operators that ran since :func:`forget_calls`, by name."""
     lines = _library.all_calls().decode().splitlines()
     return {name: int(count) for name, count in (line.split('\t') for line in lines)}
 

@@ -51,7 +51,6 @@ def check(on_device, out, only, *before):
 
 @pytest.fixture(scope='session')
 def outcomes(on_device):
-    """Run the scripts, in forks of one process, those for kernels where Triton is."""
     has_triton = importlib.util.find_spec('triton') is not None
     names = [name for name, (_, variables) in scripts.SCRIPTS.items()
              if has_triton or 'TRITON_INTERPRET' not in variables]

@@ -68,7 +68,6 @@ class Forks:
 
 @pytest.fixture(scope='session')
 def configs(tmp_path_factory, data_root):
-    """Fault -> path of the config that it is planted in."""
     # what a training imports, so that no child has to: seconds each
     import mmdet.datasets  # noqa: F401
     import mmdet.models  # noqa: F401
@@ -113,7 +112,6 @@ def search(name, folder, configs, runs):
 
 
 def check(name, result, folder):
-    """Everything that the row expects; then its result goes into the table."""
     assert result.verdict == 'found', text_of(result)
     expect = dict(FAULTS[name].expect)
     mentions = expect.pop('mentions', ())

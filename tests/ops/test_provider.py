@@ -312,7 +312,6 @@ def test_compiled_operators_are_replaced_one_by_one_and_put_back(compiled):
 
 
 def parameters(name, documentation):
-    """Return the parameters that pybind lists for a function (the first of its overloads)."""
     listed = re.search(rf'\b{name}\((.*?)\) ->', documentation).group(1)
     return re.findall(r'(\w+):', listed)
 

@@ -97,7 +97,6 @@ LATER = dict(initial_weights='later', weights={}, iteration=10, resumed_from='/a
 
 
 def _start_again(folder, **changes):
-    """Write a later start of a run, as a process that resumes writes it down."""
     records = Path(folder, 'mmrepro')
     content = json.loads((records / 'manifest.json').read_text())
     number = len(list(records.glob('manifest*')))

@@ -110,7 +110,6 @@ class Restarted(Exception):
 
 @pytest.fixture
 def restarts(monkeypatch):
-    """Environments that the process would be started again with."""
     seen = []
 
     def execute(env):

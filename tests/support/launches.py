@@ -15,7 +15,6 @@ from mmrepro.runs.launcher import LaunchedTraining, free_port, rank_variables
 
 
 def training_of(launch):
-    """Return the training that a launch of mmrepro.runs.child makes."""
     module, given = launch.command
     assert module == 'mmrepro.runs.child'
     return Training(**json.loads(given))

@@ -23,7 +23,6 @@ def joined(rank, world_size, port, cfg):
 
 
 def as_rank(rank, world_size, port, cfg, work_dir, look=lambda runner: {}):
-    """Train; the result also has what ``look`` finds in the runner afterwards."""
     kept = []
     with joined(rank, world_size, port, cfg):
         return dict(train(cfg, work_dir, prepare=kept.append), **look(*kept))

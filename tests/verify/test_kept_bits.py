@@ -31,7 +31,6 @@ def _run(folder, arguments):
 
 
 def run(folder, *arguments, weight=1.5, text=MODULE):
-    """Run pytest in a fork; return its exit code and what it says."""
     (folder / 'test_module.py').write_text(text.replace('{weight}', str(weight)))
     code = Child(_run, folder, ['test_module.py', *arguments]).result()
     return code, ' '.join((folder / 'said.txt').read_text().split())

@@ -64,7 +64,6 @@ def follows_a_rule(name):
 
 
 def behavior(name, release=RELEASE):
-    """Return the row or family of an operator, None if it has neither."""
     return next((row for row in kernel_table.TABLE
                  if row.operator == name and row.since <= release < row.until),
                 kernel_table.family_of(name))

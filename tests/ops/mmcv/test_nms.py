@@ -45,7 +45,6 @@ def naive_nms(boxes, scores, threshold, offset=0):
 
 
 def matched(boxes, scores, threshold):
-    """Return the groups of nms_match, one after another, and their lengths."""
     groups = nms_match(torch.cat([boxes, scores[:, None]], 1), threshold)
     return torch.tensor([len(group) for group in groups]), torch.cat(groups)
 

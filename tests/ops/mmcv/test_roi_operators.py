@@ -97,7 +97,6 @@ def naive_deform(feature, rois, offset, bins, scale, ratio, gamma):
 
 
 def boxes_of(wave, dtype=torch.float64, without=()):
-    """Return the boxes of every operator by name, and offsets of deformable pooling."""
     rois = torch.tensor([roi for number, roi in enumerate(ROIS) if number not in without])
     return dict(rois=rois.to(dtype), offset=wave(len(rois), 2, *BINS, phase=1).to(dtype))
 

@@ -133,7 +133,6 @@ def scatter_sum(interpreted):
 
 
 def exact(source, index, weight, size):
-    """Sums of float32 products as fractions."""
     sums = [[fractions.Fraction(0)] * source.shape[1] for _ in range(size)]
     for bag, (rows, weights) in enumerate(zip(index.tolist(), weight)):
         for row, one in zip(rows, weights):

@@ -149,7 +149,6 @@ FAULTS = {
 
 
 def config_of(fault, folder):
-    """Write what a user would have: the module and the config; the name of the config."""
     shutil.copy(HERE / 'detectors' / f'{fault.module}.py', folder)
     base = str(ROOT / 'configs' / 'demo' / f'{fault.model}_demo.py')
     (folder / 'small.py').write_text(BASE.format(base=base) + SMALL[fault.model])

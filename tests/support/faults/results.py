@@ -40,7 +40,6 @@ def versions():
 
 
 def add(folder, name, fault, found):
-    """Write or replace the row of one fault in the tiny network."""
     ranks = f', {fault.ranks} ranks' if fault.ranks > 1 else ''
     write(folder, name, dict(
         run=(fault.model or 'tiny network') + ranks, sides=fault.runs, rank=found.rank,
@@ -50,7 +49,6 @@ def add(folder, name, fault, found):
 
 
 def write(folder, name, row):
-    """Write or replace a row; the tables are made from all rows."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / 'planted_faults.json'
