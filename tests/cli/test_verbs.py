@@ -1,10 +1,19 @@
-"""The command ``mmrepro VERB``: verbs, help, exit codes."""
+"""The command ``mmrepro VERB``: verbs, help, exit codes; errors become a message."""
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from command import exit_code
+from harness import ROOT, fresh
+from mmengine.runner import Runner
 
+import mmrepro  # noqa: F401  attaches itself
 from mmrepro import cli, exit_codes
+from mmrepro.cli import training_arguments
+from mmrepro.errors import ConfigError, StepDiffersError
+from mmrepro.exit_codes import DIFFERENT, READER_LEFT, USAGE
 
 
 def test_the_help_names_all_verbs_and_exit_codes_and_unknown_verbs_are_refused(capsys):
@@ -70,3 +79,174 @@ def test_every_verb_has_help_with_an_example_and_wrong_usage_is_one_line(verb, c
 def test_a_signal_is_named():
     assert exit_codes.meaning(-15) == 'killed by SIGTERM'
     assert exit_codes.meaning(77) == 'unknown'
+
+
+# what can be built without a detector, or is refused before one is
+CONFIG = """
+work_dir = {work!r}
+default_scope = None
+model = dict(type='NoisyLine')
+train_dataloader = dict(batch_size=2, num_workers=0, dataset=dict(type='Points'),
+                        sampler=dict(type='DefaultSampler', shuffle=True))
+train_cfg = dict(by_epoch=False, max_iters=1)
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=.1))
+default_hooks = dict(checkpoint=dict(type='CheckpointHook', interval=-1, save_last=False))
+randomness = dict(seed=1)
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    import small_runs  # noqa: F401  registers NoisyLine and Points
+    monkeypatch.setattr(training_arguments, 'restart_for', lambda cfg: None)
+    monkeypatch.setattr(training_arguments, 'build_runner', Runner.from_cfg)
+    monkeypatch.setenv('LOCAL_RANK', '0')
+    path = tmp_path / 'config.py'
+    path.write_text(CONFIG.format(work=str(tmp_path / 'work')))
+    return path
+
+
+def refused(capsys, *arguments):
+    """Return the one line that the command says, with the exit code of wrong usage."""
+    assert exit_code(*arguments) == USAGE
+    text = capsys.readouterr().err
+    said = [line for line in text.splitlines() if line.startswith('mmrepro ')]
+    assert len(said) == 1 and 'Traceback' not in text and 'usage' not in text
+    return said[0]
+
+
+@pytest.mark.parametrize('hook, option, message', [
+    ("dict(type='FingerprintHook', level='deep')", None,
+     "FingerprintHook: level='deep' is not allowed; allowed: 'step', 'parameter'"),
+    ("dict(type='PreemptHook', signals=('SIGFOO', ))", None, "'SIGFOO' cannot announce an end"),
+    ("dict(type='OperatorGuardHook', on_unknown='shout')", None,
+     "OperatorGuardHook: on_unknown='shout'"),
+    ("\"dict(type='FingerprintHook')\"", None, '--fingerprint'),
+    ('', 'nonsense', "'nonsense' must be KEY=VALUE"),
+    ('', 'a.b=[1,(2]', 'brackets'),
+    ('', "custom_hooks=[dict(type='FingerprintHook')]", '--fingerprint'),
+    ('', "custom_hooks=[dict(type='FingerprintHook',level='module')]", 'belongs into the config'),
+])
+def test_a_hook_that_is_refused_and_an_option_that_cannot_be_read(config, capsys, hook, option,
+                                                                  message):
+    config.write_text(config.read_text() + f'custom_hooks = [{hook}]\n')
+    options = ['--cfg-options', option] if option else []
+    assert message in refused(capsys, 'train', config, *options)
+
+
+@pytest.mark.parametrize('command, option', [
+    ('compare CONFIG CONFIG', '--out'), ('test CONFIG x.pth', '--out'),
+    ('verify CONFIG --vary kills', '--json'), ('verify CONFIG', '--json'),
+    ('doctor --gpu', '--out'), ('verify CONFIG', '--work-dir'), ('localise CONFIG', '--work-dir'),
+    ('demo', '--work-dir'), ('train CONFIG', '--work-dir')])
+def test_a_result_that_cannot_be_written_is_said_at_once(command, option, config, capsys, tmp_path):
+    (tmp_path / 'file').touch()
+    words = command.replace('CONFIG', str(config)).split()
+    said = refused(capsys, *words, option, tmp_path / 'file' / 'w' / 'r.pkl')
+    assert f'{tmp_path}/file/w/r.pkl: ' in said and 'cannot be made' in said
+
+
+@pytest.mark.parametrize('verb', ['train', 'test', 'verify', 'localise', 'audit'])
+@pytest.mark.parametrize('broken, said', [
+    (True, "line 1: '(' was never closed"), (False, 'did you mean train_cfg.max_iters?')])
+def test_a_config_or_an_option_that_is_wrong(verb, broken, said, config, capsys, tmp_path):
+    if broken:
+        config.write_text('model = dict(\n')
+    given = ['x.pth'] if verb == 'test' else []
+    options = ['--cfg-options', 'train_cfg.max_iter=1']
+    if verb != 'audit':
+        options += ['--work-dir', tmp_path / 'w']
+    assert said in refused(capsys, verb, config, *given, *options)
+
+
+def test_annotations_that_are_missing(config, capsys, tmp_path):
+    pytest.importorskip('mmdet')
+    data = dict(type='mmdet.CocoDataset', data_root=str(tmp_path), ann_file='no/such.json')
+    config.write_text(config.read_text() + f'train_dataloader["dataset"] = {data!r}\n')
+    said = refused(capsys, 'train', config)
+    assert f'{tmp_path}/no/such.json does not exist, and train_dataloader' in said
+    assert 'data_root' in said
+
+
+@pytest.mark.parametrize('error, code', [
+    (ConfigError('wrong'), USAGE), (StepDiffersError('wrong'), DIFFERENT)])
+def test_an_error_of_mmrepro_is_a_message_and_an_exit_code(error, code, monkeypatch, capsys):
+    def fail(argv):
+        raise error
+
+    monkeypatch.setattr(cli, 'load', lambda verb: fail)
+    assert cli.main(['train']) == code
+    assert capsys.readouterr().err == 'mmrepro train: wrong\n'
+
+
+@pytest.mark.parametrize('error', [
+    ValueError('of a user'), FileNotFoundError(2, 'No such file', '/no/such/image.png'),
+    OSError(28, 'No space left on device', 'work/iter_1.pth'), KeyError('key'),
+    BrokenPipeError('to a worker')])
+def test_any_other_error_keeps_its_traceback(error, config, monkeypatch):
+    def fail(cfg):
+        raise error
+
+    monkeypatch.setattr(training_arguments, 'build_runner', fail)
+    with pytest.raises(type(error)):
+        cli.main(['train', str(config)])
+
+
+@pytest.mark.parametrize('path, wanted', [
+    ('', "'': no such"), (' ', "' ': no such"), ('a folder', 'a folder: a folder, not a'),
+    ('no folder/x', 'no folder/x: no such'), ('note.txt', 'note.txt: '), ('pic.png', 'pic.png: '),
+    ('x.json', 'x.json: ')])
+def test_an_odd_path_comes_back_in_the_message(path, wanted, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'a folder').mkdir()
+    for name, content in (('note.txt', b'hi'), ('pic.png', b'\x89PNG\0\xff'), ('x.json', b'{}')):
+        (tmp_path / name).write_bytes(content)
+    for verb, *more in (['train'], ['verify'], ['replay'], ['compare', '.']):
+        said = refused(capsys, verb, path, *more)
+        assert (wanted in said or f'{path}: ' in said) and 'near' not in said
+
+
+@pytest.mark.parametrize('given, level', [([], 'step'), (['module'], 'module')])
+def test_fingerprints_are_added_to_the_hooks_of_the_config(config, monkeypatch, given, level):
+    seen = []
+
+    class Built:
+        def train(self):
+            pass
+
+    monkeypatch.setattr(training_arguments, 'build_runner', lambda cfg: seen.append(cfg) or Built())
+    hooks = [dict(type='EMAHook'), dict(type='FingerprintHook')]
+    config.write_text(config.read_text() + f'custom_hooks = {hooks}\n')
+    cli.main(['train', str(config), '--fingerprint', *given])
+    assert [hook.type for hook in seen[0].custom_hooks] == ['EMAHook', 'FingerprintHook']
+    assert seen[0].custom_hooks[1].level == level
+
+
+def test_a_level_that_is_none_is_refused(config, capsys):
+    said = refused(capsys, 'train', '--fingerprint', config)
+    assert 'allowed: step, parameter, module, operator' in said and 'config first' in said
+
+
+def test_a_process_that_starts_again_has_imported_neither_torch_nor_custom_modules(tmp_path):
+    (tmp_path / 'config.py').write_text(
+        "model = {}; custom_imports = dict(imports=['broken', 'mmrepro'])\n")
+    (tmp_path / 'broken.py').write_text('1 / 0')
+    code = ("import os, sys; from mmrepro import cli; os.execve = lambda *args: sys.exit(f'AGAIN "
+            "{sorted({\"torch\", \"mmdet\"} & {*sys.modules})}'); cli.main(sys.argv[1:])")
+    done = fresh('-c', code, 'train', 'config.py', '--deterministic', '--virtual-ranks', 2,
+                 '--cfg-options', 'randomness.seed=1', code=1, cwd=tmp_path, PYTHONHASHSEED=None)
+    assert 'AGAIN []' in done.stderr, done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    code = ('import sys; from mmrepro import cli\n'
+            'def verb(argv):\n'
+            '    print("line\\n" * 100000)\n'
+            '    return 0\n'
+            'cli.load = lambda name: verb\n'
+            'sys.exit(cli.main(["compare"]))')
+    process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b'' and process.wait() == READER_LEFT

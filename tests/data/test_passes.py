@@ -1,13 +1,23 @@
-"""A pass over the data is the same for any number of workers, whatever hooks do to the dataset."""
+"""A pass is the same for any number of workers; one that is entered late loads nothing before."""
+import functools
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from harness import digest
-from loaders import InOrder, Noisy, adopted, loader, train
-from mmengine.dataset import InfiniteSampler
+from loaders import InOrder, Noisy, adopted, loader, settings, train
+from mmdet.datasets import BaseVideoDataset, ConcatDataset, MultiImageMixDataset, samplers
+from mmengine.dataset import ClassBalancedDataset, DefaultSampler, InfiniteSampler, RepeatDataset
 from mmengine.hooks import Hook
+from pictures import SizedPictures, pretend_rank
+from torch.utils.data import BatchSampler, DataLoader
 
+import mmrepro.data.samplers
+from mmrepro.config import RandomnessConfig
+from mmrepro.data import adopt_loader
 from mmrepro.data.dataset_changes import DatasetSnapshot
+from mmrepro.data.passes import seek
 
 WORKERS = {
     'none': dict(),
@@ -142,3 +152,214 @@ def test_a_tensor_of_one_element_may_have_any_stride(tensor):
     assert snapshot.change() is None
     one.tensor.add_(1)
     assert snapshot.change() == 'dataset.tensor'
+
+
+LOADS = []
+
+
+def load(data_info):
+    name = (data_info.get('img_id', data_info.get('video_id')), data_info.get('key_frame_id'))
+    LOADS.append(name)
+    return name, torch.rand(()).item()
+
+
+Pictures = functools.partial(SizedPictures, pipeline=load)
+
+
+class Videos(BaseVideoDataset):
+    METAINFO = dict(classes=('a', 'b'))
+
+    def __init__(self, count=5, test_mode=False):
+        self.count = count
+        super().__init__(test_mode=test_mode)
+        self.pipeline = load
+
+    def load_data_list(self):
+        return [dict(video_id=v, video_length=2 + v % 3, images=[
+            dict(width=3 if v % 2 else 1, height=2, frame_id=f, instances=[dict(bbox_label=v % 2)])
+            for f in range(2 + v % 3)]) for v in range(self.count)]
+
+    def filter_data(self):
+        return self.data_list
+
+
+def concat():
+    return ConcatDataset([Pictures(17), Pictures(15)])
+
+
+def mixed():
+    return MultiImageMixDataset(Pictures(23), pipeline=[])
+
+
+def balanced():
+    return ClassBalancedDataset(Pictures(13), oversample_thr=0.9)
+
+
+# a sampler takes a dataset, a batch sampler takes a sampler; nothing: torch's BatchSampler
+CASES = {
+    'Default': (lambda: Pictures(23), DefaultSampler),
+    'Default, not shuffled, ragged': (
+        lambda: Pictures(23), lambda data: DefaultSampler(data, shuffle=False, round_up=False)),
+    'Default, repeated': (lambda: RepeatDataset(Pictures(7), 3), DefaultSampler),
+    'Default, class balanced': (balanced, DefaultSampler),
+    'Default, several sets': (concat, DefaultSampler),
+    'Default, mixed images': (mixed, DefaultSampler),
+    'Infinite': (lambda: Pictures(11), InfiniteSampler),
+    'ClassAware': (lambda: Pictures(23), samplers.ClassAwareSampler),
+    'MultiSource': (concat, lambda data: samplers.MultiSourceSampler(data, 4, [1, 3])),
+    'GroupMultiSource': (concat, lambda data: samplers.GroupMultiSourceSampler(data, 4, [1, 3])),
+    'CustomSampleSize': (concat, lambda data: samplers.CustomSampleSizeSampler(data, [5, -1])),
+    'MultiData': (concat, lambda data: samplers.MultiDataSampler(data, [1, 2])),
+    'TrackImg': (Videos, samplers.TrackImgSampler),
+    'TrackImg, test': (lambda: Videos(test_mode=True), samplers.TrackImgSampler),
+    'AspectRatio': (lambda: Pictures(23), DefaultSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, repeated': (
+        lambda: RepeatDataset(Pictures(7), 3), DefaultSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, class balanced': (balanced, DefaultSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, several sets': (concat, DefaultSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, mixed images': (mixed, DefaultSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, class aware': (
+        lambda: Pictures(23), samplers.ClassAwareSampler, samplers.AspectRatioBatchSampler),
+    'AspectRatio, endless': (
+        lambda: Pictures(11), InfiniteSampler, samplers.AspectRatioBatchSampler),
+    'MultiDataAspectRatio': (
+        concat, lambda data: samplers.MultiDataSampler(data, [1, 2]),
+        lambda sampler, size: samplers.MultiDataAspectRatioBatchSampler(
+            sampler, [2, size], 2, False)),
+    'TrackAspectRatio, frames': (
+        Videos, samplers.TrackImgSampler, samplers.TrackAspectRatioBatchSampler),
+    'TrackAspectRatio, videos': (
+        lambda: Videos(13), DefaultSampler, samplers.TrackAspectRatioBatchSampler),
+}
+# MMDetection accepts these datasets, and then cannot load frames from them by (video, frame)
+INDICES_ONLY = {
+    'TrackImg, several sets': (
+        lambda: ConcatDataset([Videos(), Videos(3)]), samplers.TrackImgSampler),
+    'TrackImg, class balanced': (
+        lambda: ClassBalancedDataset(Videos(), oversample_thr=0.9), samplers.TrackImgSampler),
+}
+BATCH_SIZE = 4
+RANKS = {'alone': (0, 1), 'rank 1 of 2': (1, 2)}
+
+
+@functools.cache
+def made(dataset):
+    return dataset()
+
+
+@pytest.fixture(params=RANKS)
+def make(request, monkeypatch):
+    rank, world = RANKS[request.param]
+    pretend_rank(monkeypatch, rank, world)
+
+    def build(case):
+        dataset, sampler, *batches = {**CASES, **INDICES_ONLY}[case]
+        sampler = sampler(made(dataset))
+        batches = batches[0](sampler, BATCH_SIZE) if batches else BatchSampler(
+            sampler, BATCH_SIZE, False)
+        loader = DataLoader(sampler.dataset, batch_sampler=batches, collate_fn=list)
+        return adopt_loader(loader, RandomnessConfig(seed=3), 'sample', rank)
+
+    return build
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_nothing_is_loaded_to_get_there(case, make):
+    count = 12 if 'Infinite' in case or 'endless' in case or 'Source' in case else None
+    for epoch in (0,) if count else (0, 2):
+        loader = make(case)
+        seek(loader, epoch, 0)
+        whole = list(itertools.islice(loader, count))
+        assert len(whole) > 1
+        for skip in range(len(whole)):
+            loader = make(case)
+            LOADS.clear()
+            seek(loader, epoch, skip)
+            batches = iter(loader)
+            assert not LOADS, 'before the first batch is asked for'
+            assert next(batches) == whole[skip]
+            assert len(LOADS) == len(whole[skip]), 'the samples of one batch, and no others'
+            rest = list(itertools.islice(batches, count - skip - 1 if count else None))
+            assert rest == whole[skip + 1:]
+
+
+@pytest.mark.parametrize('case', INDICES_ONLY)
+def test_indices_can_be_entered_anywhere(case, make):
+    loader = make(case)
+    whole = list(loader.batch_sampler)
+    for skip in range(len(whole)):
+        seek(loader, 0, skip)
+        rest = list(loader.batch_sampler)
+        assert rest == whole[skip:]
+        assert [[i.position for i in batch] for batch in rest] == [
+            [i.position for i in batch] for batch in whole[skip:]]
+
+
+FAR = 10**12
+
+
+@pytest.mark.parametrize('case', ['Infinite', 'MultiSource'])
+def test_an_endless_sampler_jumps_any_distance(case, make):
+    """This would not come back if it counted there."""
+    loader = make(case)
+    seek(loader, 0, FAR)
+    indices = next(iter(loader.batch_sampler))
+    assert indices[0].position // len(indices) >= FAR
+
+
+@pytest.mark.parametrize('case', [
+    'Default', 'Default, repeated', 'Default, class balanced', 'Default, several sets',
+    'Default, mixed images', 'CustomSampleSize'])
+def test_the_order_of_an_epoch_is_entered_without_counting(case, make, monkeypatch):
+    loader = make(case)
+    last = len(loader) - 1
+    seek(loader, 5, last)
+    yielded, stock = [], mmrepro.data.samplers.with_position
+    monkeypatch.setattr(mmrepro.data.samplers, 'with_position',
+                        lambda *args: (yielded.append(args), stock(*args))[1])
+    batch = next(iter(loader.batch_sampler))
+    assert last > 1 and len(yielded) <= BATCH_SIZE
+    assert {index.epoch for index in batch} == {5}
+
+
+def test_every_sampler_and_batch_sampler_that_is_shipped_has_a_case():
+    from mmdet.registry import DATA_SAMPLERS as DETECTION
+    from mmengine.registry import DATA_SAMPLERS as ENGINE
+    shipped = {name for registry in (DETECTION, ENGINE) for name, cls in
+               registry.module_dict.items() if cls.__module__.startswith(('mmdet.', 'mmengine.'))}
+    covered = {name.split(',')[0] for name in CASES}
+    assert {name.replace('BatchSampler', '').replace('Sampler', '') for name in shipped} <= covered
+
+
+def train_on(case, work_dir, train_cfg, resume_at=None):
+    def make():
+        dataset, sampler, batches = VARYING[case]
+        sampler = sampler(dataset())
+        return DataLoader(sampler.dataset, batch_sampler=batches(sampler), collate_fn=lambda batch:
+                          dict(x=[torch.tensor([float(name[0]), noise]) for name, noise in batch]))
+
+    cfg = settings(make, work_dir, 'iterations', resume_at, validation=False)
+    return train(None, None, cfg=dict(cfg, train_cfg=train_cfg))
+
+
+VARYING = {
+    # drops a remainder of just one batch, and counts it
+    'AspectRatio, drop last': (
+        lambda: Pictures(24), DefaultSampler,
+        lambda sampler: samplers.AspectRatioBatchSampler(sampler, 4, drop_last=True)),
+    # each epoch draws other shares of its datasets
+    'MultiDataAspectRatio': (
+        concat, lambda data: samplers.MultiDataSampler(data, [1, 2]),
+        lambda sampler: samplers.MultiDataAspectRatioBatchSampler(sampler, [2, 4], 2, False)),
+}
+
+
+@pytest.mark.parametrize('case', VARYING)
+@pytest.mark.parametrize('train_cfg', [
+    dict(by_epoch=True, max_epochs=3), dict(by_epoch=False, max_iters=26, val_interval=100)],
+    ids=['epochs', 'iterations'])
+def test_epochs_may_differ_in_length(case, train_cfg, tmp_path):
+    seen, weights = train_on(case, tmp_path, train_cfg)
+    assert len(set(seen)) == len(seen)
+    for point in range(3, len(seen), 4):
+        assert train_on(case, tmp_path, train_cfg, point) == (seen[point:], weights), point
