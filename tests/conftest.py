@@ -51,7 +51,6 @@ SLOW = (
     'cli/test_tools.py',
     'verify/test_golden.py',
     'verify/test_kills.py',
-    'localise/test_localise_virtual_ranks.py',
     'distributed/test_shared_weights.py',
     'audit/test_audit_rules.py',
     'test_packaging.py',
@@ -150,6 +149,24 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp('base')
     finish(small_run(folder))
     return folder
+
+
+@pytest.fixture
+def stock():
+    """Start and end with MMDetection as it is installed."""
+    from mmengine.registry import init_default_scope
+
+    from mmrepro import patches
+    init_default_scope('mmdet')  # a runner of another test may have left another scope
+    patches.revert()
+    yield
+    patches.revert()
+
+
+@pytest.fixture
+def patched(stock):
+    from mmrepro import patches
+    patches.apply()
 
 
 @pytest.fixture

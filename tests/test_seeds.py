@@ -85,10 +85,11 @@ def test_unknown_stream_is_refused_by_name():
         seeds.derive(0, 'smaple')
 
 
-def test_seed_all_seeds_all_whatever_ran_before():
-    def draw():
-        return random.random(), np.random.rand(), np.random.randn(), torch.rand(3).tolist()
+def draw():
+    return random.random(), np.random.rand(), np.random.randn(), torch.rand(3).tolist()
 
+
+def test_seed_all_seeds_all_whatever_ran_before():
     seeds.seed_all(5, 'step', 1)
     first = draw()
     np.random.randn()  # leaves half a Gaussian pair behind
@@ -98,13 +99,13 @@ def test_seed_all_seeds_all_whatever_ran_before():
 
 def test_isolate_rng_restores_after_an_exception():
     seeds.seed_all(5, 'step', 1)
-    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    expected = draw()
     seeds.seed_all(5, 'step', 1)
     with pytest.raises(KeyError):
         with seeds.isolate_rng():
             random.random(), np.random.rand(7), torch.rand(7)
             raise KeyError
-    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
+    assert draw() == expected
 
 
 def test_a_root_with_streams_of_their_own_travels():
@@ -143,11 +144,11 @@ def test_init_random_seed_refuses_what_is_not_a_seed(seed):
 
 
 def test_set_random_seed_repeats_and_sets_the_flags():
-    def draws():
+    drawn = []
+    for _ in range(2):
         assert mmrepro.set_random_seed(3) == 3
-        return random.random(), np.random.rand(), torch.rand(2).tolist()
-
-    assert draws() == draws()
+        drawn.append(draw())
+    assert drawn[0] == drawn[1]
     assert not torch.are_deterministic_algorithms_enabled()
     mmrepro.set_random_seed(3, deterministic=True)
     assert torch.are_deterministic_algorithms_enabled()
@@ -155,9 +156,9 @@ def test_set_random_seed_repeats_and_sets_the_flags():
 
 def test_worker_init_fn_is_the_classic_formula():
     mmrepro.worker_init_fn(worker_id=1, num_workers=4, rank=2, seed=10)
-    found = random.random(), np.random.rand(), torch.rand(()).item()
+    found = draw()
     random.seed(19), np.random.seed(19), torch.manual_seed(19)
-    assert found == (random.random(), np.random.rand(), torch.rand(()).item())
+    assert found == draw()
 
 
 def epochs(seed, count=2):

@@ -21,6 +21,7 @@ def test_the_help_names_all_verbs_and_exit_codes_and_unknown_verbs_are_refused(c
     out = capsys.readouterr().out
     assert all(verb in out for verb in cli.VERBS) and len(cli.VERBS) <= 12
     assert all(f'{code:>3}  {text}' in out for code, text in exit_codes.MEANINGS.items())
+    assert (exit_codes.meaning(-15), exit_codes.meaning(77)) == ('killed by SIGTERM', 'unknown')
     assert cli.main(['trian']) == 2
     assert capsys.readouterr().err == (
         "mmrepro: unknown verb 'trian'; did you mean 'train'? (see mmrepro --help)\n")
@@ -74,11 +75,6 @@ def test_every_verb_has_help_with_an_example_and_wrong_usage_is_one_line(verb, c
     said = capsys.readouterr().err
     assert said.startswith(f'mmrepro {verb}: ') and said.count('\n') == 1
     assert said.endswith(f'(see mmrepro {verb} --help)\n')
-
-
-def test_a_signal_is_named():
-    assert exit_codes.meaning(-15) == 'killed by SIGTERM'
-    assert exit_codes.meaning(77) == 'unknown'
 
 
 # what can be built without a detector, or is refused before one is

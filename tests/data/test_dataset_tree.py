@@ -13,7 +13,6 @@ from mmengine.dataset import ClassBalancedDataset, DefaultSampler, InfiniteSampl
 from mmengine.registry import DATASETS
 from mmengine.runner.runner import _SlicedDataset
 from pictures import SIZE, Pictures, bits, draw
-from stock_mmdet import patched, stock  # noqa: F401  fixtures
 from torch.utils.data import DataLoader, Subset
 
 from mmrepro.data.batch_context import BatchContext

@@ -5,7 +5,6 @@ import torch
 from mmdet.datasets.transforms import CachedMixUp, CachedMosaic
 from mmengine.dataset import DefaultSampler
 from pictures import SIZE, Pictures, bits, draw
-from stock_mmdet import patched, stock  # noqa: F401  fixtures
 from torch.utils.data import BatchSampler, DataLoader
 
 from mmrepro import seeds

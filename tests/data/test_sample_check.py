@@ -22,7 +22,6 @@ from harness import digest
 from loaders import InOrder, Noisy, Piped, loader, settings
 from mmcv.transforms import BaseTransform
 from mmengine.registry import DATASETS
-from stock_mmdet import patched, stock  # noqa: F401  fixtures
 from torch.utils.data import ConcatDataset, DataLoader
 
 from dev.user_setups import samples  # noqa: F401  registers set-ups
@@ -299,22 +298,12 @@ def test_one_sample_at_a_time_may_share_memory():
     assert batches(1) == batches(0)
 
 
-class Once(Noisy):
-    """A stream from the network."""
-
-    def __init__(self):
-        self.left = list(range(14))
-
-    def __getitem__(self, i):
-        return dict(x=torch.tensor([float(self.left.pop())]))
-
-
 def test_datasets_that_cannot_repeat_are_left_out():
-    with pytest.raises(SampleDiffersError, match="nonrepeatable_datasets=.'Once'"):
-        list(strict(DataLoader(Once(), batch_size=2)))
+    with pytest.raises(SampleDiffersError, match="nonrepeatable_datasets=.'Noisier'"):
+        list(strict(DataLoader(Noisier(), batch_size=2)))
     for batch_size in (1, 2):
-        made = strict(DataLoader(Once(), batch_size=batch_size),
-                      self_checks=dict(nonrepeatable_datasets=['Once']))
+        made = strict(DataLoader(Vanishes(), batch_size=batch_size),
+                      self_checks=dict(nonrepeatable_datasets=['Vanishes']))
         assert len(list(made)) == 14 // batch_size and checked(made) == 0
 
 
@@ -372,7 +361,7 @@ def test_loaders_with_the_check_travel():
 @pytest.mark.parametrize('model, batch_size', [
     ('rtmdet_tiny', 3), *(pytest.param(model, size, marks=pytest.mark.nightly)
                           for model in MODELS for size in (1, 3))])
-def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root, patched):  # noqa: F811
+def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root, patched):
     """Every sample is repeated, and the batches are those without the check."""
     from mmengine.runner import Runner
 

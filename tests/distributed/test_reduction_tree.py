@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-from reduction_trees import written_out
+from virtual_processes import written_out
 
 from mmrepro.distributed import reduction_tree
 from mmrepro.distributed.reduction_tree import ReductionTree, combine_of, finish_of, shares

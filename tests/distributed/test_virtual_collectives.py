@@ -4,8 +4,7 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-from reduction_trees import written_out
-from virtual_processes import alone, on_processes, same_for_every_number
+from virtual_processes import alone, on_processes, same_for_every_number, written_out
 
 from mmrepro.digests import state_digest
 from mmrepro.distributed.agreement import agree

@@ -36,7 +36,7 @@ NOT_RUN = {
     'git add .*': 'writes into a repository',
     'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 .*': 'a script of MMDetection; STOCK resumes',
     'mmrepro seeds (base.py|CONFIG|configs/).*': 'takes hours; the seeds of a toy are trained',
-    'mmrepro compare work_dirs/2022 .*': 'an old run; tests/report/test_stock_runs.py reads one',
+    'mmrepro compare work_dirs/2022 .*': 'an old run; tests/report/test_comparison.py reads one',
     'mmrepro compare --trace .*': 'two configs; tests/localise/test_module_trace.py has some',
     'mmrepro compare --onnx .*': 'an exported model; tests/localise/test_onnx.py exports some',
     '.* --vary kills --kills 30 .*': 'thirty starts; tests/verify/test_kills.py has fewer',

@@ -5,17 +5,20 @@ import shutil
 
 import pytest
 import torch
+import torch.distributed as dist
 from demo_runs import narrow, small
-from faults import results
+from faults import real, results
 from faults.planted import FAULTS
-from faults.tiny import tiny, validating
+from faults.tiny import Head, QuietHook, TinyJitter, tiny, validating
 from harness import Child
 from launches import text_of
 
+from mmrepro.demo import write_dataset
 from mmrepro.localise import entry
 from mmrepro.localise.compared_runs import RunSpec, trainings_of
 from mmrepro.localise.recording import RecordingPlan
 from mmrepro.localise.search import Localiser
+from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.runs.child import train_here
 from mmrepro.runs.launcher import free_port, rank_variables
 
@@ -161,3 +164,155 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
     for name, fault in FAULTS.items()])
 def test_fault_is_named(name, tmp_path, configs, runs):
     check(name, search(name, tmp_path, configs, runs), tmp_path)
+
+
+RANKS, RANK, SINCE = 4, 2, 1
+SIZE = 32  # samples; an epoch of four iterations on four ranks
+
+
+def planted_in(owner, name):
+    """The function replaces a method in one virtual rank, from the second call there on."""
+    def plant(function):
+        original, calls = getattr(owner, name), [0]
+
+        def method(*args, **kwargs):
+            if dist.get_rank() == RANK:
+                calls[0] += 1
+                if calls[0] > SINCE * function.per_iteration:
+                    return function(original, *args, **kwargs)
+            return original(*args, **kwargs)
+
+        setattr(owner, name, method)
+    return plant
+
+
+def in_a_hook(run, moment='after_train_iter'):
+    def change(original, self, runner, *args, **kwargs):
+        runner.model.module.head.fc.bias.detach().numpy()[0] += 0.5
+
+    change.per_iteration = 1
+    planted_in(QuietHook, moment)(change)
+
+
+def in_a_hook_before_the_step(run):
+    in_a_hook(run, 'before_train_iter')
+
+
+def in_a_transform(run):
+    def brighter(original, self, results):
+        results = original(self, results)
+        results['img'] = results['img'] * 1.5
+        return results
+
+    brighter.per_iteration = 2  # images of a batch
+    planted_in(TinyJitter, 'transform')(brighter)
+
+
+def in_an_operator(run):
+    def rounded(original, self, x):
+        return original(self, x + torch.full((), 1e-4))
+
+    rounded.per_iteration = 1
+    planted_in(Head, 'forward')(rounded)
+
+
+ON_RANKS = {
+    in_a_hook: dict(phase='hook', path='QuietHook.after_train_iter',
+                    cause='hook changes the state'),
+    in_a_hook_before_the_step: dict(phase='hook', path='QuietHook.before_train_iter',
+                                    cause='hook changes the state'),
+    in_a_transform: dict(phase='data', operator='TinyJitter', cause='noise in a transform'),
+    in_an_operator: dict(phase='forward', path='head', operator='aten.full.default'),
+}
+
+
+class Runs(Forks):
+    def __init__(self, plant):
+        self.plant = plant
+
+    def __call__(self, spec, folder, plan):
+        for job in trainings_of(spec, folder, plan):
+            self.run(spec, job, self.plant if spec.name == 'B' else None)
+
+
+@pytest.fixture
+def rank_config(tmp_path):
+    cfg = tiny(tmp_path)
+    # the hooks write to weights, which would end a run whose ranks share them
+    cfg.randomness.virtual_ranks = dict(ranks=RANKS, memory='separate')
+    cfg.train_dataloader.dataset.size = SIZE
+    cfg.env_cfg = dict(dist_cfg=dict(backend='gloo'))
+    cfg.dump(str(tmp_path / 'config.py'))
+    return str(tmp_path / 'config.py')
+
+
+PROCESSES = {in_a_hook: 1, in_a_hook_before_the_step: 2, in_a_transform: 2, in_an_operator: 1}
+
+
+def localised(fault, config, folder, processes):
+    specs = RunSpec('A', config), RunSpec('B', config, ranks=processes)
+    found = Localiser(specs, str(folder), Runs(fault)).search(3, values=False)
+    return found, compare(*(str(folder / name / 'fingerprints') for name in 'AB'))
+
+
+@pytest.mark.parametrize('fault', ON_RANKS, ids=lambda one: one.__name__)
+def test_the_virtual_rank_is_named(fault, rank_config, tmp_path):
+    found, comparison = localised(fault, rank_config, tmp_path / 'runs', PROCESSES[fault])
+    text = text_of(found)
+    assert found.verdict == 'found', text
+    expected = dict(ON_RANKS[fault], rank=RANK, iteration=SINCE)
+    assert {name: getattr(found.diagnosis, name) for name in expected} == expected, text
+    assert '(rank 2)' in text
+    if fault is in_a_transform:  # what differs before ranks exchange anything
+        assert 'iteration 1, rank 2: batch.data' in comparison.verdict()
+    else:
+        assert not comparison.equal
+
+
+def test_without_a_fault_the_number_of_processes_changes_nothing(rank_config, tmp_path):
+    found, comparison = localised(None, rank_config, tmp_path / 'runs', 3)
+    assert found.verdict == 'equal' and found.compared == 3, text_of(found)
+    assert comparison.equal and comparison.exact
+    row, = [row for row in comparison.manifest if row.name == 'processes']
+    assert (row.then, row.now, row.severity) == (1, 3, 'harmless')
+
+
+@pytest.fixture(scope='module')
+def real_root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('real')
+    write_dataset(str(folder / 'data' / 'demo'))
+    return folder
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('name', real.FAULTS)
+def test_fault_in_a_real_detector_is_named(name, real_root, tmp_path):
+    row = real.row_of(name, real.search(name, real_root))
+    results.write(os.environ.get('MMREPRO_RESULTS', str(tmp_path)), name, row)
+    assert row['right'], '\n'.join(row['wrong'])
+
+
+def test_every_planted_file_belongs_to_a_row_and_no_name_to_both_tables():
+    """The two tables share a file of results."""
+    assert not set(real.FAULTS) & set(FAULTS)
+    files = {path.stem for path in (real.HERE / 'detectors').glob('*.py')}
+    assert files == {fault.module for fault in real.FAULTS.values()}
+
+
+def test_what_is_named_wrongly_is_not_right(tmp_path):
+    finding = dict(
+        iteration=0, rank=0, kind='argument', phase='loss', operator='aten.mul.Tensor', shapes='',
+        path='roi_head.bbox_head.loss_bbox', differs=['other=1 / 2'], cause='entropy', sentence='',
+        stack=[['/a/entropy_loss.py', 12, 'forward']], fix='', evidence=['entropy: urandom'],
+        sample='', mover='', extra=[], record_a=1, record_b=1)
+    row = real.row_of('entropy_in_a_loss', dict(finding=finding, exit_code=1))
+    assert row['right'] and row['line'] == 'entropy_loss.py:12'
+    results.write(tmp_path, 'entropy_in_a_loss', row)
+    assert '1 of 1 right' in (tmp_path / 'planted_faults.md').read_text()
+    row = real.row_of('entropy_in_a_loss', dict(finding=dict(finding, cause='clock'), exit_code=1))
+    assert row['wrong'] == ["cause: 'clock', not 'entropy'"]
+    row = real.row_of('entropy_in_a_loss', dict(finding=None, exit_code=0))
+    assert not row['right'] and 'nothing was named' in row['wrong'][0]
+    harmless = 'a_hook_that_draws_and_is_harmless'
+    assert real.row_of(harmless, dict(localise=None, exit_code=0))['right']
+    assert not real.row_of(harmless, dict(localise=dict(finding=finding), exit_code=1))['right']

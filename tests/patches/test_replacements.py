@@ -12,7 +12,6 @@ import pytest
 import torch
 from harness import ROOT, digest, python
 from mmengine.structures import InstanceData
-from stock_mmdet import stock  # noqa: F401  a fixture
 
 from dev.causes_report import NOTES, entries
 from mmrepro import determinism, patches, seeds

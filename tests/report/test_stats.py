@@ -134,10 +134,7 @@ def test_share_and_interval_are_those_of_scipy():
     assert estimate.low == pytest.approx(theirs.low, rel=.06)
     assert estimate.high == pytest.approx(theirs.high, rel=.06)
     assert share(PART, WHOLE) == estimate
-
-
-def test_a_stream_that_nothing_draws_from_has_a_share_of_exactly_zero():
-    assert share([.1] * 5, WHOLE) == (0, 0, 0)
+    assert share([.1] * 5, WHOLE) == (0, 0, 0), 'of a stream that nothing draws from'
 
 
 def test_plot_report_and_notes():

@@ -45,15 +45,12 @@ def test_verdicts_and_rows_are_colored(word, capsys, monkeypatch):
     assert re.search(r'\x1b\[[0-9;]*3[0-9]m[^\x1b]*' + re.escape(word), capsys.readouterr().out)
 
 
-def test_the_same_report_as_a_page_and_as_data():
+def test_the_same_report_as_a_page_as_data_and_in_files(tmp_path):
     page = REPORT.html()
     assert '<h1>a title</h1>' in page and '&lt;b&gt;' in page and 'base64,UE5H' in page
     assert '<b>' not in page
     assert json.loads(REPORT.json()) == dict(
         exit_code=1, verdict='DIFFERENT: all', notes=['a note'], first=3)
-
-
-def test_files_of_a_report(tmp_path):
     written = REPORT.write(str(tmp_path), 'name')
     assert sorted(written) == ['name.html', 'name.json', 'plot.png']
     assert (tmp_path / 'plot.png').read_bytes() == b'PNG'

@@ -1,8 +1,9 @@
-"""A function on V virtual ranks, in the processes of the pool or in this one."""
+"""A function on V virtual ranks, in the processes of the pool or in this one; the tree of a sum."""
 import torch.distributed as dist
 from rank_pool import shared_pool
 
 from mmrepro import on_virtual_ranks
+from mmrepro.distributed.reduction_tree import combine_of, finish_of
 
 
 def results_of(rank, world, function, ranks):
@@ -33,3 +34,24 @@ def same_for_every_number(function, ranks, numbers=(1, 2)):
 
 def alone(function, ranks):
     return list(results_of(0, 1, function, ranks).values())
+
+
+def written_out(leaves, op):
+    """Build the tree from its description: halves of a power of two, the rest from the right."""
+    combine, leaves = combine_of(op), list(leaves)
+
+    def whole(part):
+        if len(part) == 1:
+            return part[0].clone()
+        half = len(part) // 2
+        return combine(whole(part[:half]), whole(part[half:]))
+
+    parts, rest = [], leaves
+    while rest:
+        size = 1 << (len(rest).bit_length() - 1)
+        parts.append(whole(rest[:size]))
+        rest = rest[size:]
+    total = parts.pop()
+    while parts:
+        total = combine(parts.pop(), total)
+    return finish_of(op, len(leaves))(total)

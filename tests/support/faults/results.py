@@ -25,7 +25,7 @@ Each row is a file that a user could have written (`tests/support/faults/detecto
 `custom_imports` of a demo config (Faster R-CNN with ResNet-18 and images of 160 pixels, YOLOX-s as
 it is), found by the command in processes of its own. Nothing differs between the runs but what the
 command varies. Written by
-`MMREPRO_RESULTS=docs/results pytest -m nightly tests/localise/test_real_faults.py`.
+`MMREPRO_RESULTS=docs/results pytest -m nightly tests/localise/test_planted_faults.py`.
 {right} of {count} right; {waiting} more are planted and have not been run for this table.
 {versions}.
 
