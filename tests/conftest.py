@@ -63,7 +63,7 @@ SLOW = (
     'checkpoint/test_on_ranks.py',
     'facts/test_compatibility.py',
     'hooks/test_preempt_on_ranks.py',
-    *_of('hooks', 'self_check fingerprint_hook hook_streams trackers'),
+    *_of('hooks', 'self_check fingerprint_hook hook_streams'),
     *_of('verify', 'control'),
     *_of('dev', 'operator_check import_stubs'),
     *_of('distributed', 'virtual_ranks_training agreement ordered_reduction '
@@ -77,7 +77,7 @@ SLOW = (
     *_of('ops/mmcv', 'deform_conv'),
     *_of('ops', 'provider'),
     *_of('step_check', 'repeated_steps'),
-    'test_runner.py', 'test_streams_with_roots.py',
+    'test_runner.py',
 )
 
 

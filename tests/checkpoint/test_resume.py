@@ -25,7 +25,7 @@ from mmrepro.errors import RandomnessError
 
 
 def test_a_resumed_detector_gives_the_uninterrupted_run(data_root, tmp_path):
-    """More detectors, resumed at every iteration: tests/dev/test_matrices.py."""
+    """More detectors, resumed at every iteration: tests/dev/test_tools_of_dev.py."""
     import mmdet.models  # noqa: F401
     cfg = small('yolox_s', data_root)
     narrow(cfg)

@@ -110,7 +110,7 @@ def test_pages_that_the_code_names_exist():
     # tests of the generator make pages of their own
     files = [path for folder in ('mmrepro', 'tests', 'dev', 'tools', 'benchmarks', 'configs')
              for path in (ROOT / folder).rglob('*.py')
-             if '.mim' not in path.parts and path.name != 'test_generate_docs.py']
+             if '.mim' not in path.parts and path.name != 'test_tools_of_dev.py']
     named = {(name(path), page) for path in files
              for page in re.findall(r"(?:\bdocs/|page\(')([\w/-]+\.md)\b",
                                     path.read_text(encoding='utf-8'))}

@@ -1,19 +1,24 @@
-"""The matrices of dev/: resumes on one to three ranks, virtual ranks on any number of processes."""
+"""The tools of dev: matrices of runs, pages that are made from tables, forked children."""
+import importlib.util
 import json
+import multiprocessing
+import os
+import signal
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
+from harness import ROOT
 from virtual_faults import FAULTS
 
 from dev import matrix
 from dev import resume_matrix as resumes
 from dev import virtual_ranks_matrix as virtual
-from dev.children import ChildFailed
+from dev.children import ChildFailed, finished, run_all
 from dev.libraries.data import DATASETS
 from dev.libraries.rows import ROWS
+from dev.site_hooks import on_page_content
 
-RESULTS = Path(__file__).resolve().parents[2] / 'docs' / 'results'
+RESULTS = ROOT / 'docs' / 'results'
 
 
 def test_rows_of_versions_and_libraries_name_environments_and_data_that_exist():
@@ -91,3 +96,61 @@ def test_a_difference_of_virtual_ranks_is_named():
         'rank 1, iteration 2: weights')
     assert virtual.difference(expected, expected, 0) == ''
     assert virtual.difference(expected, [[line]] * 2, 1) == 'rank 0: 1 lines instead of 2'
+
+
+@pytest.fixture
+def pages():
+    spec = importlib.util.spec_from_file_location('pages', ROOT / 'dev' / 'generate_docs.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_show_the_tables_and_the_figures(pages):
+    assert pages.stale(write=False) == [], 'run `python dev/generate_docs.py`'
+
+
+def test_a_page_that_is_out_of_date_is_named_and_regenerated(pages, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pages, 'DOCS', tmp_path)
+    monkeypatch.setattr(pages, 'PARTS', (('a.md', 'us', lambda: '| new |'),
+                                         ('b.md', '', lambda: 'all')))
+    a, b = tmp_path / 'a.md', tmp_path / 'b.md'
+    old = 'head\n<!-- made by: us -->\n| old |\n<!-- end of what us made -->\nfoot\n'
+    a.write_text(old)
+    b.write_text('all')
+    assert pages.main(['--check']) == 1 and a.read_text() == old
+    assert pages.main([]) == 0 and a.read_text() == old.replace('old', 'new')
+    assert pages.main(['--check']) == 0
+    assert capsys.readouterr().out == 'docs/a.md: out of date\ndocs/a.md: regenerated\n'
+    for text in ('nothing', '<!-- made by: us -->'):
+        a.write_text(text)
+        with pytest.raises(ValueError, match='the page has no <!-- '):
+            pages.main([])
+        assert a.read_text() == text
+
+
+def test_roles_of_sphinx_become_code():
+    html = '<p>raises :class:<code>Wrong</code>, see :func:<code>~a.b.run</code> and ratio 1:2</p>'
+    assert on_page_content(html) == (
+        '<p>raises <code>Wrong</code>, see <code>run</code> and ratio 1:2</p>')
+
+
+def test_results_come_as_children_end_and_are_returned_in_the_order_of_the_jobs():
+    first, second = multiprocessing.get_context('fork').Event(), os.getpid
+    jobs = {'waits': (first.wait, (), {}), 'ends': (second, (), {})}
+    found = finished(jobs, 2)
+    name, process = next(found)
+    assert name == 'ends' and process != os.getpid()
+    first.set()
+    assert [*found] == [('waits', True)]
+    assert [*run_all(jobs, 2)] == ['waits', 'ends']
+
+
+def test_a_group_of_which_none_ends_is_an_error_that_names_it():
+    with pytest.raises(TimeoutError, match='of any of one, two'):
+        next(finished({'one': (signal.pause, (), {}), 'two': (signal.pause, (), {})}, 2, 0.1))
+
+
+def test_a_child_that_raises_brings_its_traceback():
+    with pytest.raises(ChildFailed, match='invalid literal'):
+        run_all({'one': (int, ('a', ), {})})
