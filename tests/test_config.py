@@ -9,9 +9,10 @@ from mmrepro.errors import RandomnessError
 from mmrepro.seeds import RootSeed
 
 
-def test_nothing_means_the_defaults():
+def test_nothing_means_the_defaults_and_no_check_is_none_of_each():
     """The values themselves are compared with their page by tests/docs/test_links.py."""
     assert RandomnessConfig.parse(None) == RandomnessConfig.parse({}) == RandomnessConfig()
+    assert RandomnessConfig(self_checks=False).self_checks == SelfChecks(samples=0, steps=0)
 
 
 def test_the_docstring_has_every_key_in_the_order_of_the_fields():
@@ -93,10 +94,6 @@ def test_earlier_keys_are_accepted_with_one_warning(old, new):
 def test_an_earlier_key_without_an_equal_says_what_to_write(old, instead):
     with pytest.raises(RandomnessError, match=instead):
         RandomnessConfig.parse(old)
-
-
-def test_no_check_is_the_same_as_none_of_each():
-    assert RandomnessConfig(self_checks=False).self_checks == SelfChecks(samples=0, steps=0)
 
 
 def test_the_table_says_what_is_promised_and_what_not():

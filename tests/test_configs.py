@@ -26,9 +26,12 @@ def _base(name):
     return os.path.join(ROOT, 'configs', '_base_', f'{name}.py')
 
 
-def test_every_example_is_tested():
+def test_every_example_is_tested_and_has_a_demo():
     found = {os.path.basename(p) for p in glob.glob(os.path.join(ROOT, 'configs/*.py'))}
     assert found == {f'{name}_repro.py' for name in EXAMPLES}
+    demos = [name.split('_')[0] for name in DEMOS if not name.startswith(ONLY_DEMOS)]
+    assert sorted(demos) == sorted(name.split('_')[0] for name in EXAMPLES)
+    assert len(DEMOS) == len(EXAMPLES) + len(ONLY_DEMOS)
 
 
 @pytest.mark.parametrize('name', EXAMPLES)
@@ -86,12 +89,6 @@ def test_a_demo_config_reads_the_demo_data_and_downloads_nothing(name):
     assert 'Pretrained' not in str(cfg.model)
     assert 'num_classes=80' not in str(cfg.model) and "'num_classes': 80" not in str(cfg.model)
     assert cfg.randomness == dict(seed=42, deterministic=True)
-
-
-def test_every_example_model_has_a_demo():
-    demos = [name.split('_')[0] for name in DEMOS if not name.startswith(ONLY_DEMOS)]
-    assert sorted(demos) == sorted(name.split('_')[0] for name in EXAMPLES)
-    assert len(DEMOS) == len(EXAMPLES) + len(ONLY_DEMOS)
 
 
 @pytest.mark.parametrize('name', DEMOS)

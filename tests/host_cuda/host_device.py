@@ -14,11 +14,6 @@ def compiler():
 
 
 def build(folder):
-    """Build the library in ``folder``, and return its path.
-
-    Raises:
-        RuntimeError: it does not compile; with the compiler's words.
-    """
     root = Path(torch.__file__).parent
     target = folder / 'host_cuda.so'
     done = subprocess.run(

@@ -256,10 +256,8 @@ def run_many(numbers: list[int], stop: bool = False,
              memory: str | None = None) -> dict[str, Any]:
     """Run schedules; ``wrong`` has the text of each that did not end as promised.
 
-    Args:
-        stop: Behind the first of those.
-        fault: Planted in the schedules, not in the run that they are compared with.
-        memory: Of the schedules. The run that they are compared with shares weights.
+    ``stop``: behind the first of those. ``fault`` and ``memory`` are of the schedules, not of the
+    run that they are compared with, which shares weights.
     """
     logging.disable(logging.CRITICAL)
     fsdp2.SMALLEST = 1  # the layers of this network are blocks

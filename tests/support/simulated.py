@@ -182,14 +182,7 @@ class Outcome(NamedTuple):
 
 
 class Simulation:
-    """One schedule.
-
-    Args:
-        seed: Of the order.
-        ranks: V.
-        processes: N.
-        events: What happens from outside.
-    """
+    """One schedule: V ranks on N processes, in the order of ``seed``, and what happens outside."""
 
     def __init__(self, seed: int, ranks: int, processes: int,
                  events: Sequence[Event] = ()) -> None:

@@ -14,29 +14,16 @@ FROM = 3  # the iteration from which on most faults show
 
 @dataclass(frozen=True)
 class Fault:
-    """A row.
-
-    Attributes:
-        plant: called with the name of the run, 'A' or 'B'.
-        expect: attributes of the diagnosis that have to be equal; `mentions`, one or several,
-            have to be parts of its text.
-        runs: 'B', or 'AB' when both runs have the fault, as runs of the same code do.
-        randomness: changes for both runs.
-        env: of run B.
-        ranks, resume_at, validate_at: of both runs, of run B, of run B.
-        fast: runs in every run of the tests.
-        model: a real detector of tests/support/demo_runs.py instead of the tiny network.
-    """
-    plant: Callable[[str], None]
-    expect: dict[str, Any]
-    runs: str = 'B'
-    randomness: dict[str, Any] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
-    ranks: int = 1
-    resume_at: int | None = None
-    fast: bool = False
-    model: str | None = None
-    validate_at: int | None = None
+    plant: Callable[[str], None]  # called with the name of the run, 'A' or 'B'
+    expect: dict[str, Any]  # attributes of the diagnosis; `mentions` are parts of its text
+    runs: str = 'B'  # 'AB': both runs have the fault, as runs of the same code do
+    randomness: dict[str, Any] = field(default_factory=dict)  # changes for both runs
+    env: dict[str, str] = field(default_factory=dict)  # of run B
+    ranks: int = 1  # of both runs
+    resume_at: int | None = None  # of run B
+    fast: bool = False  # runs in every run of the tests
+    model: str | None = None  # a detector of tests/support/demo_runs.py, not the tiny network
+    validate_at: int | None = None  # of run B
 
 
 FAULTS = {}

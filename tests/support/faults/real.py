@@ -43,21 +43,12 @@ train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 
 
 class Fault(NamedTuple):
-    """A row.
-
-    Attributes:
-        module: of detectors/; it is what the config imports.
-        config: what the config has beside its base and imports.
-        expect: attributes of the diagnosis that have to be equal; `mentions` have to be parts of
-            what is printed. None: nothing may be found.
-        command: verb and options.
-        model: name of the demo config.
-    """
-    module: str
-    config: str
+    module: str  # of detectors/; the config imports it
+    config: str  # what the config has beside its base and imports
+    # attributes of the diagnosis; `mentions` are parts of what is printed. None: nothing is found
     expect: Any
-    command: tuple[str, ...] = LOCALISE
-    model: str = FASTER
+    command: tuple[str, ...] = LOCALISE  # verb and options
+    model: str = FASTER  # name of the demo config
 
 
 FAULTS = {
@@ -157,11 +148,7 @@ def config_of(fault, folder):
 
 
 def search(name, root):
-    """Run the command on a fault, in a folder of ``root``, which has data/demo; what it prints.
-
-    Raises:
-        RuntimeError: the command printed no result.
-    """
+    """Run the command on a fault, in a folder of ``root``, which has data/demo; what it prints."""
     fault = FAULTS[name]
     verb, *options = fault.command
     folder = root / name
