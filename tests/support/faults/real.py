@@ -155,9 +155,10 @@ def search(name, root):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / 'data').symlink_to(root / 'data')
-    command = [sys.executable, str(ROOT / 'tools' / f'{verb}.py'), config_of(fault, folder),
-               *options, '--json', '--work-dir', 'runs']
-    env = dict(os.environ, PYTHONPATH='.', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1')
+    command = [sys.executable, '-m', 'mmrepro', verb, config_of(fault, folder), *options, '--json',
+               '--work-dir', 'runs']
+    env = dict(os.environ, PYTHONPATH=f'.{os.pathsep}{ROOT}', OMP_NUM_THREADS='1',
+               MKL_NUM_THREADS='1')
     env.pop('PYTHONHASHSEED', None)
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     if not done.stdout.strip():
