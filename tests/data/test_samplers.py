@@ -69,7 +69,6 @@ def test_ranks_have_positions_of_their_own(ranks, name, world_size):
 
 @pytest.mark.parametrize('name', ['default', 'infinite', 'custom size', 'ordered'])
 def test_the_global_order_does_not_depend_on_the_number_of_ranks(ranks, name):
-    """2 ranks together see at each moment what one rank with twice the batch sees."""
     alone = take(ranks(name), name, 24)
     left, right = (take(ranks(name, rank, 2), name, 12) for rank in range(2))
     together = list(itertools.chain(*zip(left, right)))

@@ -148,7 +148,6 @@ def test_names_that_examples_import_exist(page, module, imported):
 
 
 def parts(page: Path) -> tuple[list[str], list[str], list[str]]:
-    """Return the levels of headings, the blocks of code, and where links lead."""
     text = page.read_text(encoding='utf-8')
     code = re.findall(r'^```.*?^```', text, re.S | re.M)
     return (re.findall(r'^#+(?= )', prose(page), re.M), code,

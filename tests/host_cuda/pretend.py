@@ -63,7 +63,6 @@ def _get_device():
 
 
 def _exchange_device(index):
-    """Return the device before; a negative index changes nothing."""
     return _library.set_device(index)
 
 

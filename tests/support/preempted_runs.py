@@ -92,7 +92,6 @@ class Signals(Hook):
 
 
 def run(cfg, resume=False, hook=None):
-    """Train; returns the hook with its records, and Preempted if the run was."""
     cfg.resume = resume
     hook = hook or Signals()
     runner = Runner.from_cfg(cfg)

@@ -11,7 +11,6 @@ from mmrepro.verify.kills import attempt
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Launch trainings in forks of this process."""
     for module in (attempt, launcher):
         monkeypatch.setattr(module, 'LaunchedTraining', ForkedTraining)
 
