@@ -106,7 +106,8 @@ class StepCheck:
         """Keep what the first pass has changed, when it reaches the optimizer."""
         changed = self._state.changed()
         if changed:
-            self._left = StepState(self._runner)
+            # weights as well are what the real step makes of them
+            self._left = StepState(self._runner, weights=False)
         self._start.note([*changed, *self._state.changed_variables()])
 
     def _problem(self) -> str:
@@ -144,11 +145,12 @@ class StepCheck:
         if self._left is not None:
             # before the ranks agree: behind that, the owner of shared weights may step
             with _disable_current_modes():
-                # without the gradients, which are equal or will be put back
-                self._left.put_back(gradients=False)
+                self._left.put_back()
         if self._differ(first, second):
             differing.append(second)
             raise _Reached
+        # their memory is the optimizer's; this object lives until garbage is collected
+        del self._state, self._left, self._step, self._args, self._kwargs
 
     def _differ(self, first: PassDigests, second: PassDigests) -> bool:
         """Whether two passes differ on any rank."""

@@ -15,6 +15,8 @@ from ..another_process import UserVariables
 from ..checkpoint.adapters import kept_attributes
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..distributed.virtual.scheduler import current
+from ..errors import DeterminismError
+from ..nested import named_tensors
 from .attributes import Attributes
 
 
@@ -53,19 +55,30 @@ class StepState:
     """The state of a run before a step: generators, attributes, gradients, loss scale, logs.
 
     Copies of tensors are held in the memory of the host. Weights that virtual ranks share are left
-    out: they belong to the rank that steps for all.
+    out: they belong to the rank that steps for all. So is the state of optimizers, which is larger
+    than the weights and which no pass changes.
+
+    Args:
+        weights: with weights and gradients.
     """
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, weights: bool = True) -> None:
         model = unwrap(runner.model)
         self._generators = seeds.capture_rng()
+        self._optimizer_state = [
+            (name, value, value._version)
+            for wrapper in optim_wrappers(runner.optim_wrapper).values()
+            for state in getattr(wrapper.optimizer, 'state', {}).values()
+            for name, value in named_tensors(state)]
+        left_out = [value for _, value, _ in self._optimizer_state]
         # virtual ranks share weights, and the one that owns them may have stepped already
-        shared = model.parameters() if getattr(runner.model, 'sharing', None) is not None else ()
-        self._attributes = Attributes(model, _of_wrappers(runner), kept_attributes(model), shared)
+        if not weights or getattr(runner.model, 'sharing', None) is not None:
+            left_out += model.parameters()
+        self._attributes = Attributes(model, _of_wrappers(runner), kept_attributes(model), left_out)
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None, Any]] = [
             (parameter, parameter.grad,
              None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
-            for parameter in model.parameters()]
+            for parameter in (model.parameters() if weights else ())]
         self._trainable = [(f'{name}.requires_grad', parameter, parameter.requires_grad)
                            for name, parameter in model.named_parameters()]
         self._variables = _variables(model)
@@ -92,19 +105,27 @@ class StepState:
             content, metadata = copy.deepcopy(state)
             module._load_from_state_dict(content, '', metadata, False, [], [], [])
 
-    def put_back(self, unsaved: bool = True, gradients: bool = True) -> None:
+    def put_back(self, unsaved: bool = True) -> None:
         """Put the run back to this state.
 
         Args:
             unsaved: include attributes that no checkpoint keeps.
-            gradients: include the gradients.
+
+        Raises:
+            DeterminismError: the forward or backward pass has changed the optimizer's state.
         """
+        for name, value, version in self._optimizer_state:
+            if value._version != version:
+                raise DeterminismError(
+                    f'a forward or backward pass has changed {name!r} in the state of the '
+                    'optimizer, which is not put back when a step is repeated: change it in a '
+                    'hook, after the step, or set randomness.self_checks=dict(steps=0)')
         self._attributes.put_back(unsaved)
         for _, weight, trained in self._trainable if unsaved else ():
             if weight.requires_grad != trained:
                 weight.requires_grad_(trained)
         self.put_back_saved_by_code()
-        for parameter, gradient, content in self._gradients if gradients else ():
+        for parameter, gradient, content in self._gradients:
             if gradient is not None and current() is not None:
                 # the pass may have made its memory that of a sum, which other ranks still read
                 parameter.grad = content.to(gradient.device, copy=True)

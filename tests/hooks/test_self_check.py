@@ -1,5 +1,6 @@
 """Steps of a run are repeated: what differs stops it by name, and no bit of training changes."""
 import functools
+import gc
 import itertools
 import json
 import random
@@ -24,7 +25,7 @@ from ranks import on_ranks
 from torch.utils.checkpoint import checkpoint
 
 from mmrepro.checkpoint import adapters
-from mmrepro.errors import StepDiffersError
+from mmrepro.errors import DeterminismError, StepDiffersError
 from mmrepro.facts.compatibility import HARMLESS
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.manifest import compare_manifests, read_manifest
@@ -471,3 +472,70 @@ class Averaging(tiny.Tiny):
     def forward(self, inputs, label, mode='tensor'):
         self.head.temperature.mul_(0.9)
         return super().forward(inputs, label, mode)
+
+
+SIZE = 12_347  # elements of a weight; no other tensor has as many
+
+
+@registered
+class Watching(tiny.Tiny):
+    """Counts the tensors of its large weight's size in each pass: copies, gradients, moments."""
+    found = []
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.large = torch.nn.Parameter(torch.zeros(SIZE))
+        self.calls = 0  # a state that no checkpoint keeps is kept as well
+
+    def forward(self, inputs, label, mode='tensor'):
+        self.calls += 1
+        self.found.append(self.count())
+        losses = super().forward(inputs, label, mode)
+        return dict(losses, loss_large=self.large.sum() * 0) if mode == 'loss' else losses
+
+    def connect(self, optimizer):
+        optimizer.register_step_pre_hook(lambda *args: self.found.append(self.count()))
+
+    @staticmethod
+    def count():
+        gc.collect()
+        return len({one.data_ptr() for one in gc.get_objects()
+                    if isinstance(one, torch.Tensor) and one.numel() == SIZE})
+
+
+class Connect(Hook):
+    """Gives the model the optimizer."""
+
+    def before_train(self, runner):
+        runner.model.connect(runner.optim_wrapper.optimizer)
+
+
+def connected(tmp_path, model, **changes):
+    runner = Runner.from_cfg(config(tmp_path, model=model, train_cfg=dict(max_epochs=1), **changes))
+    runner.register_hook(Connect())
+    return runner
+
+
+def test_a_repeated_step_copies_weights_once_and_nothing_of_the_optimizer(tmp_path, monkeypatch):
+    monkeypatch.setattr(Watching, 'found', [])
+    connected(tmp_path, 'Watching', optim_wrapper=dict(
+        optimizer=dict(_delete_=True, type='AdamW', lr=0.01))).train()
+    # two passes, with a copy of the weight; the optimizer's step, with a gradient instead; then
+    # the moments are there
+    assert Watching.found[:6] == [2, 2, 2, 4, 4, 4]
+
+
+@registered
+class Meddling(tiny.Tiny):
+    def connect(self, optimizer):
+        self.moments = lambda: [state['momentum_buffer'] for state in optimizer.state.values()]
+
+    def forward(self, inputs, label, mode='tensor'):
+        for moment in self.moments():
+            moment.mul_(0.9)
+        return super().forward(inputs, label, mode)
+
+
+def test_a_pass_that_changes_the_optimizer_is_refused(tmp_path):
+    with pytest.raises(DeterminismError, match="'momentum_buffer' in the state of the optimizer"):
+        connected(tmp_path, 'Meddling').train()
