@@ -84,5 +84,5 @@ def test_no_sample_of_all_operators_of_torch_calls_mkl(counting):
         'yolox/yolox_tiny_8xb8-300e_coco.py',
         'deformable_detr/deformable-detr_r50_16xb2-50e_coco.py'))])
 def test_no_step_of_a_detector_calls_mkl(counting, config):
-    found = run(counting, '-m', 'dev.portable_zoo', '--one', config)
+    found = run(counting, '-m', 'dev.portable_zoo', '--serve', 'two steps', config)[1]
     assert found['calls'] == {} and len(found['losses']) == 2
