@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from mmrepro.determinism import missing_at_start
 from mmrepro.facts.collect import cpu_name
 from mmrepro.ops.portable.table import REFUSED, REFUSED_SPARSE, ROUTED
 
@@ -41,6 +40,9 @@ CONFIGS = {STEPS: ('rtmdet/rtmdet_tiny_8xb32-300e_coco.py',
                    'retinanet/retinanet_r18_fpn_1x_coco.py'),
            TRAINED: ('rtmdet/rtmdet_tiny_8xb32-300e_coco.py', )}
 ITERATIONS = 20
+# some depend on the CPU that the process sees
+VARIABLES = ('import json; from mmrepro.determinism import missing_at_start; '
+             "print(json.dumps(missing_at_start({}, num_threads=1, cpu='portable')))")
 LIMIT = 7200  # seconds for one config; emulators are slow
 
 
@@ -95,11 +97,13 @@ def train(config: str, data_root: str, folder: str) -> dict[str, Any]:
 
 
 def attempt(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """Return the result of a function, or what mmrepro refuses."""
+    """Return the result of a function, or the operator that mmrepro refuses."""
     from mmrepro.errors import DeterminismError
     try:
         return function(*args)
     except DeterminismError as error:
+        if ' is refused with' not in str(error):
+            raise
         return dict(weights='refused', refused=str(error).partition(' is refused')[0], calls=None)
 
 
@@ -140,10 +144,10 @@ def serve(kind: str, configs: Sequence[str], jobs: int) -> None:
 def results_of(kind: str, configs: Sequence[str], python: Sequence[str], counter: str,
                jobs: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run configs with another Python; ``counter`` is the library that counts, or ''."""
-    env = {**os.environ, **missing_at_start({}, num_threads=1, cpu='portable'),
-           'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)}
-    if python != [sys.executable]:  # names of features that an emulated CPU may lack
-        env.pop('NPY_DISABLE_CPU_FEATURES', None)
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)}
+    variables = subprocess.run([*python, '-W', 'ignore', '-c', VARIABLES], env=env, cwd=ROOT,
+                               capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    env.update(json.loads(variables))
     process = subprocess.Popen(
         [*python, '-W', 'ignore', '-m', 'dev.portable_zoo', '--serve', kind, '--jobs', str(jobs),
          *configs], text=True, cwd=ROOT, stdout=subprocess.PIPE,
