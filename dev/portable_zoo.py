@@ -173,6 +173,12 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return '\n'.join(lines)
 
 
+def tables(results: dict[str, Any]) -> str:
+    """Return the tables of a file of results."""
+    return '\n\n'.join(f'### {kind.capitalize()}\n\n{table(rows)}'
+                       for kind, rows in results.items())
+
+
 def outcome(found: dict[str, Any]) -> dict[str, Any]:
     """Return what has to be equal on two CPUs."""
     return {key: value for key, value in found.items() if key != 'calls'}
