@@ -68,7 +68,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'cpu_levels.py'))['table'](
          result('cpu_levels_rtmdet_cpu.json'))),
     ('evidence/portable.md', 'dev/portable_zoo.py',
-     lambda: portable_zoo.table(result('portable.json'))),
+     lambda: portable_zoo.tables(result('portable.json'))),
     ('evidence/portable.md', 'mmrepro/ops/portable/table.py', portable_zoo.operators),
     ('evidence/gpu.md', 'python -m dev.triton_kernels',
      lambda: triton_kernels.table(result('triton_kernels.json'))),

@@ -25,7 +25,8 @@ from .families import Member
 
 __all__ = ['EPOCHS', 'ITERATIONS', 'RESUMED_AT', 'VAL_IMAGES', 'WIDTHS', 'training', 'write_extras']
 
-EPOCHS, ITERATIONS, RESUMED_AT = 2, 4, 2
+EPOCHS, ITERATIONS = 2, 4
+RESUMED_AT = ITERATIONS // EPOCHS
 BATCH = 2  # images of a rank: statistics of a pixel need more than one
 VAL_IMAGES = 2  # fewer than there are ranks; all of the split: recall counts them
 TRAIN, VAL = 'train2017', 'val2017'
@@ -194,8 +195,8 @@ def _coco(split: str, data_root: str, member: Member, pipeline: Any, images: int
     return dataset
 
 
-def _use_data(cfg: Any, member: Member, data_root: str, ranks: int) -> None:
-    images = BATCH * ranks * ITERATIONS // EPOCHS
+def _use_data(cfg: Any, member: Member, data_root: str, ranks: int, iterations: int) -> None:
+    images = BATCH * ranks * iterations // EPOCHS
     own = cfg.train_dataloader.dataset
     if own.type == 'MultiImageMixDataset':
         inner = _coco(TRAIN, data_root, member, _pipeline(own.dataset), images)
@@ -292,8 +293,9 @@ def _write_videos(report: dict[str, Any], path: str) -> None:
 
 # ----------------------------------------------------------------------------- the training
 
-def training(member: Member, data_root: str, ranks: int, width: str = 'full') -> Any:
-    """Return the config: two epochs of two iterations, with validation and checkpoints.
+def training(member: Member, data_root: str, ranks: int, width: str = 'full',
+             iterations: int = ITERATIONS) -> Any:
+    """Return the config: two epochs, with a validation and a checkpoint after each.
 
     Args:
         width: a key of WIDTHS.
@@ -311,33 +313,33 @@ def training(member: Member, data_root: str, ranks: int, width: str = 'full') ->
             if value == cfg.get('lang_model_name', ()):
                 node[key] = os.path.join(data_root, LANGUAGE)
     if member.data == 'semi':
-        return _semi(data_root)
+        return _semi(data_root, iterations)
     by_epoch = member.data != 'video'
     if by_epoch:
-        _use_data(cfg, member, data_root, ranks)
+        _use_data(cfg, member, data_root, ranks, iterations)
         cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=EPOCHS, val_interval=1)
         cfg.val_cfg = dict(type='ValLoop')
     else:
         _use_videos(cfg, data_root)
-        cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=ITERATIONS,
+        cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=iterations,
                              val_interval=100)
         cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
     cfg.test_dataloader = cfg.test_cfg = cfg.test_evaluator = None
     _use_schedule(cfg)
-    return _finished(cfg)
+    return _finished(cfg, iterations)
 
 
-def _finished(cfg: Any) -> Any:
+def _finished(cfg: Any, iterations: int) -> Any:
     cfg.load_from, cfg.resume, cfg.log_level = None, False, 'ERROR'
-    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=RESUMED_AT, by_epoch=False,
-                                        max_keep_ckpts=-1)
+    cfg.default_hooks.checkpoint = dict(
+        type='CheckpointHook', interval=iterations // EPOCHS, by_epoch=False, max_keep_ckpts=-1)
     cfg.default_scope = 'mmdet'
     cfg.custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
     cfg.randomness = dict(seed=42, deterministic=True)
     return cfg
 
 
-def _semi(data_root: str) -> Any:
+def _semi(data_root: str, iterations: int) -> Any:
     """Use labeled and unlabeled photographs, as the demonstration config has them."""
     cfg = demo_config('soft-teacher_faster-rcnn_r50', data_root)
     model = cfg.model.detector
@@ -354,8 +356,8 @@ def _semi(data_root: str) -> Any:
                 node[key] = _scaled(node[key], 0.5)
     cfg.val_dataloader.batch_size = 1
     cfg.val_dataloader.dataset['indices'] = VAL_IMAGES
-    cfg.train_cfg.update(max_iters=ITERATIONS, val_interval=RESUMED_AT)
-    return _finished(cfg)
+    cfg.train_cfg.update(max_iters=iterations, val_interval=iterations // EPOCHS)
+    return _finished(cfg, iterations)
 
 
 def _use_schedule(cfg: Any) -> None:

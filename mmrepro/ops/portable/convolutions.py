@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from ...errors import DeterminismError
-from .products import SHORT, product
+from .products import SHORT, product, products
 
 _ENOUGH = 16  # images, from which on torch takes oneDNN
 # names of torch's choice: oneDNN, or nothing to compute. Its transposed convolution has no name.
 _ONEDNN = ('Mkldnn', 'MkldnnEmpty', 'Empty', '???')
+# oneDNN's direct kernel at AVX2: numbers in a register, and columns at once
+_LANES, _COLUMNS, _MOST_COLUMNS, _WIDEST = 8, 3, 7, 7
 
 
 def _by_onednn(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
@@ -30,6 +32,55 @@ def _is_product(weight: Tensor, settings: Sequence[Any]) -> bool:
     stride, padding, _, transposed, _, groups = settings
     return (weight.dim() == 4 and weight.shape[2:] == (1, 1) and not transposed and groups == 1
             and set(stride) == {1} and set(padding) == {0})
+
+
+def _is_direct(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
+    """Whether oneDNN computes the output from the input as it is.
+
+    Otherwise it unfolds the input in blocks of channels, as many as fit into the second cache of
+    the CPU, and adds up the blocks. The conditions are those of ``init_conf()`` in oneDNN 3.12,
+    jit_avx2_conv_kernel_f32.cpp; the blocks are in gemm_convolution_utils.cpp.
+    """
+    strides, pads, dilations, transposed, _, groups = settings
+    outputs, inputs = weight.shape[0] // groups, weight.shape[1]
+    if transposed or inputs == 1:
+        return True
+    if groups > 1 and (outputs % _LANES or inputs % _LANES):
+        return False
+    reach = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, weight.shape[2:])]
+    size = [(length + 2 * pad - extent) // stride + 1 for length, pad, extent, stride in zip(
+        x.shape[2:], pads, reach, strides)]
+    # beyond the end of the input
+    ends = [(count - 1) * stride + extent - length - pad for count, stride, extent, length, pad in
+            zip(size, strides, reach, x.shape[2:], pads)]
+    if any(extent <= max(pad, end) for extent, pad, end in zip(reach, pads, ends)):
+        return False
+    if weight.shape[-1] > _WIDEST and any(pads) and max(strides) > 1:
+        return False
+    width, stride, pad = size[-1], strides[-1], pads[-1]
+    columns = min(_COLUMNS, width)
+    if pad > columns:
+        return False
+    end = ends[-1] - width % columns * stride
+    if end > columns * stride and width // columns > 1:
+        columns = min(end // stride + width % columns, width, _MOST_COLUMNS)
+        return columns >= max(pad, ends[-1] - width % columns * stride)
+    return True
+
+
+def _unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, settings: Sequence[Any]) -> Tensor:
+    """Return the convolution of images (N, C, H, W) as products, image by image."""
+    stride, padding, dilation, _, _, groups = settings
+    size = [(length + 2 * pad - step * (taps - 1) - 1) // by + 1 for length, pad, step, taps, by in
+            zip(x.shape[2:], padding, dilation, weight.shape[2:], stride)]
+    kernel = weight.reshape(groups, weight.shape[0] // groups, -1)
+    images = []
+    for image in x:
+        columns = torch.nn.functional.unfold(image[None], weight.shape[2:], dilation, padding,
+                                             stride)
+        images.append(products(kernel, columns.view(groups, kernel.shape[2], -1)).view(-1, *size))
+    result = torch.stack(images)
+    return result if bias is None else result.add_(bias[:, None, None])
 
 
 def _enlarged(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> int:
@@ -57,6 +108,16 @@ def forward(stock: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tenso
     if x.dtype in SHORT:  # which CPUs compute in different ways, by what they have units for
         return forward(stock, x.float(), weight.float(), None if bias is None else bias.float(),
                        *settings).to(x.dtype)
+    if x.dtype == torch.float32 and x.numel() and not _is_direct(x, weight, settings):
+        if x.dim() == 4:
+            return _unfolded(x, weight, bias, settings)
+        if x.dim() == 3:
+            stride, padding, dilation, *rest = settings
+            return forward(stock, x[:, :, None], weight[:, :, None], bias, (1, *stride),
+                           (0, *padding), (1, *dilation), rest[0], (0, *rest[1]), rest[2])[:, :, 0]
+        raise DeterminismError(
+            f'a convolution of input {list(x.shape)}, kernel {list(weight.shape)}, is refused with '
+            "randomness.numerics.cpu='portable': oneDNN splits it by the size of a cache")
     if _by_onednn(x, weight, settings):
         return stock(x, weight, bias, *settings)
     stride, padding, dilation, transposed, _, groups = settings

@@ -3,8 +3,8 @@
 The reasons in ``table`` say why the results cannot depend on the CPU; these digests are the test,
 on every CPU that anybody uses. They also notice a release of torch or oneDNN that computes in
 another way on some CPUs. ``known_answers.json`` has, per release of torch and name of a result, the
-first digits of its SHA-256, recorded on an Intel Xeon (Ice Lake) and the same on the CPUs that
-docs/explanation/portable.md lists.
+first digits of its SHA-256, the same on the CPUs that docs/explanation/portable.md
+lists.
 """
 from __future__ import annotations
 
@@ -109,6 +109,9 @@ def _rows() -> dict[str, Callable[[], Sequence[Tensor]]]:
         'convolution 3x3, one image': lambda: _convolution(1, 8, 7, 12, 3, padding=1),
         'convolution 3x3, strided': lambda: _convolution(2, 32, 14, 32, 3, stride=2, padding=1),
         'convolution 3x3, dilated': lambda: _convolution(1, 4, 9, 6, 3, dilation=2),
+        'convolution 3x3, dilated by 8': lambda: _convolution(1, 128, 16, 16, 3, padding=8,
+                                                              dilation=8),
+        'convolution 3x3, four channels a group': lambda: _convolution(2, 16, 9, 16, 3, groups=4),
         'convolution 3x3, by channel': lambda: _convolution(2, 16, 9, 16, 3, groups=16),
         'convolution 7x7': lambda: _convolution(1, 3, 24, 16, 7, stride=2, padding=3),
         'convolution, transposed': lambda: _gradients(

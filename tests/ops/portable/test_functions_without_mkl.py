@@ -201,13 +201,19 @@ CONVOLUTIONS = {
     '3x3, dilated': (2, 1, 4, 9, 5, 3), '3x3, by channel': (2, 1, 8, 5, 8, 3),
     '7x7': (2, 1, 3, 20, 8, 7), 'in one dimension': (1, 1, 4, 9, 5, 3),
     '1 in one dimension': (1, 2, 4, 9, 5, 1), 'in three': (3, 1, 3, 5, 4, 3),
-    '1 in three': (3, 2, 3, 5, 4, 1),
+    '1 in three': (3, 2, 3, 5, 4, 1), '3x3, dilated by 4': (2, 2, 4, 9, 5, 3),
+    '3x3, four channels a group': (2, 2, 8, 7, 16, 3), '9x9, strided': (2, 1, 2, 12, 3, 9),
+    'dilated by 4 in one dimension': (1, 2, 4, 9, 5, 3),
     **{f'{kernel}x{kernel}, transposed, images: {images}': (2, images, 6, 5, 4, kernel, True)
        for kernel in (1, 2, 3) for images in (1, 2)},
 }
 SETTINGS = {'1x1, strided': dict(stride=2), '1x1, by groups': dict(groups=4),
             '3x3, dilated': dict(dilation=2, padding=2), '3x3, by channel': dict(groups=8),
-            '7x7': dict(stride=2, padding=3), 'transposed': dict(stride=2)}
+            '3x3, dilated by 4': dict(dilation=4, padding=4),
+            'dilated by 4 in one dimension': dict(dilation=4, padding=4),
+            '3x3, four channels a group': dict(groups=2, padding=1),
+            '9x9, strided': dict(stride=2, padding=4), '7x7': dict(stride=2, padding=3),
+            'transposed': dict(stride=2)}
 
 
 @pytest.mark.parametrize('name', CONVOLUTIONS)

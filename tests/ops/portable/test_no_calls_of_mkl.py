@@ -1,4 +1,4 @@
-"""With ``cpu='portable'`` nothing calls MKL: its entry points are counted."""
+"""With ``cpu='portable'`` nothing calls what depends on the CPU: calls are counted."""
 import json
 import shutil
 import sys
@@ -84,5 +84,38 @@ def test_no_sample_of_all_operators_of_torch_calls_mkl(counting):
         'yolox/yolox_tiny_8xb8-300e_coco.py',
         'deformable_detr/deformable-detr_r50_16xb2-50e_coco.py'))])
 def test_no_step_of_a_detector_calls_mkl(counting, config):
-    found = run(counting, '-m', 'dev.portable_zoo', '--one', config)
+    found = run(counting, '-m', 'dev.portable_zoo', '--serve', 'two steps', config)[1]
     assert found['calls'] == {} and len(found['losses']) == 2
+
+
+CONVOLUTIONS = """
+import random, sys
+import torch
+import torch.nn.functional as F
+from mmrepro.ops import portable
+if sys.argv[1] == 'portable':
+    portable.install()
+draw = random.Random(7)
+for _ in range(400):
+    groups = draw.choice((1, 1, 2, 8))
+    inputs, outputs = draw.choice((2, 4, 8, 12)), draw.choice((1, 4, 8, 16))
+    taps, stride, dilation, pad = (
+        [draw.choice(sizes) for _ in 'hw'] for sizes in (
+            (1, 2, 3, 5, 9), (1, 1, 2, 3), (1, 1, 2, 4, 8), (0, 1, 2, 4, 8)))
+    size = [max(draw.choice((3, 7, 16)), step * (count - 1) + 1)
+            for step, count in zip(dilation, taps)]
+    F.conv2d(torch.ones(2, inputs * groups, *size), torch.ones(outputs * groups, inputs, *taps),
+             None, stride, pad, dilation, groups)
+"""
+
+
+@pytest.mark.parametrize('kernels', ['stock', 'portable'])
+def test_no_convolution_is_split_by_the_size_of_a_cache(kernels):
+    """oneDNN says which kernel it runs; ``gemm:jit`` adds up blocks of input channels, as many as
+    fit into a cache. Without the replacement the same convolutions do reach it.
+    """
+    said = python('-c', CONVOLUTIONS, kernels, ONEDNN_VERBOSE='1',
+                  **missing_at_start({}, num_threads=1, cpu='portable'))
+    ran = [line.split(',')[6] for line in said.splitlines()
+           if 'exec,cpu,convolution' in line and 'forward' in line]
+    assert len(ran) > 40 and ('x64:gemm:jit' in ran) == (kernels == 'stock')
