@@ -25,4 +25,4 @@ def check_versions(installed: Callable[[str], str] = importlib.metadata.version)
         found = re.match(r'(\d+)\.(\d+)', version)
         if found and tuple(map(int, found.groups())) < needed:
             raise ImportError(f'mmrepro needs {name} {".".join(map(str, needed))} or later; '
-                              f'{name} {version} is installed')
+                              f'{name} {version} is installed; pip install -U {name}')

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by demo.sh and test.sh: .venv with the locked packages, and this checkout in it.
 #
 #   PYTHON          the interpreter to build it from (default: python3)

@@ -18,7 +18,7 @@ say() { printf '\n== %s\n' "$*"; }
 
 say "$(python --version): install"
 pip install --quiet --disable-pip-version-check "${TORCH:-torch}"
-pip install --quiet --disable-pip-version-check 'mmcv-lite<2.2' pytest "$wheel[demo]"
+pip install --quiet --disable-pip-version-check 'mmcv-lite<2.2' pytest "${wheel}[demo]"
 python -c 'import torch, numpy; print("torch", torch.__version__, "numpy", numpy.__version__)'
 
 say "doctor"

@@ -25,7 +25,7 @@ VERBS = {
     'replay': 'train again from a manifest, compare as it goes',
     'golden': 'keep the bits of a short run in the repository, check them',
     'seeds': 'train several seeds: mean, spread, paired test',
-    'doctor': 'the environment, this GPU, the operators of mmcv',
+    'doctor': 'the environment and what is broken in it, this GPU, the operators of mmcv',
 }
 # earlier verb -> the verb and options that replace it
 RENAMED: dict[str, tuple[str, ...]] = {

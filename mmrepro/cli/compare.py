@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     group.add_argument('--checkpoint', metavar='FILE',
                        help='the weights (default: the last checkpoint of RUN_A, or initial ones)')
     group.add_argument('--python', metavar='PYTHON', help='run B with this interpreter, which '
-                       'needs MMEngine and what the config uses, not mmrepro')
+                       'needs MMEngine, what the config uses, and mmrepro only with mmcv-lite')
     group = parser.add_argument_group('an exported model')
     group.add_argument('--onnx', metavar='FILE.onnx', help='RUN_A is a config, RUN_B a checkpoint: '
                        'name the first node of the exported model whose output differs from that '

@@ -23,14 +23,16 @@ OF_GPU = ('out', 'quick', 'seconds', 'only', 'iters', 'against', 'size')
 
 def _parser() -> Parser:
     parser = Parser(
-        'doctor', 'Print what decides about bits on this machine: hardware, versions, flags and '
-        'environment variables. With --operators, list mmcv\'s compiled operators: the provider '
+        'doctor', 'Print what decides about bits on this machine (hardware, versions, flags and '
+        'environment variables), and which packages are broken, outdated or untried, with the '
+        'commands that fix them. With --operators, list mmcv\'s compiled operators: the provider '
         'of each and why, whether it gives the same bits every time, and who uses it. '
         'With --gpu, find out whether training repeats bit for bit on this device, detector by '
         f'detector, and what it costs; {CHECKOUT}.',
         'examples:\n  mmrepro doctor\n  mmrepro doctor --operators --device cuda --json\n'
         '  mmrepro doctor --gpu --out DIR --only detectors/DINO\n\n'
-        'exit code: 0 done, with --gpu 1 a row did not give equal bits or failed, 2 wrong usage',
+        'exit code: 0 done, 1 a package is broken or outdated, or with --gpu a row did not give '
+        'equal bits or failed, 2 wrong usage',
         shared(json=None))
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument('--operators', nargs='?', const='auto', choices=PROVIDERS,
@@ -73,11 +75,18 @@ def main(argv: Sequence[str] | None = None, operators: Mapping[str, Any] = {}) -
     device = args.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     if args.operators is not None:
         return _list_operators(args, device)
-    from ..doctor import environment
-    parts = environment(device)
-    return finish(Report('', '', tables=[
-        Table((), [(name, str(value)) for name, value in rows.items()], part)
-        for part, rows in parts.items()], data=parts), args)
+    from ..doctor import environment, package_problems
+    parts, problems = environment(device), package_problems()
+    header = ('packages', 'state', 'problem', 'source')
+    tables = [Table((), [(name, str(value)) for name, value in rows.items()], part)
+              for part, rows in parts.items()]
+    if problems:
+        tables += [Table(header, [[row[name] for name in header] for row in problems])]
+    return finish(Report(
+        '', 'fix these known problems of the packages with, in this order:' if problems else
+        'no known problem of the installed packages',
+        DIFFERENT if any(row['state'] != 'untried' for row in problems) else DONE, tables,
+        advice=[row['command'] for row in problems], data=dict(parts, problems=problems)), args)
 
 
 def _list_operators(args: argparse.Namespace, device: str) -> int:

@@ -6,7 +6,7 @@ writes the result, and :func:`environment` describes the machine and the setting
 docs/how-to/check-a-gpu.md describes the use.
 """
 from .checking import check
-from .environment import environment, machine
+from .environment import environment, machine, package_problems
 from .rows import Row, RowGroup, Settings
 
-__all__ = ['Row', 'RowGroup', 'Settings', 'check', 'environment', 'machine']
+__all__ = ['Row', 'RowGroup', 'Settings', 'check', 'environment', 'machine', 'package_problems']

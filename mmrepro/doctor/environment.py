@@ -1,13 +1,18 @@
 """The hardware, versions and settings of a measurement, without names of hosts or users."""
 from __future__ import annotations
 
+import csv
 import gc
+import importlib
 import os
 import platform
+import re
 import time
+from pathlib import Path
 from typing import Any, Callable
 
 import torch
+from packaging.requirements import Requirement
 
 from .. import determinism, ops
 from ..distributed.agreement import package_version
@@ -55,10 +60,33 @@ def environment(device: str) -> dict[str, dict[str, Any]]:
     lacks = triton.default_requirement() if device == 'cuda' else triton.requirement()
     return dict(
         machine=machine(device),
-        operators=dict(mmcv='compiled' if ops.is_compiled() else 'without compiled operators',
-                       triton=lacks or 'available'),
+        operators=dict(mmcv=_import_error('mmcv._ext') or (
+            'compiled' if ops.is_compiled() else 'without compiled operators'),
+            triton=lacks or 'available'),
         settings={name: value for name, value in determinism.snapshot().items()
                   if value is not None})
+
+
+def package_problems() -> list[dict[str, str]]:
+    """Return the rows of ``packages.csv`` that apply: all ``packages`` are installed and, where
+    wheels of one version differ, the import of ``module`` fails with a message like ``error``."""
+    with Path(__file__).with_name('packages.csv').open(encoding='utf-8') as file:
+        return [row for row in csv.DictReader(file) if all(map(_installed, row['packages'].split()))
+                and (not row['module'] or re.search(row['error'], _import_error(row['module'])))]
+
+
+def _installed(requirement: str) -> bool:
+    wanted = Requirement(requirement)
+    version = package_version('', (wanted.name, ))
+    return version is not None and wanted.specifier.contains(version, prereleases=True)
+
+
+def _import_error(module: str) -> str:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001  a wheel that does not fit raises anything
+        return str(error)
+    return ''
 
 
 def free_memory(device: str) -> None:

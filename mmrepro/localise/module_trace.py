@@ -91,6 +91,8 @@ def _record(python: str, job: dict[str, Any]) -> Any:
         raise ConfigError(f'--python {python}: {error.strerror}') from error
     if done.returncode:
         reason = (done.stderr.strip() or f'exit code {done.returncode}').splitlines()[-1]
+        if "'mmcv._ext'" in reason:
+            reason += '; with mmcv-lite, install mmrepro there, which provides the operators'
         raise RunError(f'{job["config"]}: its model does not run with {python}: {reason}')
     return load(job['out'])
 

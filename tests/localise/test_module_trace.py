@@ -137,6 +137,15 @@ def test_a_run_is_taken_with_its_config_and_last_checkpoint(capsys):
     assert min(losses['loss'] for losses in said['losses']) > 1e5
 
 
+def test_an_interpreter_with_mmcv_lite_is_told_to_install_mmrepro(capsys):
+    python = other_python()
+    with open('env/traced_model.py', 'a') as file:
+        file.write("raise ModuleNotFoundError(\"No module named 'mmcv._ext'\")\n")
+    code, _, _, err = traced(capsys, 'a.py', 'a.py', '--python', python)
+    assert code == 2 and err.endswith(
+        "'mmcv._ext'; with mmcv-lite, install mmrepro there, which provides the operators\n")
+
+
 @pytest.mark.parametrize('words, message', [
     (('a.py', 'none.py'), 'none.py: no such config'),
     (('a.py', 'empty'), 'empty: has no config'),

@@ -1,0 +1,137 @@
+"""The table of packages that are broken, outdated or untried together."""
+import csv
+import importlib
+import importlib.metadata
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command import exit_code, provider_stays  # noqa: F401  a fixture
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from mmrepro import doctor
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = list(csv.DictReader(
+    (ROOT / 'mmrepro' / 'doctor' / 'packages.csv').read_text(encoding='utf-8').splitlines()))
+LOCKED = dict(re.findall(r'^([\w-]+)==(\S+)$',
+                         (ROOT / 'requirements' / 'lock.txt').read_text(), re.M))
+SIZE = ('numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, '
+        'got 88 from PyObject')
+
+
+def problems(monkeypatch, packages, errors=None):
+    """Return the problems of an environment: versions by package, import errors by module."""
+    def version(name):
+        if packages.get(name) is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return packages[name]
+
+    def import_module(name):
+        if errors and name in errors:
+            raise errors[name]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, 'version', version)
+        patch.setattr(importlib, 'import_module', import_module)
+        return doctor.package_problems()
+
+
+def install(folder, name, version):
+    """Install a package without modules."""
+    info = folder / f'{name.replace("-", "_")}-{version}.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n')
+
+
+@pytest.mark.parametrize('packages, errors, fix', [
+    ({'mmdet': '2.28.2'}, {}, "'mmdet>=3.3'"),
+    ({'mmdet': '3.3.0', 'mmcv-lite': '2.2.0'}, {'mmdet': AssertionError(
+        'MMCV==2.2.0 is used but incompatible. Please install mmcv>=2.0.0rc4, <2.2.0.')},
+     "'mmdet>=3.3' 'mmcv-lite<2.2'"),
+    ({'mmcv': '2.1.0'}, {'mmcv._ext': ImportError(
+        'mmcv/_ext.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZNK2at6Tensor7is_cudaEv')},
+     "pip uninstall -y mmcv && pip install 'mmcv-lite<2.2'"),
+    ({'mmcv': '2.1.0', 'mmcv-lite': '2.1.0'}, {}, 'pip uninstall -y mmcv mmcv-lite && '),
+    ({'mmengine': '0.10.7', 'onedl-mmengine': '0.10.12'}, {}, 'pip install onedl-mmengine'),
+    ({'mmengine': '0.10.5', 'torch': '2.5.1+cu121', 'transformers': '4.46.0'}, {},
+     "'mmengine>=0.10.6'"),
+    ({'mmengine': '0.10.7', 'setuptools': '82.0.0'},
+     {'pkg_resources': ModuleNotFoundError("No module named 'pkg_resources'")}, "'setuptools<82'"),
+    ({'opencv-python': '5.0.0.93', 'opencv-python-headless': '4.11.0.86'}, {},
+     'pip uninstall -y opencv-python opencv-python-headless && pip install opencv-python'),
+    ({'opencv-python': '4.11.0.86'}, {'cv2': ImportError(
+        'libGL.so.1: cannot open shared object file: No such file or directory')}, 'libgl1'),
+    ({'numpy': '2.4.6', 'opencv-python': '4.8.1.78'}, {}, "'opencv-python>=4.10.0.84'"),
+    ({'numpy': '2.4.6', 'pycocotools': '2.0.7'}, {'pycocotools._mask': ValueError(SIZE)},
+     '--force-reinstall'),
+    ({'torch': '2.16.0+cu132'}, {}, "'torch<2.16'"),
+])
+def test_a_known_problem_is_named_with_its_fix(monkeypatch, packages, errors, fix):
+    row, = problems(monkeypatch, packages, errors)
+    assert fix in row['command']
+    if errors:  # the versions alone are no problem, nor is an import that fails for another reason
+        assert not problems(monkeypatch, packages)
+        assert not problems(monkeypatch, packages, dict.fromkeys(errors, ImportError('another')))
+    for requirement in map(Requirement, row['packages'].split()):  # every package counts
+        assert not problems(monkeypatch, {**packages, requirement.name: None}, errors)
+
+
+@pytest.mark.parametrize('packages', [LOCKED, {
+    'torch': '2.0.1+cu117', 'numpy': '1.24.4', 'opencv-python': '4.8.1.78', 'mmengine': '0.10.0',
+    'mmcv-lite': '2.1.0', 'mmdet': '3.3.0', 'pycocotools': '2.0.7'}])
+def test_what_repeats_is_no_problem(monkeypatch, packages):
+    assert not problems(monkeypatch, packages)
+
+
+def test_every_row_has_a_state_a_source_and_a_command():
+    for row in ROWS:
+        assert row['state'] in ('broken', 'outdated', 'untried') and None not in row, row
+        assert row['problem'] and re.search('pip install|apt-get install', row['command']), row
+        assert bool(row['module']) == bool(row['error']) and re.compile(row['error'])
+        source = row['source']
+        assert source.startswith('https://') or source == 'mmdet/__init__.py' or (
+            ROOT / source).is_file()
+
+
+def test_a_torch_is_untried_if_no_row_of_the_evidence_repeats_with_it():
+    page = (ROOT / 'docs' / 'evidence' / 'versions.md').read_text(encoding='utf-8')
+    tried = [Version(cells[3].strip()) for cells in (
+        line.split('|') for line in page.splitlines() if line.endswith('| equal |'))]
+    newest = max(tried).release
+    row, = (row for row in ROWS if row['state'] == 'untried')
+    wanted = Requirement(row['packages'])
+    following = f'{newest[0]}.{newest[1] + 1}'
+    assert str(wanted) == f'torch>={following}' and row['command'].endswith(f"'torch<{following}'")
+
+
+@pytest.mark.usefixtures('provider_stays')
+@pytest.mark.parametrize('name, version, code', [
+    ('opencv-python-headless', '4.11.0.86', 1), ('torch', '99.0', 0)])
+def test_doctor_prints_the_commands(monkeypatch, tmp_path, capsys, name, version, code):
+    install(tmp_path, name, version)
+    monkeypatch.syspath_prepend(tmp_path)
+    row, = doctor.package_problems()
+    assert exit_code('doctor') == code
+    out = capsys.readouterr().out
+    assert out.endswith(f'in this order:\n  {row["command"]}\n') and row['source'] in out
+    assert exit_code('doctor', '--json') == code
+    assert json.loads(capsys.readouterr().out)['problems'] == [row]
+
+
+@pytest.mark.usefixtures('provider_stays')
+def test_doctor_works_where_mmcv_cannot_be_imported(monkeypatch, capsys):
+    real = importlib.import_module
+
+    def import_module(name, package=None):
+        if name == 'mmcv._ext':
+            raise ImportError('libcudart.so.11.0: cannot open shared object file')
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, 'import_module', import_module)
+    assert exit_code('doctor', '--json') == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said['operators']['mmcv'] == 'libcudart.so.11.0: cannot open shared object file'
+    assert said['verdict'] == 'no known problem of the installed packages'
