@@ -43,6 +43,7 @@ NOT_RUN = {
 }
 # beginning of a shown text -> why it does not come here
 NOT_SHOWN = {
+    ' packages  ': 'a broken environment; tests/doctor/test_packages.py has some',
     'NO CAUSE FOUND': 'of a config of your own', '  workers  ': 'a run that differs',
     'DIFFERENT after': 'a check that fails',
     '  cpu  ': 'an option of the command', '   0 s  iteration': 'the code was changed in between',
