@@ -37,7 +37,7 @@ def _is_product(weight: Tensor, settings: Sequence[Any]) -> bool:
 def _is_direct(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
     """Whether oneDNN computes the output from the input as it is.
 
-    Otherwise it unfolds the input in blocks of channels, as many as fit into the second cache of
+    Otherwise it unfolds the input in blocks of channels, as many as fit into the L2 cache of
     the CPU, and adds up the blocks. The conditions are those of ``init_conf()`` in oneDNN 3.12,
     jit_avx2_conv_kernel_f32.cpp; the blocks are in gemm_convolution_utils.cpp.
     """

@@ -3,8 +3,7 @@
 The reasons in ``table`` say why the results cannot depend on the CPU; these digests are the test,
 on every CPU that anybody uses. They also notice a release of torch or oneDNN that computes in
 another way on some CPUs. ``known_answers.json`` has, per release of torch and name of a result, the
-first digits of its SHA-256, the same on the CPUs that docs/explanation/portable.md
-lists.
+first digits of its SHA-256, the same on the CPUs that docs/explanation/portable.md lists.
 """
 from __future__ import annotations
 
