@@ -60,6 +60,15 @@ def check_agreement(fields: Mapping[str, Any]) -> None:
     agree('agreement', dict(fields), _compare)
 
 
+def randomness_fields(randomness: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a field for each key, and for each key of a section, as ``randomness.a.b``."""
+    # a field for each stream that has a root of its own, and none where no stream has
+    return {f'randomness.{name}.{key}'.rstrip('.'):
+            ', '.join(part) if isinstance(part, (list, tuple)) else part
+            for name, value in randomness.items()
+            for key, part in (value if isinstance(value, Mapping) else {'': value}).items()}
+
+
 def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, Any]:
     """Return what all ranks must have in common at the start, after ``determinism.enable``.
 
@@ -70,13 +79,7 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
     Returns:
         dict: randomness, config, versions, operator provider, environment and flags.
     """
-    fields: dict[str, Any] = {'scheme': SCHEME}
-    for name, value in randomness.items():
-        # a row for each stream that has a root of its own, and none where no stream has
-        for key, part in (value if isinstance(value, Mapping) else {'': value}).items():
-            fields[f'randomness.{name}.{key}'.rstrip('.')] = \
-                ', '.join(part) if isinstance(part, tuple) else part
-    fields['config'] = config_text
+    fields = {'scheme': SCHEME, **randomness_fields(randomness), 'config': config_text}
     fields.update(late_fields())
     fields.update({'version.mmrepro': __version__, 'version.python': platform.python_version(),
                    'version.cuda': torch.version.cuda})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..checkpoint.files import load
+from ..distributed.agreement import randomness_fields
 from ..errors import (
     CheckpointError,
     ConfigError,
@@ -108,6 +109,8 @@ def load_run(path: str, checkpoints: bool = False) -> RunView:
     """
     if not os.path.exists(path):
         raise RunError(not_a('run', path))
+    if path.endswith('.pth'):
+        raise RunError(f'{not_a("run", path)}: give its folder, whose checkpoints are compared too')
     path = os.path.normpath(path)
     logs = [path] if os.path.isfile(path) else _logs(path)
     if os.path.basename(path) == FOLDER and not logs:
@@ -218,7 +221,7 @@ def _read_facts(view: RunView, logs: list[str], checkpoints: bool) -> None:
         randomness = settings.get('randomness') or {}
         view.old, view.facts = stock_runs.facts_of(settings)
         if isinstance(randomness, dict):
-            view.facts.update({f'randomness.{key}': value for key, value in randomness.items()})
+            view.facts.update(randomness_fields(randomness))
         break
     else:
         view.notes.append(f'{view.path}: no config to compare (vis_data/config.py)')

@@ -15,6 +15,8 @@ from mmengine.config import Config
 
 from mmrepro import cli
 from mmrepro.checkpoint.files import load
+from mmrepro.config import RandomnessConfig
+from mmrepro.distributed.agreement import randomness_fields
 from mmrepro.errors import RunError
 from mmrepro.report import comparison_plots, weight_distances
 from mmrepro.report.compare import advice
@@ -130,6 +132,21 @@ def test_a_manifest_and_a_stock_config_are_compared_by_settings():
     write_log('b', config="model = dict(type='Y')\nrandomness = dict(seed=1)\n")
     comparison = compare('a', 'b')
     assert [row.name for row in comparison.manifest] == ['mmrepro', 'config.model.type']
+
+
+def test_a_manifest_and_the_config_of_a_run_without_have_settings_of_one_form():
+    randomness = RandomnessConfig.parse(dict(seed=1, virtual_ranks=dict(ranks=2))).as_dict()
+    write_run('a', facts=randomness_fields(randomness))
+    write_log('a')
+    write_log('b', config="model = dict(type='X')\n" +
+              Config(dict(randomness=randomness)).pretty_text)
+    assert [row.name for row in compare('a', 'b').manifest] == []
+
+
+def test_a_checkpoint_is_not_a_run():
+    Path('epoch_1.pth').touch()
+    with pytest.raises(RunError, match='epoch_1.pth: a file, not a run: give its folder'):
+        compare('epoch_1.pth', 'epoch_1.pth')
 
 
 def test_stock_runs_are_compared_by_their_logs_which_prove_no_bits():
