@@ -57,6 +57,14 @@ FINDS = ('mmrepro verify shaded.py --vary workers --iters 2', 'mmrepro train sha
          'mmrepro localise shaded.py --iters 2 --no-values --b train_dataloader.num_workers=2',
          'mmrepro audit mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py --device cuda')
 LIMIT = 3600  # seconds for a command: ten kills on four processes of two cores
+# the page on sharded weights with a small backbone and detector
+SMALL_SWIN = '''
+_base_ = 'swin-l.py'
+model = dict(
+    backbone=dict(embed_dims=16, depths=[1, 1, 2, 1], num_heads=[1, 2, 4, 8]),
+    neck=dict(in_channels=[32, 64, 128], out_channels=32),
+    bbox_head=dict(in_channels=32, feat_channels=32))
+'''
 TWO_RANKS = f'mmrepro train {CONFIG} --deterministic --seed 42 --virtual-ranks 2'
 # a quarter of the channels, few images
 SMALL = ('--cfg-options train_cfg.max_epochs=1 train_dataloader.dataset.indices=4 '
@@ -156,6 +164,13 @@ def shaded(shell):
     return shell
 
 
+@pytest.fixture
+def swin(shell):
+    (_, config), = blocks('sharded-weights', 'python')
+    (shell.folder / 'swin-l.py').write_text(config)
+    return shell
+
+
 def test_every_command_and_output_is_checked_or_has_a_reason():
     found = [step for page in PAGES for step in steps(page)]
     commands = {command for command, _ in found}
@@ -181,6 +196,17 @@ def test_two_virtual_ranks_train(shell, data_root):
     assert f'weights {weights} after' in shell.type(again)
 
 
+def test_sharded_weights(swin, data_root):
+    """The commands of the page with a small model and few images."""
+    (swin.folder / 'data').mkdir()
+    (swin.folder / 'data' / 'demo').symlink_to(data_root)
+    (swin.folder / 'small.py').write_text(SMALL_SWIN)
+    for command, shown in steps('sharded-weights'):
+        if 'swin-l.py' in command or command.startswith('mmrepro compare'):
+            shown = re.sub(r'[\d.]+ million', '[...] million', shown)
+            swin.type(command.replace('swin-l.py', 'small.py'), shown)
+
+
 def test_verify_names_the_transform_without_a_traceback(shaded):
     before = list(steps('find-a-difference'))[:3]
     assert 'Traceback' not in [shaded.type(*step) for step in before][-1]
@@ -199,7 +225,13 @@ def test_find_a_difference(shaded):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize('page', sorted(PAGES.keys() - {'find-a-difference'}))
+def test_sharded_weights_of_a_large_model(swin):
+    for step in steps('sharded-weights'):
+        swin.type(*step)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('page', sorted(PAGES.keys() - {'find-a-difference', 'sharded-weights'}))
 def test_a_page(page, shell):
     typed = [(command, '' if shown.startswith(tuple(NOT_SHOWN)) else shown)
              for command, shown in steps(page) if command and not reason(command)]
