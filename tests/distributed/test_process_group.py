@@ -157,11 +157,6 @@ def test_sync_batch_norm_trains_with_the_statistics_of_all_ranks(pool, layer, cf
     assert torch.allclose(first[3] + second[3], torch.zeros(2), atol=1e-6)
 
 
-def test_no_launcher_means_no_group():
-    assert ensure_process_group('none') is False
-    assert not dist.is_initialized()
-
-
 def test_with_an_accelerator_mmengine_does_the_work_and_mpi_gets_a_variable_that_it_forgets(
         monkeypatch):
     monkeypatch.setattr(process_group, 'has_accelerator', lambda: True)
