@@ -80,12 +80,6 @@ def test_numpy_does_without_what_this_cpu_has_above_the_level(has, listed, neede
     assert cpu_level.level_variables(None) == {}
 
 
-def test_nothing_is_needed_without_a_level(monkeypatch):
-    monkeypatch.setattr(cpu_level, 'cpu_instructions', lambda: 'DEFAULT')
-    determinism.enable(env={'MKL_CBWR': 'COMPATIBLE'})
-    assert determinism.is_enabled() is True
-
-
 def test_a_fresh_process_computes_at_the_level():
     """Two of them; a third, without the variables, is refused."""
     if 'avx2' not in open('/proc/cpuinfo').read():

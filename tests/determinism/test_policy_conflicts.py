@@ -35,6 +35,7 @@ GOOD = {
     'NCCL_COLLNET_ENABLE': ['0', '1'],
     'NVIDIA_TF32_OVERRIDE': ['0'],
     'DNNL_DEFAULT_FPMATH_MODE': ['STRICT'],
+    'MKL_CBWR': ['COMPATIBLE'],  # which only a level of the CPU wants otherwise
 }
 
 

@@ -14,14 +14,6 @@ def compare(rank, world, fields):
     return torch.distributed.get_rank()
 
 
-def draw(rank, world, seeds):
-    return broadcast_seed(seeds[rank])
-
-
-def draw_twice(rank, world):
-    return broadcast_seed(None), broadcast_seed(None)
-
-
 def several(rank, world):
     order = ('a0', 'a1', 'b0', 'a2')
     return [agree(topic[0], topic, lambda values: values[-1]) for topic in order]
@@ -108,19 +100,6 @@ def test_the_operator_provider_is_found_without_importing_mmcv(monkeypatch):
 def test_a_field_that_cannot_be_compared_is_named():
     with pytest.raises(TypeError, match='device='):
         check_agreement({'a': 1, 'device': torch.device('cpu')})
-
-
-def test_no_seed_is_drawn_by_rank_0_and_shared_and_each_draw_is_another(pool):
-    (first, second), *others = pool.run(draw_twice, 4)
-    assert set(others) == {(first, second)} and first != second
-    assert type(first) is int and 0 <= first < 2**32
-
-
-@pytest.mark.parametrize('seeds', [[1, 2], [None, 3], [0, None]])
-def test_different_seeds_stop_every_rank(pool, seeds):
-    messages = errors(pool.outcomes(draw, 2, seeds))
-    assert len(set(messages)) == 1
-    assert f'rank 1: seed: rank 0 has {seeds[0]}, rank 1 has {seeds[1]}' in messages[0]
 
 
 def test_a_world_of_one_agrees_and_draws_from_the_operating_system(monkeypatch):

@@ -146,15 +146,6 @@ def test_detectors_repeat_their_steps_and_change_no_bit(name, data_root, tmp_pat
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize('model, attribute', [
-    ('GeneratorMadeInAStep', 'model.rng'), ('CountedSteps', 'model.steps')])
-def test_an_attribute_that_no_checkpoint_keeps_is_named(model, attribute, tmp_path):
-    message = stopped(config(tmp_path, model=model))
-    assert 'The step of iteration 0 (counted from 0)' in message
-    assert f'reach the loss and that no checkpoint keeps: {attribute}' in message
-    assert 'first difference: loss extra: ' in message
-
-
 @registered
 class Freezing(tiny.Tiny):
     calls = 0
