@@ -152,7 +152,6 @@ def test_a_config_or_an_option_that_is_wrong(verb, broken, said, config, capsys,
 
 
 def test_annotations_that_are_missing(config, capsys, tmp_path):
-    pytest.importorskip('mmdet')
     data = dict(type='mmdet.CocoDataset', data_root=str(tmp_path), ann_file='no/such.json')
     config.write_text(config.read_text() + f'train_dataloader["dataset"] = {data!r}\n')
     said = refused(capsys, 'train', config)

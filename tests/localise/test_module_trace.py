@@ -165,7 +165,6 @@ def test_options_of_a_trace_need_it(capsys):
 
 @pytest.mark.nightly
 def test_code_between_modules_of_a_detector_is_named(capsys):
-    pytest.importorskip('mmdet')
     assert exit_code('demo', '--data-only', '--data', 'data/demo') == 0
     base = os.path.join(ROOT, 'configs', 'demo', 'retinanet_r50_fpn_demo.py')
     Path('b.py').write_text(f'_base_ = {base!r}\nmodel = dict(neck=dict(upsample_cfg=dict('

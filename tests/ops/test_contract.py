@@ -46,9 +46,9 @@ def test_every_operator_has_a_case():
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_the_same_bytes_every_time_and_for_any_number_of_threads(name, same_bytes):
+def test_the_same_bytes_every_time_and_for_any_number_of_threads(name, check_same_bytes):
     call = call_of(name, by=8 if name in SLOW else 4)
-    same_bytes(lambda: once(call).values(), multiplies_matrices=name in MATRIX_PRODUCTS)
+    check_same_bytes(lambda: once(call).values(), multiplies_matrices=name in MATRIX_PRODUCTS)
 
 
 @pytest.mark.parametrize('name', ANY_PRECISION)

@@ -145,13 +145,13 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize('name', GOLDEN)
-def test_values_are_kept(wave, golden, name):
+def test_values_are_kept(wave, check_golden, name):
     channels, without, keys, call, arguments = GOLDEN[name]
     feature, boxes = wave(2, channels, 11, 13).requires_grad_(), boxes_of(wave, without=without)
     leaves = [feature, boxes['offset'].requires_grad_()][:len(keys) - 1]
     out = call(feature, boxes, *arguments)
     upstream = wave(*out.shape, phase=2) if 'align' in name else None
-    golden(name, dict(zip(keys, with_gradients(out, leaves, upstream))))
+    check_golden(name, dict(zip(keys, with_gradients(out, leaves, upstream))))
 
 
 @pytest.mark.compiled
