@@ -170,6 +170,16 @@ def patched(stock):
 
 
 @pytest.fixture
+def amp_on_cpu(monkeypatch):
+    """Let AmpOptimWrapper train on a CPU, which MMEngine refuses and torch does."""
+    import torch
+    from mmengine.optim.optimizer import amp_optimizer_wrapper as module
+    monkeypatch.setattr(module, 'is_cuda_available', lambda: True)
+    monkeypatch.setattr(module, 'GradScaler', lambda **given: torch.amp.GradScaler('cpu', **given))
+    monkeypatch.setattr('mmengine.runner.amp.get_device', lambda: 'cpu')
+
+
+@pytest.fixture
 def pool():
     """Real ranks, warm: see tests/support/rank_pool.py."""
     from rank_pool import shared_pool

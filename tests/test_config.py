@@ -103,14 +103,6 @@ def test_the_table_says_what_is_promised_and_what_not():
     assert 'never' in table
 
 
-def test_keys_of_mmdetection_2_move_with_a_warning():
-    cfg = dict(seed=3, deterministic=True, diff_seed=True, model=1)
-    with pytest.warns(DeprecationWarning, match=r'randomness = dict\(seed=3, deterministic=True, '
-                      r'diff_rank_seed=True\)'):
-        upgrade_legacy_keys(cfg)
-    assert cfg == dict(model=1, randomness=dict(seed=3, deterministic=True, diff_rank_seed=True))
-
-
 def test_both_forms_may_agree_but_not_disagree():
     with pytest.warns(DeprecationWarning):
         cfg = dict(seed=3, randomness=dict(seed=3))

@@ -112,7 +112,6 @@ def test_metadata(wheel):
 
 
 def test_an_installed_package_finds_its_own_configs_and_tools(wheel, tmp_path):
-    """The wheel, unpacked somewhere else, finds its configs and tools without the checkout."""
     _unpack(wheel, tmp_path / 'site')
     lazy = tmp_path / 'lazy.py'
     lazy.write_text('from mmengine.config import read_base\nwith read_base():\n'

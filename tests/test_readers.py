@@ -135,7 +135,7 @@ def snapshot():
             for path in Path().rglob('*') if path.suffix != '.log'}
 
 
-def fuzz(row, examples, runner):
+def check_reader(row, examples, runner):
     """Check a reader in this process, which gets little memory."""
     pattern, form, read = row
     os.chdir(Path(runner.work_dir).parent)
@@ -182,4 +182,4 @@ def test_a_damaged_file_is_refused_or_read(name, examples, runner, monkeypatch):
         monkeypatch.setattr(safe_loading, '_takes_names', lambda: False)
     monkeypatch.setattr(replay, 'run_all', lambda runs, tick: tick())
     monkeypatch.setattr(entry, 'start', lambda *arguments: None)
-    Child(fuzz, READERS[name], examples, runner).result(PROCESSOR)
+    Child(check_reader, READERS[name], examples, runner).result(PROCESSOR)

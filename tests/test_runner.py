@@ -67,9 +67,11 @@ def test_deactivate_brings_back_the_stock_runner_and_runner_type_needs_no_activa
         assert type(RUNNERS.build(config(tmp_path, runner_type=name))) is ReproRunner
 
 
-def test_importing_imports_neither_torch_nor_mmengine():
-    code = 'import sys, mmrepro; print([m for m in ("torch", "mmengine") if m in sys.modules])'
-    assert python('-c', code) == '[]\n'
+def test_importing_imports_neither_torch_nor_openmmlab_and_finds_operators_once():
+    code = ('import sys, mmrepro; from mmrepro import ops; ops.install(); print('
+            '[name for name in ("torch", "mmengine", "mmcv") if name in sys.modules],'
+            'sum("mmrepro.ops" in type(finder).__module__ for finder in sys.meta_path))')
+    assert python('-c', code) == '[] 1\n'
 
 
 class Forwarding(Runner):
@@ -170,9 +172,13 @@ def test_determinism_wins_over_a_config_that_lets_cudnn_choose(deterministic, tm
 
 
 def test_keys_of_mmdetection_2_work(tmp_path):
-    cfg = config(tmp_path, seed=5, randomness={})
-    with pytest.warns(DeprecationWarning, match='randomness = dict'):
-        assert Runner.from_cfg(cfg).seed == 5
+    keys = dict(seed=5, deterministic=True, diff_rank_seed=True)
+    cfg = config(tmp_path, seed=5, deterministic=True, diff_seed=True, randomness={})
+    with pytest.warns(DeprecationWarning, match=r'randomness = dict\(seed=5, deterministic=True, '
+                      r'diff_rank_seed=True\)'):
+        runner = Runner.from_cfg(cfg)
+    assert {key: runner.cfg.randomness[key] for key in keys} == keys
+    assert not {'seed', 'deterministic', 'diff_seed'} & set(runner.cfg)
 
 
 def test_the_mode_mmengine_repeats_stock_mmengine(tmp_path):

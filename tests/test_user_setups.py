@@ -21,6 +21,8 @@ FIRST = {
     # the repeated step that has other bits without the attribute: 1, 2, 4, 8, ..., counted from 0
     'AfterAWarmUp': 'resumes at iteration 7 would take another step. Steps have changed '
                     'attributes that reach the loss and that no checkpoint keeps: model.steps',
+    'CountedSteps': 'reach the loss and that no checkpoint keeps: model.steps',
+    'GeneratorMadeInAStep': 'reach the loss and that no checkpoint keeps: model.rng',
     'SmallestLoss': 'model.smallest',
     'InitializedFromData': 'model.centre',
     'RefreshedEveryFive': 'model.target',

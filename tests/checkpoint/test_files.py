@@ -11,7 +11,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import Runner
-from small_runs import config, warnings_of
+from small_runs import warnings_of
 from validated_runs import everything, killed, trained, validated
 
 from mmrepro.checkpoint import files, safe_loading
@@ -242,15 +242,6 @@ def test_a_best_checkpoint_that_is_named_is_refused(tmp_path):
     best, = tmp_path.glob('best_*')
     with pytest.raises(ResumeError, match='best_.* holds no optimizer .* and no schedules'):
         Runner.from_cfg(again(settings(tmp_path, interval=1), best))
-
-
-def test_a_run_without_schedules_lacks_none(tmp_path):
-    cfg = config(tmp_path)
-    cfg.pop('param_scheduler', None)
-    runner = Runner.from_cfg(cfg)
-    runner.train()
-    content = files.load(str(tmp_path / '.last_good.pth'))
-    assert 'param_schedulers' not in content and lacks(content) is None
 
 
 def test_schedules_of_a_checkpoint_of_stock_mmengine_are_known_from_its_config():

@@ -121,15 +121,6 @@ def test_training_goes_on_as_if_nothing_was_validated_or_saved(run, tmp_path):
             assert before[part] == after[part], part
 
 
-def test_a_resumed_rank_has_its_own_statistics(run, tmp_path):
-    average, folder, expected = run
-    cfg = settings(tmp_path, average, resume=True, load_from=str(folder / 'iter_4.pth'))
-    for before, after in zip(expected, on_ranks(2, cfg, tmp_path, function=trained)):
-        assert before['loss'][4:] == after['loss'] and before['metrics'][1:] == after['metrics']
-        for part in ('model', 'ema', 'optimizer'):
-            assert before[part] == after[part], part
-
-
 def test_a_checkpoint_of_a_validation_holds_what_is_trained(tmp_path):
     cfg = settings(tmp_path, custom_hooks=[dict(type='SavesWhileValidating')])
     expected = on_ranks(2, cfg, tmp_path, function=trained)

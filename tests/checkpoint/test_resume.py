@@ -193,14 +193,9 @@ def test_every_resume_point(variant, tmp_path):
 
 
 @pytest.mark.parametrize('accumulate', [1, 3])
-def test_the_scaler_of_mixed_precision(accumulate, tmp_path, monkeypatch):
+def test_the_scaler_of_mixed_precision(accumulate, tmp_path, monkeypatch, amp_on_cpu):
     """Its scale doubles every two steps and halves at overflow, here at the seventh iteration."""
     from mmengine.optim import AmpOptimWrapper
-    from mmengine.optim.optimizer import amp_optimizer_wrapper as amp
-    # MMEngine wants an accelerator for it; torch has the same scaler for the CPU
-    monkeypatch.setattr(amp, 'is_cuda_available', lambda: True)
-    monkeypatch.setattr(amp, 'GradScaler', lambda **given: torch.amp.GradScaler('cpu', **given))
-    monkeypatch.setattr('mmengine.runner.amp.get_device', lambda: 'cpu')
 
     def overflows(self, x, mode='tensor', stock=TwoPlayers.forward):
         losses = stock(self, x, mode)

@@ -21,6 +21,7 @@ from loaders import (
 )
 from mmengine.dataset import DefaultSampler, InfiniteSampler, pseudo_collate
 from mmengine.registry import DATASETS
+from small_runs import warnings_of
 from torch.utils import data as of_torch
 from torch.utils.data import (
     BatchSampler,
@@ -373,14 +374,11 @@ def test_threads_draw_no_order_from_the_generators_of_the_trainer(trains):
 
 
 @pytest.mark.parametrize('indices, warned', [(None, True), (range(3, 11), False)])
-def test_a_split_that_was_drawn_is_named(indices, warned, tmp_path, monkeypatch):
+def test_a_split_that_was_drawn_is_named(indices, warned, tmp_path):
     data = Noisy()
     subset = random_split(data, [8, 6])[0] if indices is None else Subset(data, indices)
     runner = ReproRunner(**settings(lambda: loader(dataset=lambda: subset), tmp_path))
-    said = []
-    monkeypatch.setattr(runner.logger, 'warning', lambda text, *args: said.append(text))
-    runner.train()
-    assert any('random_split' in text for text in said) == warned
+    assert any('random_split' in text for text in warnings_of(runner)) == warned
 
 
 def test_the_class_keeps_its_static_method():

@@ -231,13 +231,6 @@ CASES = {
     'TrackAspectRatio, videos': (
         lambda: Videos(13), DefaultSampler, samplers.TrackAspectRatioBatchSampler),
 }
-# MMDetection accepts these datasets, and then cannot load frames from them by (video, frame)
-INDICES_ONLY = {
-    'TrackImg, several sets': (
-        lambda: ConcatDataset([Videos(), Videos(3)]), samplers.TrackImgSampler),
-    'TrackImg, class balanced': (
-        lambda: ClassBalancedDataset(Videos(), oversample_thr=0.9), samplers.TrackImgSampler),
-}
 BATCH_SIZE = 4
 RANKS = {'alone': (0, 1), 'rank 1 of 2': (1, 2)}
 
@@ -253,7 +246,7 @@ def make(request, monkeypatch):
     pretend_rank(monkeypatch, rank, world)
 
     def build(case):
-        dataset, sampler, *batches = {**CASES, **INDICES_ONLY}[case]
+        dataset, sampler, *batches = CASES[case]
         sampler = sampler(made(dataset))
         batches = batches[0](sampler, BATCH_SIZE) if batches else BatchSampler(
             sampler, BATCH_SIZE, False)
@@ -281,18 +274,6 @@ def test_nothing_is_loaded_to_get_there(case, make):
             assert len(LOADS) == len(whole[skip]), 'the samples of one batch, and no others'
             rest = list(itertools.islice(batches, count - skip - 1 if count else None))
             assert rest == whole[skip + 1:]
-
-
-@pytest.mark.parametrize('case', INDICES_ONLY)
-def test_indices_can_be_entered_anywhere(case, make):
-    loader = make(case)
-    whole = list(loader.batch_sampler)
-    for skip in range(len(whole)):
-        seek(loader, 0, skip)
-        rest = list(loader.batch_sampler)
-        assert rest == whole[skip:]
-        assert [[i.position for i in batch] for batch in rest] == [
-            [i.position for i in batch] for batch in whole[skip:]]
 
 
 FAR = 10**12

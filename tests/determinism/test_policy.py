@@ -215,12 +215,13 @@ def test_snapshot_is_plain_and_follows_the_state():
 
 
 def test_cheap_and_without_cuda():
-    python('-W', 'error', '-c', (
+    code = (
         'import sys, torch; from mmrepro import determinism\n'
         'determinism.enable(); determinism.snapshot(); determinism.disable()\n'
         'assert not torch.cuda.is_initialized()\n'
         'late = {"mmengine", "torch._inductor", "torch._inductor.config", "cv2"}\n'
-        'assert not late & set(sys.modules), late & set(sys.modules)\n'))
+        'assert not late & set(sys.modules), late & set(sys.modules)\n')
+    assert python('-W', 'error', '-c', code) == ''
 
 
 @pytest.mark.parametrize(('precision', 'matmul', 'tf32'), [
@@ -305,4 +306,4 @@ assert refused  # of 2.11 not every time
 
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, 'conv'), reason='torch < 2.9 has one API')
 def test_precision_set_through_the_new_api_is_understood_and_restored():
-    python('-W', 'error', '-c', NEW_API)
+    assert python('-W', 'error', '-c', NEW_API) == ''

@@ -4,8 +4,6 @@ import types
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mmrepro.diagnosis import alignment
 from mmrepro.diagnosis.alignment import first_differing_record, matches
@@ -16,26 +14,6 @@ from mmrepro.fingerprint.records import Record
 
 def op(name, inputs=(), outputs=(), **more):
     return Record('forward', 'm', name, inputs=tuple(inputs), outputs=tuple(outputs), **more)
-
-
-def subsequence_length(a, b):
-    """Compute the length with the table of textbooks."""
-    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            table[i + 1][j + 1] = (table[i][j] + 1 if x == y
-                                   else max(table[i][j + 1], table[i + 1][j]))
-    return table[-1][-1]
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from('abcd'), max_size=14), st.lists(st.sampled_from('abcd'),
-                                                                max_size=14))
-def test_matches_are_a_longest_common_subsequence(a, b):
-    pairs = matches(a, b)
-    assert all(a[i] == b[j] for i, j in pairs)
-    assert all(p[0] < q[0] and p[1] < q[1] for p, q in zip(pairs, pairs[1:]))
-    assert len(pairs) == subsequence_length(a, b)
 
 
 def test_long_streams_with_few_edits_align_fully():

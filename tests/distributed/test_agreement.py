@@ -14,14 +14,6 @@ def compare(rank, world, fields):
     return torch.distributed.get_rank()
 
 
-def draw(rank, world, seeds):
-    return broadcast_seed(seeds[rank])
-
-
-def draw_twice(rank, world):
-    return broadcast_seed(None), broadcast_seed(None)
-
-
 def several(rank, world):
     order = ('a0', 'a1', 'b0', 'a2')
     return [agree(topic[0], topic, lambda values: values[-1]) for topic in order]
@@ -50,15 +42,6 @@ def test_equal_fields_pass(pool, world):
     assert pool.run(compare, world, [fields] * world) == list(range(world))
 
 
-@pytest.mark.parametrize('world', [2, 4])
-def test_a_difference_stops_every_rank_with_the_same_message(pool, world):
-    fields = [{'seed': 7 + (rank == 1), 'scheme': 1} for rank in range(world)]
-    message, *others = errors(pool.outcomes(compare, world, fields))
-    assert set(others) == {message}
-    assert 'rank 1: seed: rank 0 has 7, rank 1 has 8' in message
-    assert 'scheme' not in message
-
-
 MANY = [{f'f{number:02}': number + rank for number in range(50)} for rank in range(2)]
 # fields of rank 0 and rank 1, and what the message says and does not say
 DIFFERENCES = {
@@ -77,10 +60,10 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize('case', DIFFERENCES)
-def test_a_difference_is_shown(pool, case):
+def test_a_difference_stops_every_rank_and_is_shown(pool, case):
     here, there, shown, hidden = DIFFERENCES[case]
-    message, _ = errors(pool.outcomes(compare, 2, [here, there]))
-    assert shown in message and hidden not in message
+    message, *others = errors(pool.outcomes(compare, 4, [here, there, here, here]))
+    assert set(others) == {message} and shown in message and hidden not in message
 
 
 @pytest.mark.parametrize(('world', 'at'), [(2, [1]), (2, [0]), (4, [0, 2])])
@@ -117,19 +100,6 @@ def test_the_operator_provider_is_found_without_importing_mmcv(monkeypatch):
 def test_a_field_that_cannot_be_compared_is_named():
     with pytest.raises(TypeError, match='device='):
         check_agreement({'a': 1, 'device': torch.device('cpu')})
-
-
-def test_no_seed_is_drawn_by_rank_0_and_shared_and_each_draw_is_another(pool):
-    (first, second), *others = pool.run(draw_twice, 4)
-    assert set(others) == {(first, second)} and first != second
-    assert type(first) is int and 0 <= first < 2**32
-
-
-@pytest.mark.parametrize('seeds', [[1, 2], [None, 3], [0, None]])
-def test_different_seeds_stop_every_rank(pool, seeds):
-    messages = errors(pool.outcomes(draw, 2, seeds))
-    assert len(set(messages)) == 1
-    assert f'rank 1: seed: rank 0 has {seeds[0]}, rank 1 has {seeds[1]}' in messages[0]
 
 
 def test_a_world_of_one_agrees_and_draws_from_the_operating_system(monkeypatch):

@@ -47,12 +47,8 @@ def objects_gathered():
     return objects
 
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COLLECTIVES = {
-    # those of floats: test_random_reductions_follow_the_tree
-    **{op: lambda world, op=op: summed(own(5, 3, kind=torch.int64), getattr(dist.ReduceOp, op))
-       for op in ('SUM', 'MAX', 'MIN', 'PRODUCT')},
-    # large enough to be divided among the processes
+    # others: test_random_reductions_follow_the_tree; large enough to be divided among the processes
     'large': lambda world: summed(own(40001)),
     'avg': lambda world: summed(own(7), dist.ReduceOp.AVG),
     'not contiguous': lambda world: summed(own(3, 4).t()),
@@ -139,6 +135,13 @@ def test_sub_groups():
     assert found[1] == (10.0, ['rank 1', 'rank 2'], 0, 4.0)
 
 
+# types, and reductions of them
+KINDS = (((torch.float16, torch.bfloat16, torch.float32, torch.float64),
+          ('SUM', 'AVG', 'MIN', 'MAX', 'PRODUCT')),
+         ((torch.uint8, torch.int32, torch.int64),
+          ('SUM', 'MIN', 'MAX', 'PRODUCT', 'BAND', 'BOR', 'BXOR')))
+
+
 class Reductions:
     """Random reductions, and on every rank what the description of the tree says."""
 
@@ -151,11 +154,13 @@ class Reductions:
         try:
             for number in range(25):
                 shape = [draw.randint(1, 9) for _ in range(draw.randint(0, 3))]
-                kind = draw.choice(FLOATS)
-                op = getattr(dist.ReduceOp, draw.choice(['SUM', 'AVG', 'MIN', 'MAX', 'PRODUCT']))
+                kind, op = map(draw.choice, draw.choice(KINDS))
+                op = getattr(dist.ReduceOp, op)
                 leaves = [torch.randn(shape, generator=torch.Generator().manual_seed(
-                    self.seed * 1000 + number * 50 + one)).mul(3).to(kind)
-                    for one in range(self.ranks)]
+                    self.seed * 1000 + number * 50 + one)).mul(3) for one in range(self.ranks)]
+                # an integer that is negative wraps to a byte
+                leaves = [(leaf if kind.is_floating_point else leaf.long()).to(kind)
+                          for leaf in leaves]
                 expected = written_out(leaves, op)
                 if draw.random() < 0.5:
                     value = summed(leaves[rank], op)
@@ -173,7 +178,7 @@ class Reductions:
         return found
 
 
-@pytest.mark.parametrize('seed', range(12))
+@pytest.mark.parametrize('seed', range(16))
 def test_random_reductions_follow_the_tree(seed):
     draw = random.Random(seed)
     ranks = draw.randint(1, 9)

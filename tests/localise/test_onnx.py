@@ -54,8 +54,6 @@ class Detections(torch.nn.Module):
 @pytest.fixture(scope='module', params=[
     'rtmdet_tiny', pytest.param('retinanet_r50_fpn', marks=pytest.mark.nightly)])
 def detector(request, data_root, tmp_path_factory):
-    pytest.importorskip('onnxruntime')
-    pytest.importorskip('onnx')
     folder = tmp_path_factory.mktemp('detector')
     config, weights = initialised(request.param, data_root, folder)
     export(config, weights, folder / 'model.onnx', Raw)

@@ -114,7 +114,7 @@ def search(name, folder, configs, runs):
     return Localiser(specs, str(folder), Forks(fault, runs)).search(iterations, False)
 
 
-def check(name, result, folder):
+def check_named(name, result, folder):
     assert result.verdict == 'found', text_of(result)
     expect = dict(FAULTS[name].expect)
     mentions = expect.pop('mentions', ())
@@ -163,7 +163,7 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
     name if fault.fast else pytest.param(name, marks=pytest.mark.nightly)
     for name, fault in FAULTS.items()])
 def test_fault_is_named(name, tmp_path, configs, runs):
-    check(name, search(name, tmp_path, configs, runs), tmp_path)
+    check_named(name, search(name, tmp_path, configs, runs), tmp_path)
 
 
 RANKS, RANK, SINCE = 4, 2, 1

@@ -47,7 +47,7 @@ def wave():
 
 
 @pytest.fixture
-def same_bytes():
+def check_same_bytes():
     """Check that a function of no arguments gives the same bytes for 1 and 2 threads, and again.
 
     With ``multiplies_matrices`` only runs with the same number of threads are compared: libraries
@@ -74,7 +74,7 @@ def same_bytes():
 
 
 @pytest.fixture
-def golden():
+def check_golden():
     """Compare named tensors with a stored file; see WRITE for making one."""
 
     def check(name, tensors, rtol=1e-6, atol=1e-7):

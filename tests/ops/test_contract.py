@@ -46,9 +46,9 @@ def test_every_operator_has_a_case():
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_the_same_bytes_every_time_and_for_any_number_of_threads(name, same_bytes):
+def test_the_same_bytes_every_time_and_for_any_number_of_threads(name, check_same_bytes):
     call = call_of(name, by=8 if name in SLOW else 4)
-    same_bytes(lambda: once(call).values(), multiplies_matrices=name in MATRIX_PRODUCTS)
+    check_same_bytes(lambda: once(call).values(), multiplies_matrices=name in MATRIX_PRODUCTS)
 
 
 @pytest.mark.parametrize('name', ANY_PRECISION)
@@ -156,49 +156,6 @@ def test_nothing_gives_nothing_and_no_gradient(name):
     found = once(call._replace(leaves=cut(call.leaves), fixed=cut(call.fixed)))
     for part, tensor in found.items():
         assert not tensor.count_nonzero(), part
-
-
-def dense(index, weight, starts, columns):
-    """Return the matrix that the taps describe, float64; a tap at ``columns`` is nothing."""
-    matrix = torch.zeros(len(starts) - 1, columns + 1, dtype=torch.float64)
-    for bag in range(len(starts) - 1):
-        for tap in range(starts[bag], starts[bag + 1]):
-            matrix[bag, index[tap]] += weight[tap]
-    return matrix[:, :columns]
-
-
-@st.composite
-def taps(draw):
-    columns = draw(st.integers(1, 7))
-    counts = draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
-    total = sum(counts)
-    index = draw(st.lists(st.integers(0, columns), min_size=total, max_size=total))
-    weight = draw(st.lists(st.floats(-2, 2), min_size=total, max_size=total))
-    starts = [0]
-    for count in counts:
-        starts.append(starts[-1] + count)
-    return columns, counts, index, weight, starts
-
-
-@settings(max_examples=60, deadline=None)
-@given(taps(), st.sampled_from([torch.float32, torch.float64]))
-def test_the_three_sums_are_a_matrix_its_transpose_and_its_gradient(tap, dtype):
-    columns, counts, index, weight, starts = tap
-    matrix = dense(index, weight, starts, columns)
-    rows = torch.randn(columns + 1, 3, dtype=torch.float64)
-    rows[-1] = 0
-    grad = torch.randn(len(counts), 3, dtype=torch.float64)
-    index = torch.tensor(index, dtype=torch.int32)
-    weight = torch.tensor(weight, dtype=dtype)
-    bag = torch.repeat_interleave(torch.tensor(counts)).to(torch.int32)
-    out = gather.gather_sum(rows.to(dtype), index, weight, torch.tensor(starts, dtype=torch.int32))
-    back = gather.scatter_sum(grad.to(dtype), index, weight, columns, bag)
-    dots = gather.dots(grad.to(dtype), rows.to(dtype), index, bag)
-    torch.testing.assert_close(out.double(), matrix @ rows[:-1], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(back.double(), matrix.t() @ grad, rtol=1e-5, atol=1e-5)
-    expected = (grad[bag.long()] * rows[index.long()]).sum(1)
-    torch.testing.assert_close(dots.double(), expected, rtol=1e-5, atol=1e-5)
-    assert out.dtype == back.dtype == dots.dtype == dtype
 
 
 def test_taps_of_a_row_are_added_in_their_order():

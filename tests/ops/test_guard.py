@@ -104,7 +104,7 @@ def test_watching_does_not_import_the_compiler():
             'net = torch.nn.Linear(2, 2)\n'
             'with OperatorGuard(net, ["cpu"]).watch(): net(torch.ones(1, 2)).sum().backward()\n'
             'assert "torch._inductor" not in sys.modules')
-    python('-c', code)
+    assert python('-c', code) == ''
 
 
 def test_watching_ends_with_the_block_and_leaves_a_profiler_alone():

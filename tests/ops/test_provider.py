@@ -32,22 +32,6 @@ def installed():
     importlib.import_module('mmcv._ext')
 
 
-def test_installing_imports_neither_torch_nor_mmcv():
-    out = python('-c', textwrap.dedent('''
-        import importlib.util, sys
-        # The package itself may import more; the provider and the table may not.
-        import types
-        spec = importlib.util.find_spec('mmrepro')
-        package = types.ModuleType('mmrepro'); package.__path__ = spec.submodule_search_locations
-        sys.modules['mmrepro'] = package
-        import mmrepro.ops as ops
-        ops.install(); ops.install()
-        print(sum(type(f).__name__ == '_Finder' for f in sys.meta_path),
-              'torch' in sys.modules, 'mmcv' in sys.modules)
-    '''))
-    assert out == '1 False False\n'
-
-
 def test_mmengine_finds_the_operators_where_pkgutil_has_no_find_loader():
     """As on Python 3.14."""
     out = python('-c', textwrap.dedent('''
@@ -170,7 +154,10 @@ def compiled_for_cuda(monkeypatch):
         **before, 'get_compiling_cuda_version': None}, 'not all was put back'
 
 
-def test_auto_keeps_compiled_kernels_that_add_in_order(compiled_for_cuda):
+REASONED = 'nms', 'roi_align_backward', 'roi_pool_backward', 'softnms'
+
+
+def test_auto_keeps_compiled_kernels_that_add_in_order_and_says_why(compiled_for_cuda):
     ops.use('auto')
     assert ops.provider() == 'auto'
     for name, row in operator_table.TABLE.items():
@@ -183,6 +170,11 @@ def test_auto_keeps_compiled_kernels_that_add_in_order(compiled_for_cuda):
                                'triton' if name in FUSED else 'torch'), name
     assert compiled_for_cuda.roi_align_forward(OnDevice) == 'compiled roi_align_forward'
     assert compiled_for_cuda.knn_forward() == 'compiled knn_forward'
+    reasons = {entry.operator: entry.reason for entry in ops.catalogue('cuda')}
+    atomics, none = "mmcv's kernel adds with atomics", 'there is no kernel in Triton'
+    assert {name: reasons[name] for name in REASONED} == dict(zip(REASONED, (
+        "mmcv's kernel adds in a fixed order", f'{atomics}; one kernel', f'{atomics}; {none}',
+        f'mmcv runs it on the CPU; {none}')))
     assert [entry for entry in ops.catalogue('cuda') if not entry.deterministic
             and operator_table.TABLE[entry.operator].target] == []
 
@@ -220,22 +212,6 @@ def test_a_build_without_cuda_provides_nothing_there(compiled_for_cuda, monkeypa
     ops.use('auto')
     expected = 'compiled' if kernels == 'cuda' else 'torch'
     assert ops.provider_of('roi_align_forward', 'cuda') == expected
-
-
-def test_every_choice_has_its_reason():
-    def chosen(name, wanted='auto', device='cuda', kernels='cuda', lacks=''):
-        return choice.choose(name, wanted, device, kernels, lacks)
-    assert chosen('nms') == ('compiled', "mmcv's kernel adds in a fixed order")
-    assert chosen('nms', kernels='') == ('triton', 'mmcv has no CUDA kernels here; one kernel')
-    assert chosen('roi_align_backward', lacks='no compiler') == (
-        'torch', "mmcv's kernel adds with atomics; no compiler")
-    assert chosen('roi_pool_backward') == (
-        'torch', "mmcv's kernel adds with atomics; there is no kernel in Triton")
-    assert chosen('softnms') == ('torch', 'mmcv runs it on the CPU; there is no kernel in Triton')
-    assert chosen('nms', 'triton') == ('triton', 'one kernel')
-    assert chosen('nms', 'torch').provider == chosen('nms', device='cpu').provider == 'torch'
-    assert chosen('nms', 'compiled').provider == chosen('knn_forward').provider == 'compiled'
-    assert chosen('knn_forward', kernels='').provider == 'none'
 
 
 def test_facts_name_the_operators_that_are_not_the_portable_ones(compiled_for_cuda, monkeypatch):

@@ -60,7 +60,7 @@ def test_bits_are_kept_and_compared(tmp_path):
     assert len(json.loads(path.read_text())['bits']) == 2
 
 
-def test_half_a_test_is_neither_kept_nor_enough(tmp_path):
+def test_half_a_test_is_neither_kept_nor_enough_and_more_is_new(tmp_path):
     run(tmp_path, '--mmrepro-update')
     path = tmp_path / 'same_bits' / 'test_module.json'
     before = path.read_text()
@@ -68,6 +68,8 @@ def test_half_a_test_is_neither_kept_nor_enough(tmp_path):
     assert run(tmp_path, '--mmrepro-update', text=fails)[0] == 1 and path.read_text() == before
     code, said = run(tmp_path, text=MODULE.replace("    same_bits([1, 'two'])", ''))
     assert code == 1 and 'was called 1 times in test_step, and' in said
+    code, said = run(tmp_path, text=MODULE + '    same_bits(3)\n')
+    assert code == 1 and 'call 3 of same_bits in test_step is new' in said
 
 
 def test_no_value_hides_another(tmp_path):
@@ -91,15 +93,6 @@ def test_pytest_does_not_import_mmrepro_for_other_tests(tmp_path):
     path.write_text("def test_other():\n    import sys\n    assert 'mmrepro' not in sys.modules\n")
     assert '1 passed' in python('-m', 'pytest', '-p', 'no:mmrepro', '-p', '_mmrepro_pytest', '-p',
                                 'no:cacheprovider', path, cwd=tmp_path)
-
-
-def test_a_call_that_is_new_has_no_bits(tmp_path):
-    first = KeptBits(tmp_path / 'same_bits' / 'x.json', 'test')
-    assert first.next(1, update=True) == ''
-    first.write()
-    again = KeptBits(first.path, 'test')
-    assert again.next(1) == ''
-    assert again.next(2).startswith('call 2 of same_bits in test is new')
 
 
 @pytest.mark.parametrize('text, message', [

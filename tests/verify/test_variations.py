@@ -306,7 +306,7 @@ def test_relative_paths_lead_to_the_same_files_from_the_linked_folder(tmp_path):
 def test_burners_end_with_the_process_that_started_them():
     code = 'from mmrepro.verify.surroundings import burn_other_cores; burn_other_cores()'
     # the pipe is at its end when the last process that holds it has ended
-    python('-c', code)
+    assert python('-c', code) == ''
 
 
 @pytest.mark.parametrize('capability, expected', [

@@ -262,7 +262,6 @@ def test_cudnns_grid_sample(wave):
 
 
 def test_images_in_groups_give_the_same_bits(wave, monkeypatch):
-    """The groups that bound the memory do not show."""
     x, grid, grad = wave(5, 2, 6, 7), wave(5, 4, 4, 2, phase=1.), wave(5, 2, 4, 4, phase=2.)
     whole = grid_sample.grid_sample_backward(grad, x, grid, 0, 0, False)
     monkeypatch.setattr(grid_sample.gather, 'chunk_taps', lambda device: 100)
@@ -295,7 +294,7 @@ def test_an_infinite_gradient_stays_where_it_belongs(on_cpu, wave, name):
     assert torch.equal(found.isinf(), expected.isinf()) and not found.isnan().any()
 
 
-def test_the_same_bits_for_any_number_of_threads(on_cpu, wave, same_bytes):
+def test_the_same_bits_for_any_number_of_threads(on_cpu, wave, check_same_bytes):
     x = wave(2, 32, 60, 60, dtype=torch.float32)
     grid = wave(2, 50, 50, 2, phase=1., dtype=torch.float32) * 0.1
 
@@ -308,7 +307,7 @@ def test_the_same_bits_for_any_number_of_threads(on_cpu, wave, same_bytes):
                 lambda x: F.pad(x, (3, 4, 5, 6), 'reflect'), lambda x: x.cumsum(2))
                 for part in gradients(function, [x])[1:]]
 
-    same_bytes(everything)
+    check_same_bytes(everything)
 
 
 @pytest.mark.nightly

@@ -139,9 +139,9 @@ def test_sync_bn_of_an_empty_batch_changes_nothing():
 
 @pytest.mark.parametrize('shape', [(2, 64, 50, 68), (1, 1, 400, 400), (16, 1, 100, 100),
                                    (1, 256, 13, 13)])
-def test_sync_bn_does_not_depend_on_threads(same_bytes, shape):
+def test_sync_bn_does_not_depend_on_threads(check_same_bytes, shape):
     x, upstream = draw(*shape), draw(*shape, seed=5)
-    same_bytes(lambda: trained(batch_norm(shape[1]), x, upstream, sync_bn))
+    check_same_bytes(lambda: trained(batch_norm(shape[1]), x, upstream, sync_bn))
 
 
 TINY = torch.finfo(torch.float32).tiny

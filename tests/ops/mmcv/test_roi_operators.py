@@ -101,32 +101,9 @@ def boxes_of(wave, dtype=torch.float64, without=()):
     return dict(rois=rois.to(dtype), offset=wave(len(rois), 2, *BINS, phase=1).to(dtype))
 
 
-# How an operator is called on features (2, C, 11, 13) and boxes, and its definition.
-OPERATORS = {
-    **{f'align {ratio} {aligned}': (
-        lambda f, b, *a: roi_align(f, b['rois'], BINS, SCALE, *a),
-        lambda f, b, *a: naive_align(f, b['rois'], BINS, SCALE, *a), (ratio, 'avg', aligned))
-        for ratio in (0, 1, 2, 3) for aligned in (True, False)},
-    'pool': (lambda f, b: roi_pool(f, b['rois'], BINS, SCALE),
-             lambda f, b: naive_pool(f, b['rois'], BINS, SCALE), ()),
-    **{f'deform {ratio}': (
-        lambda f, b, *a: deform_roi_pool(f, b['rois'], b['offset'], BINS, SCALE, *a),
-        lambda f, b, *a: naive_deform(f, b['rois'], b['offset'], BINS, SCALE, *a), (ratio, 0.125))
-        for ratio in (0, 2)},
-}
-
-
-@pytest.mark.parametrize('name', OPERATORS)
-def test_every_operator_follows_its_definition(wave, name):
-    call, naive, arguments = OPERATORS[name]
-    feature, boxes = wave(2, 8, 11, 13), boxes_of(wave)
-    torch.testing.assert_close(call(feature, boxes, *arguments), naive(feature, boxes, *arguments),
-                               rtol=1e-12, atol=1e-10 if 'deform' in name else 1e-12)
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_roi_align_and_roi_pool_follow_their_definitions_for_any_shape(data):
+def test_every_operator_follows_its_definition_for_any_shape(data):
     n, c, h, w = (data.draw(st.integers(1, high)) for high in (2, 3, 6, 6))
     bins = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
     corner, size = st.floats(-4, 10, width=16), st.floats(0, 9, width=16)
@@ -136,15 +113,20 @@ def test_roi_align_and_roi_pool_follow_their_definitions_for_any_shape(data):
         rois.append([data.draw(st.integers(0, n - 1)), x, y, x + data.draw(size),
                      y + data.draw(size)])
     rois = torch.tensor(rois, dtype=torch.float64).view(-1, 5)
-    feature = torch.randn(n, c, h, w, dtype=torch.float64,
-                          generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
-    scale = data.draw(st.sampled_from([1., 0.5, 0.3125]))
-    arguments = bins, scale, data.draw(st.integers(0, 3)), 'avg', data.draw(st.booleans())
+    random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    feature = torch.randn(n, c, h, w, dtype=torch.float64, generator=random)
+    offset = torch.randn(len(rois), 2, *bins, dtype=torch.float64, generator=random)
+    scale, ratio = data.draw(st.sampled_from([1., 0.5, 0.3125])), data.draw(st.integers(0, 3))
+    arguments = bins, scale, ratio, 'avg', data.draw(st.booleans())
     with ops.using('torch'):
         torch.testing.assert_close(roi_align(feature, rois, *arguments),
                                    naive_align(feature, rois, *arguments), rtol=1e-11, atol=1e-11)
         assert torch.equal(roi_pool(feature, rois, bins, scale),
                            naive_pool(feature, rois, bins, scale))
+        if len(rois):  # mmcv's Python cannot take nothing
+            deformed = rois, offset, bins, scale, ratio, 0.125
+            torch.testing.assert_close(deform_roi_pool(feature, *deformed),
+                                       naive_deform(feature, *deformed), rtol=1e-10, atol=1e-10)
 
 
 # Stored from mmcv's compiled CPU kernels where these exist: channels, boxes that are left out,
@@ -163,13 +145,13 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize('name', GOLDEN)
-def test_values_are_kept(wave, golden, name):
+def test_values_are_kept(wave, check_golden, name):
     channels, without, keys, call, arguments = GOLDEN[name]
     feature, boxes = wave(2, channels, 11, 13).requires_grad_(), boxes_of(wave, without=without)
     leaves = [feature, boxes['offset'].requires_grad_()][:len(keys) - 1]
     out = call(feature, boxes, *arguments)
     upstream = wave(*out.shape, phase=2) if 'align' in name else None
-    golden(name, dict(zip(keys, with_gradients(out, leaves, upstream))))
+    check_golden(name, dict(zip(keys, with_gradients(out, leaves, upstream))))
 
 
 @pytest.mark.compiled

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mmengine.hooks import Hook
 from small_runs import finish, small_run
 
-from dev.triton_kernels import DTYPES
+from dev.triton_kernels import DTYPES, FIRST_WITH
 from mmrepro import ops
 from mmrepro.config import RandomnessConfig
 from mmrepro.ops import contract, triton
@@ -26,12 +26,12 @@ from mmrepro.ops.mmcv import ms_deform_attn, nms, roi_align
 CLOSE = {torch.float64: 1e-14, torch.float32: 3e-7, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def close(found, expected):
+def check_close(found, expected):
     assert found.shape == expected.shape and found.dtype == expected.dtype
     found, expected = found.double(), expected.double()
     assert torch.equal(found.isnan(), expected.isnan())
     found, expected = found.nan_to_num(), expected.nan_to_num()
-    limit = CLOSE[close.dtype] * max(1., float(expected.abs().max()))
+    limit = CLOSE[check_close.dtype] * max(1., float(expected.abs().max()))
     assert float((found - expected).abs().max()) <= limit
 
 
@@ -59,19 +59,19 @@ def align(module, feature, rois, grad, *arguments):
     (torch.float64, 1, True), (torch.float32, 0, True), (torch.float32, 2, False),
     (torch.float16, 0, True), (torch.bfloat16, 2, True)])
 def test_roi_align(interpreted, wave, dtype, sampling_ratio, aligned):
-    close.dtype = dtype
+    check_close.dtype = dtype
     feature, rois = wave(2, 5, 9, 13, dtype=dtype), boxes(wave, 6, 100., 70., dtype)
     grad = wave(6, 5, 3, 2, phase=2., dtype=dtype)
     arguments = (1 / 8, sampling_ratio, 1, aligned)
     for found, expected in zip(*(align(module, feature, rois, grad, *arguments)
                                  for module in (interpreted.roi_align_kernels, roi_align))):
-        close(found, expected)
+        check_close(found, expected)
 
 
 def test_roi_align_of_other_layouts(interpreted, wave):
     """One bin, a map of one line, more channels than a program has, tensors that are
     not contiguous, and infinite features and gradients that no sample reads."""
-    close.dtype = torch.float64
+    check_close.dtype = torch.float64
     feature = wave(1, 9, 40, 70).permute(0, 3, 1, 2)
     rois = torch.tensor([[0., 8, 8, 40, 60], [0, 30, 0, 66, 70]], dtype=torch.float64)
     grad = wave(2, 1, 1, 70).permute(0, 3, 1, 2)
@@ -83,17 +83,17 @@ def test_roi_align_of_other_layouts(interpreted, wave):
                 align(interpreted.roi_align_kernels, changed, rois, grad, 1 / 8, 2, 1, True),
                 align(roi_align, changed, rois, grad, 1 / 8, 2, 1, True)):
             assert found.isfinite().all() and expected.isfinite().all()
-            close(found, expected)
+            check_close(found, expected)
 
 
 def test_roi_align_of_a_box_that_is_no_number(interpreted, wave):
-    close.dtype = torch.float64
+    check_close.dtype = torch.float64
     rois = torch.tensor([[0., float('nan'), 8, 40, 60], [0, 8, 8, 40, 60]], dtype=torch.float64)
     feature, grad = wave(1, 3, 9, 13), wave(2, 3, 2, 2)
     for ratio in (0, 2):
         found = align(interpreted.roi_align_kernels, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
         expected = align(roi_align, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
-        close(found, expected)
+        check_close(found, expected)
 
 
 @pytest.mark.parametrize('box, message', [
@@ -157,7 +157,7 @@ def test_roi_align_of_no_box_and_what_is_refused(interpreted, wave):
 def test_roi_align_of_any_shape(interpreted, wave, data):
     def number(low, high):
         return data.draw(st.integers(low, high))
-    close.dtype = torch.float64
+    check_close.dtype = torch.float64
     images, rois, channels = number(1, 2), number(1, 3), number(1, 5)
     bins = number(1, 3), number(1, 3)
     feature = wave(images, channels, number(1, 9), number(1, 20))
@@ -168,7 +168,7 @@ def test_roi_align_of_any_shape(interpreted, wave, data):
     grad = wave(rois, channels, *bins, phase=2.)
     for found, expected in zip(align(interpreted.roi_align_kernels, feature, box, grad, *arguments),
                                align(roi_align, feature, box, grad, *arguments)):
-        close(found, expected)
+        check_close(found, expected)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, database=None,
@@ -177,7 +177,7 @@ def test_roi_align_of_any_shape(interpreted, wave, data):
 def test_attention_of_any_shape(interpreted, wave, data):
     def number(low, high):
         return data.draw(st.integers(low, high))
-    close.dtype = torch.float64
+    check_close.dtype = torch.float64
     shapes = torch.tensor([[number(1, 4), number(1, 4)] for _ in range(number(1, 3))])
     keys = shapes.prod(1)
     batch, queries, heads, points = number(1, 2), number(1, 4), number(1, 3), number(1, 3)
@@ -187,7 +187,7 @@ def test_attention_of_any_shape(interpreted, wave, data):
     grad = wave(batch, queries, heads * inputs[0].shape[3], phase=2.)
     for found, expected in zip(attend(interpreted.attention_kernels, *inputs, grad=grad),
                                attend(ms_deform_attn, *inputs, grad=grad)):
-        close(found, expected)
+        check_close(found, expected)
 
 
 def test_an_infinite_gradient_stays_where_it_belongs(interpreted, wave):
@@ -244,7 +244,7 @@ def attend(module, *inputs, grad):
 
 @pytest.mark.parametrize('dtype', CLOSE, ids=str)
 def test_attention(interpreted, wave, dtype):
-    close.dtype = dtype
+    check_close.dtype = dtype
     batch, queries, heads, depth, points = 2, 5, 3, 6, 2
     shapes, starts = torch.tensor([[5, 7], [3, 4], [1, 1]]), torch.tensor([0, 35, 47])
     location = (wave(batch, queries, heads, 3, points, 2) * 0.8 + 0.5).to(dtype)
@@ -254,12 +254,12 @@ def test_attention(interpreted, wave, dtype):
     grad = wave(batch, queries, heads * depth, phase=2., dtype=dtype)
     for found, expected in zip(attend(interpreted.attention_kernels, *inputs, grad=grad),
                                attend(ms_deform_attn, *inputs, grad=grad)):
-        close(found, expected)
+        check_close(found, expected)
 
 
 def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
     """Where the taps of all heads are too many at once, groups of heads are used; same bits."""
-    close.dtype = torch.float64
+    check_close.dtype = torch.float64
     inputs = (wave(2, 12, 4, 5), torch.tensor([[3, 4]]), torch.tensor([0]),
               wave(2, 7, 4, 1, 2, 2) * 0.6 + 0.5, wave(2, 7, 4, 1, 2))
     grad = wave(2, 7, 20)
@@ -282,7 +282,9 @@ def machine_code(request, tmp_path_factory):
     python('-m', 'dev.triton_kernels', '--code', '--out', path, '--architectures', architecture,
            '--dtypes', *dtypes, TRITON_INTERPRET=None)
     rows = json.loads(path.read_text())['rows']
-    return rows or pytest.skip(f'triton {triton.version()} does not compile for {architecture}')
+    if not rows and architecture in FIRST_WITH:
+        pytest.skip(f'triton {triton.version()} does not compile for {architecture}')
+    return rows
 
 
 def words(text):
