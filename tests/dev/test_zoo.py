@@ -7,6 +7,7 @@ import pytest
 from mmengine.config import Config
 
 from dev import virtual_ranks_zoo as zoo
+from dev.virtual_ranks_detectors import CONFIGS
 from dev.zoo import FAMILIES, Member, families, step, sweep
 from dev.zoo.run_facts import FILE, facts_of
 from dev.zoo.training import training
@@ -130,6 +131,8 @@ def test_what_is_published_of_sharded_weights_is_equal():
                  for row in rows if row['family'] == family}
         assert found == {run: 'shared' if run == (1, 2) else 'sharded'
                          for run in zoo.ROWS[zoo.SHARDED]}
+    rows = json.loads((RESULTS / 'sharded_matrix.json').read_text())['rows']
+    assert {(row['config'], row['difference']) for row in rows} == {(name, '') for name in CONFIGS}
 
 
 def test_one_config_of_every_family():
