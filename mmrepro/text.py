@@ -1,9 +1,10 @@
 """Text for messages and tables."""
 from __future__ import annotations
 
+import difflib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _NUMBERED: Counter[Any] = Counter()  # names that were asked for, by owner
@@ -51,6 +52,16 @@ def not_a(wanted: str, path: str) -> str:
     if not os.path.exists(path):
         return f'{shown}: no such {wanted}'
     return f'{shown}: a {"folder" if os.path.isdir(path) else "file"}, not a {wanted}'
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the end of a message that suggests the nearest of the known names; '' if none is near.
+
+    >>> did_you_mean('trian', ['train', 'test'])
+    "; did you mean 'train'?"
+    """
+    return ''.join(f'; did you mean {near!r}?' for near in difflib.get_close_matches(
+        name, list(known), n=1, cutoff=cutoff))
 
 
 def page(path: str) -> str:
