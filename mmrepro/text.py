@@ -25,6 +25,16 @@ def qualified_name(value: Any) -> str:
     return f'{value.__module__}.{value.__qualname__}'
 
 
+def class_name(kind: Any) -> str:
+    """Return the bare name of a config's ``type``, a class or a string with or without a scope.
+
+    >>> class_name('mmdet.Resize'), class_name(int)
+    ('Resize', 'int')
+    """
+    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(
+        kind, '__name__', type(kind).__name__)
+
+
 def duration(seconds: float) -> str:
     """Format a time in seconds, minutes or hours.
 

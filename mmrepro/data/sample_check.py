@@ -23,8 +23,7 @@ from ..config import RandomnessConfig, SelfChecks
 from ..digests import exact_digest, first_difference
 from ..errors import RandomnessError, SampleDiffersError
 from ..intervals import is_due
-from ..nested import class_name
-from ..text import did_you_mean, listed
+from ..text import class_name, did_you_mean, listed
 from . import dataset_tree, written_files
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 from .dataset_changes import DatasetSnapshot

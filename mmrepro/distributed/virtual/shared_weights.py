@@ -72,7 +72,7 @@ def share_weights(runner: Any) -> None:
         return
     member = Member(shared, index, start, runner.optim_wrapper)
     for hook in runner.hooks:
-        weight_hooks.adapt(hook, member, owner=index == 0)
+        weight_hooks.adapter_of(hook).adapt(hook, member, index == 0)
     runner.model.sharing = member
 
 
@@ -332,11 +332,10 @@ class Member:
             for group in groups:
                 group['params'] = []
 
-        handle = self._mine.optimizer.register_step_pre_hook(empty)
         try:
-            return step(*args, **kwargs)
+            with self._mine.optimizer.register_step_pre_hook(empty):
+                return step(*args, **kwargs)
         finally:
-            handle.remove()
             for group, before in zip(groups, parameters):
                 group['params'] = before
 
