@@ -20,18 +20,12 @@ from .shards import is_sharded, part_of, whole_tensor
 
 
 class Adapter(NamedTuple):
-    """How a hook that changes weights takes part.
-
-    Attributes:
-        problem: (hook) -> why the hook cannot take part; ''.
-        adapt: (hook, member, owner): replaces methods of the hook. The hook of the owner changes
-            what is shared; those of other ranks leave it alone. ``member`` is a
-            :class:`.shared_weights.Member`.
-        adapt_sharded: (hook): lets a hook that needs whole weights have them.
-    """
-    problem: Callable[[Any], str]
+    """How a hook that changes weights takes part."""
+    problem: Callable[[Any], str]  # returns why the hook cannot take part; ''
+    # replaces methods of the hook, given a Member of :mod:`.shared_weights` and whether it is the
+    # owner: the hook of the owner changes what is shared, those of other ranks leave it alone
     adapt: Callable[[Any, Any, bool], None]
-    adapt_sharded: Callable[[Any], None]
+    adapt_sharded: Callable[[Any], None]  # lets a hook that needs whole weights have them
 
 
 def _average_problem(hook: EMAHook) -> str:
