@@ -8,9 +8,5 @@ them), ``indexed_writes``, ``selection`` (topk, sort and others, with ties by in
 Every function runs on any device and is tested on a CPU. The dispatcher calls them for CUDA, and
 those of ``selection`` also for CPU.
 """
-from __future__ import annotations
-
 from .dispatch import active, install, installed, uninstall
 from .kernel_table import TABLE, KernelRow
-
-
