@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 from .errors import RandomnessError
 from .seeds import MAX_SEED, SCHEME, STREAMS, RootSeed, check_seed
+from .text import did_you_mean
 
 # MMDetection 2.x top-level key -> key of `randomness`
 LEGACY_KEYS = {'seed': 'seed', 'deterministic': 'deterministic', 'diff_seed': 'diff_rank_seed'}
@@ -338,8 +339,7 @@ def _with_todays_keys(randomness: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_unknown(name: str, given: Mapping[str, Any], known: list[str], kind: str) -> None:
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f'; did you mean {near[0]!r}?' if near else '.'
+            hint = did_you_mean(str(key), known) or '.'
             raise RandomnessError(
                 f'{name} has an unknown {kind[:-1]} {key!r} (value {given[key]!r}){hint} '
                 f'Known {kind}: {", ".join(known)}')

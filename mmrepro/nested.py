@@ -57,13 +57,3 @@ def named_dicts(value: Any, name: str = '') -> Iterator[tuple[str, Any]]:
 def dicts(value: Any) -> Iterator[Any]:
     """Yield the dicts in ``value``, as :func:`named_dicts` does."""
     return (content for _, content in named_dicts(value))
-
-
-def class_name(kind: Any) -> str:
-    """Return the bare name of a config's ``type``, a class or a string with or without a scope.
-
-    >>> class_name('mmdet.Resize'), class_name(int)
-    ('Resize', 'int')
-    """
-    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(
-        kind, '__name__', type(kind).__name__)

@@ -1,4 +1,4 @@
-"""Read files that may be damaged: JSON, and the shape of what files hold.
+"""Read files that may be damaged: JSON, and the shape of what files hold; write whole files.
 
 A shape is a type, a :class:`Rule`, ``[shape]`` for a list, or a dict: of keys (``'key?'`` may be
 missing), and with ``str`` or ``int`` as a key for all others, which have this type.
@@ -6,6 +6,7 @@ missing), and with ``str`` or ``int`` as a key for all others, which have this t
 from __future__ import annotations
 
 import json
+import os
 import reprlib
 from typing import Any, Callable, NamedTuple
 
@@ -92,3 +93,17 @@ def mismatch(value: Any, shape: Any, name: str = '') -> str | None:
             inner = shape.get(key, shape.get(f'{key}?', shape.get(rest, object)))
             parts += [(key, rest, f'a key of {name}'), (part, inner, f'{name}.{key}'.lstrip('.'))]
     return next(filter(None, (mismatch(*part) for part in parts)), None)
+
+
+def write_whole(path: str, text: str, encoding: str | None = 'utf-8') -> None:
+    """Write a text file that holds its old content or all of the new one, whenever it is read.
+
+    Args:
+        encoding: None: that of the locale.
+    """
+    partial = f'{path}.partial'
+    with open(partial, 'w', encoding=encoding) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

@@ -29,6 +29,7 @@ from .distributed.virtual.runner_parts import share_workers
 from .distributed.virtual.scheduler import current
 from .fingerprint.sample_replay import explain
 from .lifecycle import RunLifecycle
+from .scoped import replaced
 from .text import numbered
 
 if TYPE_CHECKING:
@@ -166,11 +167,8 @@ class ReproRunnerMixin(_Base):
             check_loader_object(loader, stream, self._train_dataloader)
             one_by_one(loader, stream, self.repro)
             self._adopt(loader, stream, loader.worker_init_fn)
-        self._stream = stream
-        try:
+        with replaced(self, _stream=stream):
             return build(loop)
-        finally:
-            self._stream = type(self)._stream
 
     @StaticOnClass
     def build_dataloader(self, dataloader: DataLoader | dict, seed: int | None = None,

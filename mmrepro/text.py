@@ -1,9 +1,10 @@
 """Text for messages and tables."""
 from __future__ import annotations
 
+import difflib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _NUMBERED: Counter[Any] = Counter()  # names that were asked for, by owner
@@ -22,6 +23,16 @@ def shorten(value: Any, width: int = 60) -> str:
 def qualified_name(value: Any) -> str:
     """Return the dotted path of a class or function."""
     return f'{value.__module__}.{value.__qualname__}'
+
+
+def class_name(kind: Any) -> str:
+    """Return the bare name of a config's ``type``, a class or a string with or without a scope.
+
+    >>> class_name('mmdet.Resize'), class_name(int)
+    ('Resize', 'int')
+    """
+    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(
+        kind, '__name__', type(kind).__name__)
 
 
 def duration(seconds: float) -> str:
@@ -51,6 +62,16 @@ def not_a(wanted: str, path: str) -> str:
     if not os.path.exists(path):
         return f'{shown}: no such {wanted}'
     return f'{shown}: a {"folder" if os.path.isdir(path) else "file"}, not a {wanted}'
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the end of a message that suggests the nearest of the known names; '' if none is near.
+
+    >>> did_you_mean('trian', ['train', 'test'])
+    "; did you mean 'train'?"
+    """
+    return ''.join(f'; did you mean {near!r}?' for near in difflib.get_close_matches(
+        name, list(known), n=1, cutoff=cutoff))
 
 
 def page(path: str) -> str:

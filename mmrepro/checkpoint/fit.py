@@ -20,7 +20,7 @@ from torch import nn
 
 from ..data import dataset_tree
 from ..digests import local, state_digest
-from ..distributed.unwrap import class_of, optim_wrappers, unwrap
+from ..distributed.unwrap import class_of, optim_wrappers, param_schedulers, unwrap
 from ..errors import ResumeError
 from ..facts.compatibility import ABSENT, CHANGES, FactDifference, table
 from ..reachable import belongs_to_user
@@ -59,11 +59,8 @@ def parts_of(runner: Any) -> dict[str, str]:
             str(len(group['params'])) for group in optimizer.param_groups)
         parts[f'step.{name}'.rstrip('.')] = (
             f'accumulates {wrapper._accumulative_counts}, clips {wrapper.clip_grad_kwargs}')
-        schedules = runner.param_schedulers or []
-        if isinstance(schedules, dict):  # of several optimizers
-            schedules = schedules.get(name, [])
         parts.update((f'schedule.{name}{number}', _name(type(schedule)))
-                     for number, schedule in enumerate(schedules))
+                     for number, schedule in enumerate(param_schedulers(runner).get(name, [])))
     parts.update((f'module.{name}', _settings(module)) for name, module in modules.items())
     parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters(
         remove_duplicate=False) if not parameter.requires_grad)

@@ -17,6 +17,7 @@ from ..data import unfinished
 from ..data.passes import CountedIterator
 from ..distributed.virtual.sharded import whole
 from ..errors import RandomnessError
+from ..scoped import replaced
 from ..version import __version__
 from . import evaluated, fit, rank_state
 from .completeness import check_readable, lacks
@@ -96,11 +97,9 @@ class CheckpointWriter:
 
         Checkpoints that are written in it hold the metrics: some hooks have not seen them yet.
         """
-        self._validated, self._metrics = iteration, metrics
-        try:
+        self._validated = iteration
+        with replaced(self, _metrics=metrics):
             yield
-        finally:
-            self._metrics = None
 
     def write(self, runner: Any, stock: Callable[..., None], out_dir: str, filename: str,
               *args: Any, **kwargs: Any) -> None:
@@ -108,16 +107,14 @@ class CheckpointWriter:
 
         On a local disk the file appears whole, with a digest, or not at all.
         """
-        self._save = _Save()
+        save = _Save()
         if not self._legacy and get_world_size() > 1:
-            self._save.local = rank_state.local_state(runner)
-            self._save.ranks = rank_state.gather(self._save.local)
-        try:
-            with whole(runner):
-                if is_main_process():
-                    self._write(self._save, stock, out_dir, filename, *args, **kwargs)
-        finally:
-            self._save = None  # it refers to gradients, and may be large
+            save.local = rank_state.local_state(runner)
+            save.ranks = rank_state.gather(save.local)
+        # not kept: it refers to gradients, and may be large
+        with replaced(self, _save=save), whole(runner):
+            if is_main_process():
+                self._write(save, stock, out_dir, filename, *args, **kwargs)
 
     def _write(self, save: _Save, stock: Callable[..., None], out_dir: str, filename: str,
                *args: Any, **kwargs: Any) -> None:

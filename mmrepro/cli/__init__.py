@@ -1,7 +1,6 @@
 """The command ``mmrepro VERB``."""
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import os
@@ -11,6 +10,7 @@ from typing import Any, Callable
 
 from ..errors import MMReproError, TrainingError
 from ..exit_codes import DIFFERENT, DONE, INTERRUPTED, MEANINGS, READER_LEFT, USAGE
+from ..text import did_you_mean
 from ..version import __version__
 
 # verb -> summary. Each is a module of this package, with a function `main(argv) -> exit code`
@@ -116,9 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         (name, *more), rest = RENAMED[name], [options.get(word, word) for word in rest]
         rest = [*more, *rest]
     if name not in VERBS:
-        near = difflib.get_close_matches(name, VERBS, n=1)
-        hint = f'did you mean {near[0]!r}?' if near else f'verbs: {", ".join(VERBS)}'
-        print(f'mmrepro: unknown verb {arguments[0]!r}; {hint} (see mmrepro --help)',
+        hint = did_you_mean(name, VERBS) or f'; verbs: {", ".join(VERBS)}'
+        print(f'mmrepro: unknown verb {arguments[0]!r}{hint} (see mmrepro --help)',
               file=sys.stderr)
         return USAGE
     return run(name, rest)

@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..exit_codes import USAGE
 from ..report.report import Report
 from ..runs.config_files import ADD, setting
+from ..scoped import replaced
 from ..text import not_a
 from . import program_name
 
@@ -98,11 +99,8 @@ class Parser(argparse.ArgumentParser):
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._parsing = True
-        try:
+        with replaced(self, _parsing=True):
             parsed = super().parse_args(args, namespace)
-        finally:
-            self._parsing = False
         if getattr(parsed, 'json', None) not in (None, '-'):
             self.make_folder_of(parsed.json, '--json')
         return parsed

@@ -80,11 +80,11 @@ def find(thing: Any, name: str, data: bool = True) -> Generators:
         look(inside(obj, path))
     # Paths are part of the keys of streams. `inside` comes first, as in older versions, so that the
     # generators that it reaches keep their paths; `hidden` adds others.
-    held = walk.queue = walk.queue[:MAX_OBJECTS]
-    count = len(held)
+    del walk.queue[MAX_OBJECTS:]
+    already_inside = len(walk.queue)
     for number, (path, obj) in enumerate(walk):
         look(hidden(obj, path), late=True)
-        if number >= count:
+        if number >= already_inside:
             look(inside(obj, path), late=True)
     return generators
 

@@ -10,7 +10,6 @@ compared and dropped: they leave no trace in the batch.
 from __future__ import annotations
 
 import copy
-import difflib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -24,8 +23,7 @@ from ..config import RandomnessConfig, SelfChecks
 from ..digests import exact_digest, first_difference
 from ..errors import RandomnessError, SampleDiffersError
 from ..intervals import is_due
-from ..nested import class_name
-from ..text import listed
+from ..text import class_name, did_you_mean, listed
 from . import dataset_tree, written_files
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 from .dataset_changes import DatasetSnapshot
@@ -331,8 +329,7 @@ def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:
     known = {name: None for loader in loaders for name in _names(loader)}
     for name in config.self_checks.nonrepeatable_datasets:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            hint = f'; did you mean {near[0]!r}?' if near else '.'
+            hint = did_you_mean(name, known, cutoff=0) or '.'
             raise RandomnessError(
                 f'randomness.self_checks.nonrepeatable_datasets has the name {name!r}, and no '
                 f'dataset of this run is of that class{hint} Its datasets: {", ".join(known)}')

@@ -27,5 +27,3 @@ from .policy import (
     snapshot,
 )
 from .tables import PolicySettings
-
-

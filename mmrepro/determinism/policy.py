@@ -109,15 +109,12 @@ def enable(mode: Mode = True,
         mode: True refuses what cannot be deterministic; ``'warn'`` warns of it, keeps conflicting
             settings, and is no determinism; False leaves the deterministic switches alone. The
             other arguments apply in every mode. None leaves a setting as it is.
-        float32_precision: ``'highest'``: float32 everywhere, TF32 off. ``'high'``: TF32 in matrix
-            products and convolutions. ``'medium'``: like ``'high'``, and bfloat16 on CPUs with
-            units for it. With ``mode``, the precision may not change from here on.
-        num_threads: Threads within a torch operator on the CPU.
+        float32_precision, num_threads: As in :class:`mmrepro.config.Numerics`. With ``mode``, the
+            precision may not change from here on.
         cudnn_benchmark: What ``env_cfg`` of the config says. With ``mode=True``, True is not
             followed, with a warning.
-        cpu: ``'avx2'``: all libraries use AVX2 and nothing above it. The process has to start with
-            the variables of ``level_variables``. ``'portable'``: besides, no operator is left to
-            MKL, and this CPU has to give :mod:`mmrepro.ops.portable.known_answers`.
+        cpu: As in ``Numerics``. The process has to start with the variables of ``level_variables``;
+            with ``'portable'``, this CPU has to give :mod:`mmrepro.ops.portable.known_answers`.
         env: The environment, changed in place.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Models inside of wrappers, and optimizer wrappers inside of a dict of them."""
+"""Models inside of wrappers; optimizer wrappers and schedulers, inside of a dict or not."""
 from __future__ import annotations
 
 from typing import Any
@@ -26,3 +26,9 @@ def optim_wrappers(optim_wrapper: Any) -> dict[str, Any]:
     wrappers = getattr(optim_wrapper, 'optim_wrappers', {'': optim_wrapper})
     return {name: wrapper for name, wrapper in wrappers.items()
             if isinstance(wrapper, OptimWrapper)}
+
+
+def param_schedulers(runner: Any) -> dict[str, list[Any]]:
+    """Return the schedulers by the name of their wrapper in :func:`optim_wrappers`."""
+    given = getattr(runner, 'param_schedulers', None) or []
+    return given if isinstance(given, dict) else {'': given}

@@ -8,5 +8,3 @@ docs/how-to/check-a-gpu.md describes the use.
 from .checking import check
 from .environment import environment, machine, package_problems
 from .rows import Row, RowGroup, Settings
-
-__all__ = ['Row', 'RowGroup', 'Settings', 'check', 'environment', 'machine', 'package_problems']

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from ..errors import ConfigError, FingerprintError
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import FactDifference, differences
 from ..facts.training_data import training_data
+from ..reading import write_whole
 from ..variables import reads
 from . import provenance
 from .reader import read_manifest_file
@@ -132,11 +132,7 @@ def complete_manifest(path: str, values: Mapping[str, Any]) -> None:
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:
-    with tempfile.NamedTemporaryFile('w', dir=os.path.dirname(path), suffix='.partial',
-                                     encoding='utf-8', delete=False) as file:
-        json.dump(content, file, indent=1, default=str)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    write_whole(path, json.dumps(content, indent=1, default=str))
 
 
 def _name(number: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..determinism.tables import BIT_VARIABLES
-from ..distributed.unwrap import optim_wrappers, unwrap
+from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
 
 PLAIN = (bool, int, float, str)
 LONGEST = 15  # items of a list that is a plain value
@@ -39,10 +39,7 @@ def numbers(runner: Any) -> list[str]:
     for prefix, optimizer in _optimizers(runner).items():
         for number, group in enumerate(optimizer.param_groups):
             settings += _named(f'{prefix}group {number} ', group)
-    schedulers = getattr(runner, 'param_schedulers', None) or []
-    if isinstance(schedulers, dict):
-        schedulers = [scheduler for several in schedulers.values() for scheduler in several]
-    for number, scheduler in enumerate(schedulers):
+    for number, scheduler in enumerate(sum(param_schedulers(runner).values(), [])):
         settings += _named(f'{type(scheduler).__name__} {number} ', vars(scheduler))
     scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
     if scaler is not None and hasattr(scaler, 'state_dict'):

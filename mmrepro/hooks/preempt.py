@@ -19,6 +19,7 @@ from ..checkpoint.resuming import refusal_after
 from ..distributed.agreement import agree
 from ..errors import ConfigError, Preempted
 from ..exit_codes import PREEMPTED
+from ..reading import write_whole
 
 FILE_NAME = 'preempted.pth'
 
@@ -117,7 +118,8 @@ class PreemptHook(Hook):
                                meta=dict(epoch=runner.epoch, iter=iteration))
         path = os.path.join(runner.work_dir, FILE_NAME)
         if is_main_process():
-            _point_to(path)
+            # MMEngine writes it in the encoding of the locale
+            write_whole(os.path.join(runner.work_dir, 'last_checkpoint'), path, encoding=None)
         refusal = refusal_after(runner, iteration)
         how = 'continue with --resume' if not refusal else (
             f'--resume will refuse it with worker_seed={runner.repro.worker_seed!r} ({refusal}), '
@@ -128,17 +130,6 @@ class PreemptHook(Hook):
         # a launcher ends all ranks when one has ended, and rank 0 may still write
         agree('the end', None, len)
         raise Preempted(self.exit_code, path, iteration)
-
-
-def _point_to(path: str) -> None:
-    """Let ``last_checkpoint`` name ``path``, replacing its content in one step."""
-    pointer = os.path.join(os.path.dirname(path), 'last_checkpoint')
-    partial = f'{pointer}.partial'
-    with open(partial, 'w') as file:
-        file.write(path)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, pointer)
 
 
 @contextmanager

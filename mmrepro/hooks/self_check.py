@@ -8,7 +8,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import HOOKS
 
 from ..data.sample_check import checked
-from ..distributed.unwrap import optim_wrappers, unwrap
+from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
 from ..intervals import is_due
 from ..reachable import belongs_to_user
 from ..scoped import around_next_step
@@ -95,11 +95,8 @@ class SelfCheckHook(Hook):
 def _not_repeated(runner: Any) -> list[str]:
     """Return the classes of the user that work outside of forward and backward passes."""
     wrappers = optim_wrappers(runner.optim_wrapper).values()
-    schedulers = runner.param_schedulers or []
-    if isinstance(schedulers, dict):  # of several optimizers
-        schedulers = sum(schedulers.values(), [])
-    parts = [*runner.hooks, *wrappers, *(wrapper.optimizer for wrapper in wrappers), *schedulers,
-             runner.train_loop]
+    parts = [*runner.hooks, *wrappers, *(wrapper.optimizer for wrapper in wrappers),
+             *sum(param_schedulers(runner).values(), []), runner.train_loop]
     return list(dict.fromkeys(type(part).__name__ for part in parts
                               if belongs_to_user(type(part).__module__)))
 

@@ -18,6 +18,7 @@ from ..digests import exact_digest
 from ..fingerprint import generator_states
 from ..fingerprint.call_sites import method_site
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
+from ..scoped import replaced
 
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps
 _recorded: dict[type, type] = {}
@@ -104,18 +105,15 @@ def _getitem(self: Any, index: Any) -> Any:
     name = samples.name_of(index)
     if name is None:
         return original(self, index)
-    outer, _loading.name = _loading.name, name
     before = generator_states.states()
     innermost = type(dataset_tree.branch(self, index)[-1])
     samples.write(Record(
         'data', f'{name}/begin', type(self).__name__, arguments=f'index={index}', stack=(
             method_site(getattr(innermost, '_mmrepro_recorded', innermost), 'load_data_list'), )))
-    try:
-        if outer is None:
-            _loading.transforms = 0
+    if _loading.name is None:
+        _loading.transforms = 0
+    with replaced(_loading, name=name):
         result = original(self, index)
-    finally:
-        _loading.name = outer
     keys, digests = _by_key(result)
     samples.write(Record('data', f'{name}/end', type(self).__name__, shapes=f'-> {keys}',
                          outputs=digests, generators=before,

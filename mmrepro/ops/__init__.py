@@ -6,8 +6,6 @@
 kernels for CUDA, ``portable`` has operators whose bits do not depend on the CPU, and ``guard``
 reports operators of unknown determinism. Importing this package does not import torch.
 """
-from __future__ import annotations
-
 from .operator_table import TABLE
 from .provider import (
     catalogue,

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 from .operator_table import TABLE, implementation
 from .triton import FUSED
 
-# 'torch': mmrepro's operators in PyTorch; 'triton': the same, with fused kernels on CUDA where they
-# exist; 'compiled': mmcv's own; 'auto': 'torch' on a CPU, and on CUDA for each operator the fastest
-# of the three that adds in a fixed order.
+# 'torch': mmrepro's operators in PyTorch, whose bits do not depend on how mmcv was installed;
+# 'triton': the same, with fused kernels on CUDA where they exist; 'compiled': mmcv's own; 'auto':
+# 'torch' on a CPU, and on CUDA for each operator the first of these that there is: mmcv's compiled
+# kernel, if it adds in a fixed order, a kernel in Triton, the form in PyTorch.
 PROVIDERS = ('auto', 'torch', 'triton', 'compiled')
 # The attribute that tells mmrepro's module from a compiled one.
 MARK = '__mmrepro_operators__'

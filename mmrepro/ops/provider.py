@@ -236,11 +236,7 @@ def _lacking(name: str) -> str:
 def use(name: str) -> None:
     """Make ``name``, one of :data:`PROVIDERS`, the provider of mmcv's operators.
 
-    'torch': mmrepro's PyTorch forms; their bits do not depend on how mmcv was installed. 'triton':
-    the same, with the fused kernels of :mod:`mmrepro.ops.triton` for CUDA tensors where they exist.
-    'compiled': mmcv's own. 'auto': 'torch' on a CPU; on CUDA, for each operator, mmcv's compiled
-    kernel if it adds in a fixed order, else a kernel in Triton, else the PyTorch form. Operators
-    that mmrepro does not implement are always mmcv's.
+    Operators that mmrepro does not implement are always mmcv's.
 
     Raises:
         OperatorProviderError: ``name`` is not in :data:`PROVIDERS`; 'compiled' with mmcv-lite;
@@ -330,11 +326,7 @@ def choice_of(operator: str, device: str, requested: str | None = None) -> Choic
 
 
 def provider_of(operator: str, device: str = 'cpu') -> str:
-    """Return the provider of an operator: 'torch', 'triton', 'compiled' or 'none'.
-
-    ``device`` is 'cpu' or 'cuda', where the tensors are. Raises KeyError if mmcv has no operator of
-    that name.
-    """
+    """Return the provider of :func:`choice_of`: 'torch', 'triton', 'compiled' or 'none'."""
     return choice_of(operator, device).provider
 
 

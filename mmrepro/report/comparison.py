@@ -108,10 +108,7 @@ def differing_parts(field: ComparedField) -> tuple[str, ...]:
 
 
 def compare_paths(path_a: str, path_b: str, weights: bool = True) -> Comparison:
-    """Read two runs, with their checkpoints if ``weights``, and compare all that both have.
-
-    Runs with fingerprints are compared bit for bit, other runs by the logs of MMEngine.
-    """
+    """Read two runs, with their checkpoints if ``weights``, and compare all that both have."""
     a, b = load_run(path_a, weights), load_run(path_b, weights)
     if a.old or b.old:
         for run in (a, b):

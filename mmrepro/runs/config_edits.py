@@ -10,7 +10,7 @@ from mmengine.config import Config, ConfigDict
 
 from ..config import randomness_of
 from ..errors import ConfigError
-from ..text import listed
+from ..text import class_name, listed
 from . import reduction
 
 SEED = 0  # of runs that are compared, where the config has none
@@ -90,7 +90,6 @@ def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[
 
 def add_fingerprints(cfg: Any, level: str, interval: int = 1) -> None:
     """Add a FingerprintHook of this level; it replaces those of the config."""
-    from ..nested import class_name  # imports torch, see reduction
     kept = [hook for hook in cfg.get('custom_hooks') or [] if not (
         isinstance(hook, Mapping) and class_name(hook.get('type')) == 'FingerprintHook')]
     cfg.custom_hooks = [*kept, dict(type='FingerprintHook', level=level, interval=interval)]

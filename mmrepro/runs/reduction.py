@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import MissingDataError
+from ..text import class_name
 
 LONGEST = 256  # pixels of the longer side of an image
 IMAGES = 8
@@ -76,7 +77,6 @@ def few_images(cfg: Any, phase: str, count: int) -> list[str]:
     Returns:
         Names of the classes that have no argument ``indices``: their datasets stay whole.
     """
-    from ..nested import class_name
     datasets = innermost(cfg[f'{phase}_dataloader']['dataset'])
     whole = [dataset for dataset in datasets if not _takes_indices(dataset.get('type'))]
     for dataset in datasets:
@@ -89,8 +89,6 @@ def _takes_indices(kind: Any) -> bool:
     """Whether a dataset's ``type`` has the argument, as those of MMEngine and MMDetection have."""
     from mmengine.dataset import BaseDataset
     from mmengine.registry import DATASETS
-
-    from ..nested import class_name
     registries, name = [DATASETS], class_name(kind)
     for registry in registries:
         registries += registry.children.values()

@@ -18,7 +18,7 @@ from mmengine.config import Config
 from ..config import RandomnessConfig
 from ..errors import RandomnessError, SeedsError, TrainingError
 from ..exit_codes import PREEMPTED
-from ..reading import NUMBER, Rule, mismatch, read_json
+from ..reading import NUMBER, Rule, mismatch, read_json, write_whole
 from ..seeds import MAX_SEED
 from .config_files import read_config
 from .launcher import Launch, PlannedRun, TrainingFailed, run_all
@@ -169,8 +169,5 @@ def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any
                          f'(log: {log}); {why}')
     result = dict(seed=job.seed, stream=job.stream or None, config=job.config,
                   config_digest=job.digest, metrics=metrics)
-    path = os.path.join(job.folder, RESULT)
-    with open(f'{path}.partial', 'w', encoding='utf-8') as file:
-        json.dump(result, file, indent=1)
-    os.replace(f'{path}.partial', path)
+    write_whole(os.path.join(job.folder, RESULT), json.dumps(result, indent=1))
     return result

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ..digests import state_digest
 from ..errors import GoldenError
 from ..facts.collect import collect_facts
 from ..ops import portable
-from ..reading import read_json
+from ..reading import read_json, write_whole
 from .golden import class_name, class_of
 
 _FORMAT = 1
@@ -103,10 +102,8 @@ class KeptBits:
         content['classes'][name] = class_of(facts)
         content['bits'].setdefault(name, {})[self.test] = self._calls
         self.path.parent.mkdir(exist_ok=True)
-        partial = f'{self.path}.partial'
-        Path(partial).write_text(json.dumps(content, indent=1, sort_keys=True, default=str) + '\n',
-                                 encoding='utf-8')
-        os.replace(partial, self.path)
+        write_whole(str(self.path),
+                    json.dumps(content, indent=1, sort_keys=True, default=str) + '\n')
 
     def _read(self) -> dict[str, Any]:
         if not self.path.exists():

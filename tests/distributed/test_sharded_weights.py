@@ -6,7 +6,8 @@ from unittest import mock
 import pytest
 import torch
 from harness import Child
-from mmengine.registry import MODELS
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS, MODELS
 from mmengine.runner import Runner
 from sharded_runs import RANKS, settings
 from virtual_processes import alone
@@ -116,7 +117,21 @@ def test_fingerprints_do_not_depend_on_the_kind_of_memory(tmp_path):
     assert first_divergence(runs[0].ranks, runs[1].ranks) is None
 
 
+@HOOKS.register_module(force=True)
+class OwnClipping(Hook):
+
+    def before_train(self, runner):
+        runner.optim_wrapper.clip_func = halved
+
+
+def halved(parameters, max_norm):
+    for parameter in parameters:
+        parameter.grad.mul_(0.5)
+
+
 REFUSED = {
+    'clips gradients with halved, .*allowed are clip_grad_norm_ and clip_grad_value_': dict(
+        optim_wrapper__clip_grad=dict(max_norm=1), custom_hooks=[dict(type='OwnClipping')]),
     'the optimizer LBFGS': dict(optim_wrapper__optimizer=dict(_delete_=True, type='LBFGS')),
     'MeanTeacherHook.skip_buffer=False.': dict(model__type='Taught', custom_hooks=[
         dict(type='mmdet.MeanTeacherHook', skip_buffer=False)]),

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.autograd import Variable
 from ...digests import as_bytes
 from ...errors import CollectiveMismatch, VirtualRanksError
 from ...nested import tensors
+from ...scoped import replaced
 from ..reduction_tree import combine_of, nodes_of
 from .exchange import Processes
 from .group import Reduce
@@ -199,14 +200,9 @@ class VirtualDataParallel(nn.Module):
         for value in values:
             dist.broadcast(value.detach(), 0, group=self._group)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Leave the gradients of forward passes in this block as they are on this rank."""
-        before, self._average = self._average, False
-        try:
-            yield
-        finally:
-            self._average = before
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Leave the gradients of forward passes in a block as they are on this rank."""
+        return replaced(self, _average=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         average = self._average and torch.is_grad_enabled()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, Callable
 
@@ -51,6 +51,10 @@ def problem(runner: Any) -> str:
             type(optimizer).__name__ not in BY_ELEMENT:
         return (f'the step of the optimizer {type(optimizer).__name__} is not known to compute '
                 f'each element by itself: allowed are {", ".join(BY_ELEMENT)}')
+    if wrapper.clip_grad_kwargs and wrapper.clip_func not in _CLIPS:
+        name = getattr(wrapper.clip_func, '__qualname__', wrapper.clip_func)
+        return (f'the optimizer wrapper clips gradients with {name}, which sees a part of each: '
+                f'allowed are {" and ".join(clip.__name__ for clip in _CLIPS)} of torch')
     return weight_hooks.problem(runner.hooks)
 
 
@@ -89,12 +93,12 @@ class Sharding:
                                       for name, value in average.avg_parameters.items()}
         wrapper = runner.optim_wrapper
         if wrapper.clip_grad_kwargs:
-            wrapper.clip_func = _CLIPS[wrapper.clip_func.__name__]
+            wrapper.clip_func = _CLIPS[wrapper.clip_func]
         if hasattr(wrapper, 'loss_scaler'):
             wrapper.loss_scaler._unscale_grads_ = functools.partial(
                 _unscale, wrapper.loss_scaler._unscale_grads_)
         for hook in runner.hooks:
-            weight_hooks.adapt_sharded(hook)
+            weight_hooks.adapter_of(hook).adapt_sharded(hook)
 
     def _divide(self, model: nn.Module) -> tuple[dict[nn.Parameter, nn.Parameter], dict]:
         """Divide the weights of a model.
@@ -171,13 +175,11 @@ class Sharding:
         def put_states(optimizer: Any, state: dict[str, Any]) -> None:
             state['state'] = {number: states[number] for number in state['state']}
 
-        handles = [*(model._register_state_dict_hook(put_weights) for model in self._divided),
-                   self._optimizer.register_state_dict_post_hook(put_states)]
-        try:
+        with ExitStack() as handles:
+            for model in self._divided:
+                handles.enter_context(model._register_state_dict_hook(put_weights))
+            handles.enter_context(self._optimizer.register_state_dict_post_hook(put_states))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _kept(value: Any) -> Any:
@@ -223,7 +225,8 @@ def _with_gradient(gradient: Tensor) -> Tensor:
     return value
 
 
-_CLIPS = {'clip_grad_norm_': _clip_norm, 'clip_grad_value_': _clip_values}
+_CLIPS: dict[Callable, Callable] = {
+    nn.utils.clip_grad_norm_: _clip_norm, nn.utils.clip_grad_value_: _clip_values}
 
 
 def shard_weights(runner: Any) -> None:

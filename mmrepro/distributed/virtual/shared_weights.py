@@ -72,7 +72,7 @@ def share_weights(runner: Any) -> None:
         return
     member = Member(shared, index, start, runner.optim_wrapper)
     for hook in runner.hooks:
-        weight_hooks.adapt(hook, member, owner=index == 0)
+        weight_hooks.adapter_of(hook).adapt(hook, member, index == 0)
     runner.model.sharing = member
 
 
@@ -105,12 +105,6 @@ def check_shared_weights(runner: Any) -> None:
     member = getattr(runner.model, 'sharing', None)
     if member is not None:
         member.check()
-
-
-def _return_freed_memory() -> None:
-    """Return the copies of the ranks to the system, which glibc would keep, in pieces."""
-    if platform.libc_ver()[0] == 'glibc':
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Start:
@@ -152,29 +146,24 @@ class _Start:
 
 
 class Shared:
-    """What the ranks of one process share in one training.
-
-    Attributes:
-        problem: why they do not share; ''.
-        owner: the start of the owner.
-        steps: of the owner's optimizer.
-        changes: of hooks, that the owner has finished.
-        settings: of the owner's optimizer at its last step.
-    """
+    """What the ranks of one process share in one training."""
 
     def __init__(self, scheduler: Scheduler, starts: Sequence[_Start]) -> None:
         self.scheduler, self.owner = scheduler, starts[0]
+        # why the ranks do not share; ''
         self.problem = next(filter(None, (start.problem for start in starts)), '') or next(
             filter(None, map(self.owner.difference, starts[1:])), '')
-        self.steps = self.changes = 0
-        self.settings: list[dict[str, Any]] = []
+        self.steps = 0  # of the owner's optimizer
+        self.changes_made = 0  # those of hooks that the owner has finished
+        self.settings: list[dict[str, Any]] = []  # of the owner's optimizer at its last step
         self.sums: dict[str, Tensor] = {}  # checksums by kind of tensor
         # of the optimizer: a parameter, the entries of its state, and their values and versions
         self.state: list[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]] = []
         if not self.problem:
             for start in starts[1:]:
                 self.lend(start)
-            _return_freed_memory()
+            if platform.libc_ver()[0] == 'glibc':  # would keep the copies of the ranks, in pieces
+                ctypes.CDLL(None).malloc_trim(0)
             self.remember()
 
     def lend(self, start: _Start) -> None:
@@ -285,12 +274,12 @@ class Member:
                        lambda: Collect(len))
         self._changes += 1
         if self._index:
-            scheduler.wait(lambda: shared.changes >= self._changes, where)
+            scheduler.wait(lambda: shared.changes_made >= self._changes, where)
             return function()
         shared.check(kinds)
         result = function()
         shared.remember(kinds)
-        shared.changes += 1
+        shared.changes_made += 1
         return result
 
     # ---------------------------------------------------------------------------- steps
@@ -332,11 +321,10 @@ class Member:
             for group in groups:
                 group['params'] = []
 
-        handle = self._mine.optimizer.register_step_pre_hook(empty)
         try:
-            return step(*args, **kwargs)
+            with self._mine.optimizer.register_step_pre_hook(empty):
+                return step(*args, **kwargs)
         finally:
-            handle.remove()
             for group, before in zip(groups, parameters):
                 group['params'] = before
 

@@ -20,18 +20,12 @@ from .shards import is_sharded, part_of, whole_tensor
 
 
 class Adapter(NamedTuple):
-    """How a hook that changes weights takes part.
-
-    Attributes:
-        problem: (hook) -> why the hook cannot take part; ''.
-        adapt: (hook, member, owner): replaces methods of the hook. The hook of the owner changes
-            what is shared; those of other ranks leave it alone. ``member`` is a
-            :class:`.shared_weights.Member`.
-        adapt_sharded: (hook): lets a hook that needs whole weights have them.
-    """
-    problem: Callable[[Any], str]
+    """How a hook that changes weights takes part."""
+    problem: Callable[[Any], str]  # returns why the hook cannot take part; ''
+    # replaces methods of the hook, given a Member of :mod:`.shared_weights` and whether it is the
+    # owner: the hook of the owner changes what is shared, those of other ranks leave it alone
     adapt: Callable[[Any, Any, bool], None]
-    adapt_sharded: Callable[[Any], None]
+    adapt_sharded: Callable[[Any], None]  # lets a hook that needs whole weights have them
 
 
 def _average_problem(hook: EMAHook) -> str:
@@ -124,22 +118,24 @@ ADAPTERS: dict[str, Adapter] = {  # by path of the class
 }
 
 
+def _other_problem(hook: Any) -> str:
+    """Refuse classes derived from those that change weights."""
+    kind = type(hook)
+    return f'the hook {kind.__name__} may change weights in a way of its own' if any(
+        qualified_name(base) in ADAPTERS for base in kind.__mro__) else ''
+
+
+_OTHER = Adapter(_other_problem, lambda *args: None, lambda hook: None)
+
+
+def adapter_of(hook: Any) -> Adapter:
+    """Return how a hook takes part; one that changes no weights does what it always does."""
+    return ADAPTERS.get(qualified_name(type(hook)), _OTHER)
+
+
 def problem(hooks: Sequence[Any]) -> str:
     """Return why ranks with these hooks cannot share weights; '' if they can."""
-    for hook in hooks:
-        kind = type(hook)
-        adapter = ADAPTERS.get(qualified_name(kind))
-        text = '' if adapter is None else adapter.problem(hook)
-        if adapter is None and changes_weights(hook):
-            text = f'the hook {kind.__name__} may change weights in a way of its own'
-        if text:
-            return text
-    return ''
-
-
-def changes_weights(hook: Any) -> bool:
-    """Whether a hook is one of those that change weights, or of a class derived from one."""
-    return any(qualified_name(base) in ADAPTERS for base in type(hook).__mro__)
+    return next(filter(None, (adapter_of(hook).problem(hook) for hook in hooks)), '')
 
 
 def averages(hooks: Sequence[Any]) -> dict[str, Tensor]:
@@ -147,20 +143,6 @@ def averages(hooks: Sequence[Any]) -> dict[str, Tensor]:
     return {name: value for hook in hooks
             if isinstance(hook, EMAHook) and hasattr(hook, 'ema_model')
             for name, value in hook.ema_model.module.named_parameters()}
-
-
-def adapt(hook: Any, member: Any, owner: bool) -> None:
-    """Let a hook that changes weights do so once for all ranks of the process."""
-    adapter = ADAPTERS.get(qualified_name(type(hook)))
-    if adapter is not None:
-        adapter.adapt(hook, member, owner)
-
-
-def adapt_sharded(hook: Any) -> None:
-    """Let a hook that changes weights see whole ones."""
-    adapter = ADAPTERS.get(qualified_name(type(hook)))
-    if adapter is not None:
-        adapter.adapt_sharded(hook)
 
 
 def of_users(hooks: Sequence[Any]) -> list[str]:

@@ -95,7 +95,7 @@ _BACKWARD = (
               'python_overrides:upsample_bilinear', _DETOUR, 'F.interpolate', since=(2, 2)),
     KernelRow('_adaptive_avg_pool2d_backward', 'raises', 'separable:adaptive_avg_pool_backward',
               _AXES, 'HTC, SCNet (1x1 outputs are a mean and never get here)'),
-    KernelRow('adaptive_max_pool2d_backward', 'raises', 'scatter:adaptive_max_pool_backward', _FLAT,
+    KernelRow('adaptive_max_pool2d_backward', 'raises', 'sums:adaptive_max_pool_backward', _FLAT,
               'Libra R-CNN (BFP)'),
     KernelRow('reflection_pad2d_backward', 'raises', 'separable:pad_backward(reflection)', _AXES,
               'DetectoRS (SAC)'),
@@ -134,9 +134,9 @@ _SUMS = (
     # Sources do not agree on whether 2.0 is in order for more than one dimension: taken as not.
     KernelRow('_index_put_impl_', 'slow', 'indexed_writes:index_put', _LAST,
               'assigners, targets of every head', key='BackendSelect'),
-    KernelRow('scatter_add', 'raises', 'scatter:scatter_add', _FLAT,
+    KernelRow('scatter_add', 'raises', 'sums:scatter_add', _FLAT,
               'FreeAnchor, CornerNet, two-stage DETRs (backward of gather)', until=(2, 1)),
-    KernelRow('scatter_add_', 'raises', 'scatter:scatter_add_', _FLAT,
+    KernelRow('scatter_add_', 'raises', 'sums:scatter_add_', _FLAT,
               'backward of gather', until=(2, 1)),
 )
 

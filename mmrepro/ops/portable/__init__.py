@@ -7,6 +7,4 @@ every operator of torch that calls MKL: it goes to oneDNN (``products``, ``convo
 form in float64 (``functions``), or is refused by name. ``known_answers`` has digests of results
 that a CPU must reproduce before it may train.
 """
-from __future__ import annotations
-
 from .dispatch import install, installed, uninstall

@@ -34,6 +34,15 @@ def _is_product(weight: Tensor, settings: Sequence[Any]) -> bool:
             and set(stride) == {1} and set(padding) == {0})
 
 
+def _reach_and_size(x: Tensor, weight: Tensor, settings: Sequence[Any]
+                    ) -> tuple[list[int], list[int]]:
+    """Return how far the kernel reaches, and the size of the output, dimension by dimension."""
+    strides, pads, dilations, *_ = settings
+    reach = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, weight.shape[2:])]
+    return reach, [(length + 2 * pad - extent) // stride + 1 for length, pad, extent, stride in zip(
+        x.shape[2:], pads, reach, strides)]
+
+
 def _is_direct(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
     """Whether oneDNN computes the output from the input as it is.
 
@@ -41,15 +50,13 @@ def _is_direct(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
     the CPU, and adds up the blocks. The conditions are those of ``init_conf()`` in oneDNN 3.12,
     jit_avx2_conv_kernel_f32.cpp; the blocks are in gemm_convolution_utils.cpp.
     """
-    strides, pads, dilations, transposed, _, groups = settings
+    strides, pads, _, transposed, _, groups = settings
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
     if transposed or inputs == 1:
         return True
     if groups > 1 and (outputs % _LANES or inputs % _LANES):
         return False
-    reach = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, weight.shape[2:])]
-    size = [(length + 2 * pad - extent) // stride + 1 for length, pad, extent, stride in zip(
-        x.shape[2:], pads, reach, strides)]
+    reach, size = _reach_and_size(x, weight, settings)
     # beyond the end of the input
     ends = [(count - 1) * stride + extent - length - pad for count, stride, extent, length, pad in
             zip(size, strides, reach, x.shape[2:], pads)]
@@ -71,8 +78,7 @@ def _is_direct(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
 def _unfolded(x: Tensor, weight: Tensor, bias: Tensor | None, settings: Sequence[Any]) -> Tensor:
     """Return the convolution of images (N, C, H, W) as products, image by image."""
     stride, padding, dilation, _, _, groups = settings
-    size = [(length + 2 * pad - step * (taps - 1) - 1) // by + 1 for length, pad, step, taps, by in
-            zip(x.shape[2:], padding, dilation, weight.shape[2:], stride)]
+    _, size = _reach_and_size(x, weight, settings)
     kernel = weight.reshape(groups, weight.shape[0] // groups, -1)
     images = []
     for image in x:

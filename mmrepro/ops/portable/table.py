@@ -18,20 +18,12 @@ _LIBM = "torch's own {} in float64 and the C library, rounded once"
 
 
 class Routed(NamedTuple):
-    """An operator with a kernel of this package.
-
-    Attributes:
-        operator: name in ``aten``, with its overload.
-        target: module:function of the kernel.
-        why: why its bits cannot depend on the CPU.
-        out: name of the form that writes to ``out``; '' if there is none.
-        in_place: name of the form that changes its first argument; '' if there is none.
-    """
-    operator: str
-    target: str
-    why: str
-    out: str = ''
-    in_place: str = ''
+    """An operator with a kernel of this package."""
+    operator: str  # name in ``aten``, with its overload
+    target: str  # module:function of the kernel
+    why: str  # why its bits cannot depend on the CPU
+    out: str = ''  # name of the form that writes to ``out``; '' if there is none
+    in_place: str = ''  # name of the form that changes its first argument; '' if there is none
 
 
 def _forms(name: str, target: str, why: str, in_place: bool = True) -> Routed:

@@ -14,7 +14,7 @@ from mmengine.dist import get_rank
 from mmengine.hooks import EMAHook, Hook
 
 from ...digests import state_digest
-from ...distributed.unwrap import unwrap
+from ...distributed.unwrap import param_schedulers, unwrap
 
 FILE = 'moments.jsonl'  # in the work directory
 
@@ -70,12 +70,10 @@ class MomentHook(Hook):
 
 def final_state(runner: Any) -> dict[str, str]:
     """Return digests of everything that training produces, averaged weights included."""
-    schedulers = runner.param_schedulers or []
-    if isinstance(schedulers, dict):
-        schedulers = [scheduler for several in schedulers.values() for scheduler in several]
     state = dict(weights=unwrap(runner.model).state_dict(),
                  optimizer=runner.optim_wrapper.state_dict(),
-                 schedules=[scheduler.state_dict() for scheduler in schedulers])
+                 schedules=[scheduler.state_dict() for schedulers in
+                            param_schedulers(runner).values() for scheduler in schedulers])
     for index, hook in enumerate(hook for hook in runner.hooks if isinstance(hook, EMAHook)):
         state[f'EMA {index}'] = hook.ema_model.state_dict()
     return {name: state_digest(value) for name, value in state.items()}
