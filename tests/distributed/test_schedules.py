@@ -1,4 +1,7 @@
 """Whatever runs first: equal bits, or one named error on all ranks, within a number of turns."""
+import json
+from pathlib import Path
+
 import pytest
 from harness import Child
 from schedule_faults import FAULTS
@@ -28,6 +31,13 @@ def test_so_do_many_more(first):
     for start in range(first, min(first + 10 * AT_ONCE, NIGHTLY), AT_ONCE):
         found = Child(run_many, list(range(start, start + AT_ONCE))).result(LIMIT)
         assert not found['wrong'], found['wrong'][0]
+
+
+def test_the_published_schedules_are_those_of_the_nightly_run():
+    path = Path(__file__).resolve().parents[2] / 'docs' / 'results' / 'schedules.json'
+    found = json.loads(path.read_text())
+    assert found['ranges'] == [[0, NIGHTLY]] and found['schedules'] == NIGHTLY
+    assert sum(found['kinds'].values()) == NIGHTLY and found['wrong'] == []
 
 
 @pytest.mark.parametrize('name', FAULTS)
