@@ -19,6 +19,7 @@ the tutorial from it.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'benchmarks')]
 
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
+from dev import figures  # noqa: E402
 from dev.children import Child, join_ranks, silence_output  # noqa: E402
 from mmrepro.digests import local  # noqa: E402
 from mmrepro.distributed.unwrap import unwrap  # noqa: E402
@@ -43,7 +45,6 @@ RESULTS = ROOT / 'docs' / 'results' / 'sharded_memory.json'
 RANKS, ITERATIONS, MEASURED = 4, 3, 2  # the third iteration is not repeated
 MODELS = ('ResNet-50, SGD', 'Swin-B, AdamW')
 MEMORIES = ('shared', 'sharded')
-THEMES = {'sharded-memory.svg': '#24292f', 'sharded-memory-dark.svg': '#e6edf3'}
 
 
 class Watch(Hook):
@@ -124,31 +125,21 @@ def table(rows: list[dict[str, Any]]) -> str:
     return '\n'.join(lines)
 
 
-def draw(rows: list[dict[str, Any]], path: Path, ink: str) -> None:
-    import matplotlib
-    matplotlib.use('svg')
-    import matplotlib.pyplot as plt
-    matplotlib.rcParams.update({'svg.hashsalt': 'mmrepro', 'text.color': ink, 'font.size': 11,
-                                'axes.labelcolor': ink, 'xtick.color': ink, 'ytick.color': ink,
-                                'axes.edgecolor': ink})
-    figure, axes = plt.subplots(1, len(MODELS), figsize=(9, 3.5), layout='constrained')
+def draw(rows: list[dict[str, Any]], figure: Any, axes: Any) -> None:
     for axis, model in zip(axes, MODELS):
-        for memory, color in zip(MEMORIES, ('#e4572e', '#2e86e4')):
+        for memory, color in zip(MEMORIES, figures.COLORS):
             mine = [row for row in rows if (row['model'], row['memory']) == (model, memory)]
             counts = [row['processes'] for row in mine]
             for key, style in (('peak', '-'), ('kept', '--')):
                 axis.plot(counts, [row[key] / 2**30 for row in mine], style, color=color,
                           marker='o', label=f'{memory}, {key}')
-        axis.set_title(model, color=ink)
+        axis.set_title(model)
         axis.set_xticks(counts)
         axis.set_xlabel('processes')
         axis.set_ylim(bottom=0)
-        axis.spines[['top', 'right']].set_visible(False)
     axes[0].set_ylabel('GiB in a process')
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=4,
-                  frameon=False, fontsize=10)
-    figure.savefig(path, transparent=True, metadata=dict(Date=None))
-    plt.close(figure)
+                  fontsize=10)
 
 
 def main() -> None:
@@ -174,8 +165,7 @@ def main() -> None:
                             'model', 'memory', 'processes'))] + [row]
                         RESULTS.write_text(json.dumps(rows, indent=1) + '\n')
     if args.draw:
-        for name, ink in THEMES.items():
-            draw(rows, ROOT / 'docs' / 'images' / name, ink)
+        figures.save('sharded-memory', functools.partial(draw, rows), ncols=2, figsize=(9, 3.5))
     print(table(rows))
 
 

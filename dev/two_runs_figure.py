@@ -10,17 +10,18 @@ mmrepro (a compiled mmcv is needed for that) and with it, `seed=42` and `determi
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import sys
 from pathlib import Path
-
-import matplotlib
-import matplotlib.pyplot as plt
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from dev import figures  # noqa: E402
+
 RESULTS = ROOT / 'docs' / 'results' / 'two_runs.json'
 TITLES = {'stock': 'MMDetection', 'mmrepro': 'with mmrepro'}
-COLORS = ('#e4572e', '#2e86e4')
-THEMES = {'two-runs.svg': '#24292f', 'two-runs-dark.svg': '#e6edf3'}  # of text and axes
 
 
 def losses_of(folder: Path) -> list[float]:
@@ -35,25 +36,18 @@ def first_difference(pair: list[list[float]]) -> int | None:
     return next((at for at, (a, b) in enumerate(zip(*pair), 1) if a != b), None)
 
 
-def draw(runs: dict[str, list[list[float]]], path: Path, ink: str) -> None:
-    matplotlib.rcParams.update({'svg.hashsalt': 'mmrepro', 'text.color': ink, 'font.size': 11,
-                                'axes.labelcolor': ink, 'xtick.color': ink, 'ytick.color': ink,
-                                'axes.edgecolor': ink})
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3), sharey=True, layout='constrained')
+def draw(runs: dict[str, list[list[float]]], figure: Any, axes: Any) -> None:
     for axis, (kind, pair) in zip(axes, runs.items()):
-        for losses, color, width, workers in zip(pair, COLORS, (4, 1.6), (0, 2)):
+        for losses, color, width, workers in zip(pair, figures.COLORS, (4, 1.6), (0, 2)):
             axis.plot(range(1, len(losses) + 1), losses, color=color, linewidth=width,
                       label=f'{workers} workers')
         at = first_difference(pair)
         said = f'iteration {at}: the losses differ' if at else (
             f'{len(pair[0])} iterations: the same bits')
-        axis.set_title(f'{TITLES[kind]}\n{said}', color=ink)
+        axis.set_title(f'{TITLES[kind]}\n{said}')
         axis.set_xlabel('iteration')
-        axis.spines[['top', 'right']].set_visible(False)
     axes[0].set_ylabel('loss')
-    axes[0].legend(frameon=False)
-    figure.savefig(path, transparent=True, metadata=dict(Date=None))
-    plt.close(figure)
+    axes[0].legend()
 
 
 def main() -> None:
@@ -65,9 +59,7 @@ def main() -> None:
         losses = [losses_of(folder) for folder in args.runs]
         RESULTS.write_text(json.dumps(dict(stock=losses[:2], mmrepro=losses[2:])) + '\n')
     runs = json.loads(RESULTS.read_text())
-    matplotlib.use('svg')
-    for name, ink in THEMES.items():
-        draw(runs, ROOT / 'docs' / 'images' / name, ink)
+    figures.save('two-runs', functools.partial(draw, runs), ncols=2, figsize=(9, 3), sharey=True)
 
 
 if __name__ == '__main__':
