@@ -26,6 +26,7 @@ from .. import determinism, ops
 from ..errors import AgreementError
 from ..seeds import MAX_SEED, SCHEME
 from ..version import __version__
+from .at_exit import leave_at_exit
 from .virtual.scheduler import current
 
 MAX_LINES = 20  # of differences in one message
@@ -183,8 +184,15 @@ def _control_group() -> Any:
         return None
     default: Any = dist.group.WORLD
     if default not in _control_groups:
+        leave_at_exit(_take_control_groups)
         _control_groups[default] = dist.new_group(backend='gloo', timeout=default_timeout())
     return _control_groups[default]
+
+
+def _take_control_groups() -> list[Any]:
+    groups = list(_control_groups.values())
+    _control_groups.clear()
+    return groups
 
 
 def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:

@@ -44,13 +44,19 @@ def naming_lost_ranks(name: str, failed: Callable[[], str] = str) -> Iterator[No
     try:
         block.enter(name)
         yield
-    except RankEnded:
-        raise
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        _Block.failed = True
+        if isinstance(error, (RankEnded, KeyboardInterrupt)):
+            raise
         if not _is_lost_connection(error):
             block.leave(f'{failed() or name} has ended with {type(error).__name__}: {error}')
             raise
         raise RankEnded(f'{block.lost()}\n{error}') from error
+
+
+def has_failed() -> bool:
+    """Whether the last block has ended with an error: operations may still be under way."""
+    return _Block.failed
 
 
 def _is_lost_connection(error: BaseException) -> bool:
@@ -63,11 +69,14 @@ def _is_lost_connection(error: BaseException) -> bool:
 class _Block:
     """The keys of a block in the store: which process runs each rank, and how it has ended."""
 
+    failed = False  # the last one that was entered
+
     def __init__(self, prefix: str) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._store = dist.PrefixStore(prefix, c10d._get_default_store())
 
     def enter(self, name: str) -> None:
+        _Block.failed = False
         self._store.set(f'process{self._rank}', json.dumps(
             dict(name=name, pid=os.getpid(), host=socket.gethostname())))
 

@@ -7,11 +7,9 @@ can be given ``device_ids=None``. With an accelerator, everything here leaves th
 """
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Callable, NamedTuple
@@ -25,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import ConfigError
 from ..ops.aten import sync_bn
 from ..scoped import replaced
+from .at_exit import leave_at_exit, let_go_at_exit
 from .ordered_reduction import fix_gradient_order
 from .virtual import runner_parts
 from .virtual.scheduler import current
@@ -167,16 +166,9 @@ def ensure_process_group(launcher: str, env_cfg: Mapping[str, Any] = {}) -> bool
     if backend in _NOT_FOR_CPU:
         backend = 'gloo'
     dist.init_process_group(backend, **options)
-    # the threads of the group have to end before the interpreter, which aborts otherwise
-    atexit.register(_leave_group)
+    leave_at_exit(lambda: [None])
     _logger.info('no accelerator: %s ranks over %s', dist.get_world_size(), backend)
     return True
-
-
-def _leave_group() -> None:
-    # after an error a collective may be under way, and leaving would wait for the other ranks
-    if dist.is_initialized() and getattr(sys, 'last_value', None) is None:
-        dist.destroy_process_group()
 
 
 def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Module],
@@ -208,4 +200,7 @@ def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Modul
         wrapped = build(model_wrapper_cfg, model)
     if ordered:
         fix_gradient_order(wrapped)
+    for module in wrapped.modules():
+        if isinstance(module, DistributedDataParallel):
+            let_go_at_exit(module, 'reducer', 'logger', 'process_group', '_comm_hooks')
     return wrapped

@@ -2,6 +2,7 @@
 import json
 import os
 import sys
+import time
 import types
 from datetime import timedelta
 from unittest import mock
@@ -18,8 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmrepro.digests import state_digest
-from mmrepro.distributed import process_group
+from mmrepro.distributed import at_exit, lost_ranks, process_group
+from mmrepro.distributed.agreement import agree
 from mmrepro.distributed.process_group import ensure_process_group, launch_variables, wrap_model
+from mmrepro.distributed.virtual.exchange import Transport
 from mmrepro.errors import ConfigError
 
 # what each launcher puts into the environment of one rank
@@ -102,17 +105,69 @@ def wrap_sync_batch_norm(rank, world, layer, cfg):
     return norm.running_mean, norm.running_var, linear.weight.grad, out.mean(0).detach()
 
 
-def leave(rank, world):
-    from mmrepro.distributed.process_group import _leave_group
-    left = []
-    for sys.last_value in (RuntimeError(), None):  # as the interpreter sets it behind an error
-        _leave_group()
-        left.append(dist.is_initialized())
-    return left
+def threads():
+    return len(os.listdir('/proc/self/task'))
 
 
-def test_a_group_is_left_at_the_end_but_not_behind_an_error(pool):
-    assert pool.run(leave, 2) == [[True, False]] * 2
+def leave(rank, world, port):
+    """Return how many threads the process has at each point, and whether it is in a group."""
+    counts = [threads()]
+    with mock.patch.dict(os.environ, launched('pytorch', rank, world, port)), \
+            mock.patch.object(at_exit.atexit, 'register') as registered:
+        ensure_process_group('pytorch')
+        runner = types.SimpleNamespace(cfg={}, distributed=True)
+        model = wrap_model(runner, lambda config, model: Runner.wrap_model(runner, config, model),
+                           None, nn.Linear(3, 2), ordered=True)
+        model(torch.ones(1, 3)).sum().backward()
+        agree('a topic', rank, max)
+        transport = Transport(dist.group.WORLD)  # of virtual ranks
+    counts.append(threads())
+    for error, failed in ((RuntimeError(), False), (None, True), (None, False)):
+        # as the interpreter sets it behind an error
+        with mock.patch.object(sys, 'last_value', error, create=True), \
+                mock.patch.object(lost_ranks._Block, 'failed', failed):
+            for call in reversed(registered.call_args_list):
+                call.args[0](*call.args[1:])
+                counts.append(threads())
+    return [*counts, dist.is_initialized(), (type(model).__name__, type(transport))]
+
+
+def under_torchrun(*args):
+    python('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', __file__, *args,
+           GLOO_SOCKET_IFNAME='lo')
+
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(1)
+
+
+def end_while_gloo_waits_for_the_interpreter():
+    """Hold the interpreter's lock from the last operation until the interpreter ends."""
+    ensure_process_group('pytorch')
+    runner = types.SimpleNamespace(cfg={}, distributed=True)
+    tensors = [torch.ones(1 << 20) for _ in range(4)]
+    model = wrap_model(runner, lambda config, model: Runner.wrap_model(runner, config, model),
+                       None, nn.Linear(3, 2))
+    sys.setswitchinterval(1000)
+    for tensor in tensors:
+        dist.all_reduce(tensor, async_op=True)
+    for _ in range(10**7):  # all operations end meanwhile, and none lets go of its tensor
+        pass
+    return model, tensors, Slow()  # which lets threads of gloo run while the interpreter ends
+
+
+def test_no_process_aborts_behind_its_last_line():
+    under_torchrun()
+
+
+def test_threads_of_gloo_end_at_the_end_but_not_behind_an_error(pool):
+    """Whoever still refers to the model: a thread that outlives the interpreter aborts it."""
+    for before, run, *behind_errors, control, after, stays, kept in pool.run(
+            leave, 3, free_port(), group=False):
+        assert behind_errors == [run] * 4 and run > control > after == before
+        assert (stays, kept) == (
+            False, ('MMDistributedDataParallel', Transport))
 
 
 @pytest.mark.parametrize('launcher', list(LAUNCHED))
@@ -123,8 +178,7 @@ def test_every_launcher_starts_over_gloo(pool, launcher):
 
 
 def test_a_run_trains_and_validates_on_the_cpu_under_torchrun(tmp_path):
-    python('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2', __file__, tmp_path,
-           GLOO_SOCKET_IFNAME='lo')
+    under_torchrun(tmp_path)
     first, second = (json.loads((tmp_path / f'result{rank}').read_text()) for rank in range(2))
     assert first == second  # the weights, and the metric of the images of both ranks
     assert (first['wrapper'], first['world']) == ('MMDistributedDataParallel', 2)
@@ -284,7 +338,9 @@ def test_ranks_that_differ_are_refused_by_name(key, value, said, cfg, tmp_path):
         assert 'rank 1' in error and said in error, error
 
 
-if __name__ == '__main__':
+if __name__ == '__main__' and not sys.argv[1:]:
+    kept = end_while_gloo_waits_for_the_interpreter()
+elif __name__ == '__main__':
     outcome = train(sys.argv[1])
     with open(os.path.join(sys.argv[1], f'result{dist.get_rank()}'), 'w') as file:
         json.dump(outcome, file)

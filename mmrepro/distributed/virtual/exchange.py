@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn import functional
 
 from ...digests import as_bytes
+from ..at_exit import let_go_at_exit
 from ..ordered_reduction import all_gather_single
 from ..reduction_tree import Combine, Node, ReductionTree, combine_of, finish_of, nodes_of
 from .scheduler import wait_for_processes
@@ -48,6 +49,7 @@ class Transport:
 
     def __init__(self, group: Any, aside: Transport | None = None) -> None:
         self._group, self.aside = group, aside
+        let_go_at_exit(self, '_group')
         self.device = torch.device('cuda', torch.cuda.current_device()) \
             if 'nccl' in dist.get_backend(group) else torch.device('cpu')
 
