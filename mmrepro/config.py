@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
+import os
 import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -63,7 +64,8 @@ class Numerics:
         cpu: 'avx2': all libraries use AVX2 and nothing above it, so that CPUs of one maker with and
             without AVX-512 run the same kernels. 'portable': besides, no operator is left to MKL,
             which has other kernels for each maker, so that all x86-64 CPUs with AVX2 agree.
-        num_threads: threads inside a CPU operator.
+        num_threads: threads inside a CPU operator; None: 1 with virtual ranks, as torchrun has it,
+            unless OMP_NUM_THREADS is set.
         float32_precision: 'highest', 'high' or 'medium' as in
             ``torch.set_float32_matmul_precision``. With ``deterministic`` it may not change during
             the run.
@@ -238,7 +240,11 @@ class RandomnessConfig:
     @property
     def flags(self) -> dict[str, Any]:
         """Arguments of ``determinism.enable``, other than those that ``env_cfg`` decides on."""
-        return {'mode': self.deterministic, **asdict(self.numerics)}
+        numerics = asdict(self.numerics)
+        if self.virtual_ranks.ranks and self.numerics.num_threads is None \
+                and 'OMP_NUM_THREADS' not in os.environ:
+            numerics['num_threads'] = 1  # as torchrun sets it for several processes
+        return {'mode': self.deterministic, **numerics}
 
     @property
     def legacy(self) -> bool:

@@ -96,6 +96,17 @@ def test_an_earlier_key_without_an_equal_says_what_to_write(old, instead):
         RandomnessConfig.parse(old)
 
 
+@pytest.mark.parametrize('randomness, variable, threads', [
+    ({}, None, None), (dict(virtual_ranks=2), None, 1), (dict(virtual_ranks=2), '4', None),
+    (dict(virtual_ranks=2, numerics=dict(num_threads=3)), None, 3)])
+def test_virtual_ranks_have_as_many_threads_as_processes_of_torchrun(
+        randomness, variable, threads, monkeypatch):
+    monkeypatch.setenv('OMP_NUM_THREADS', variable or '')
+    if variable is None:
+        monkeypatch.delenv('OMP_NUM_THREADS')
+    assert RandomnessConfig.parse(randomness).flags['num_threads'] == threads
+
+
 def test_the_table_says_what_is_promised_and_what_not():
     table = RandomnessConfig.parse(dict(seed=3, deterministic='warn')).table()
     assert 'seed' in table and "'warn'" in table

@@ -174,7 +174,7 @@ RULES: tuple[AuditRule, ...] = (
         why='sets of strings have another order in every process',
         fix='or let mmrepro keep their order', link=f'{_CAUSES} C1', env={'PYTHONHASHSEED': '0'}),
     AuditRule('threads', HINT, when(
-        lambda s: s.device == 'cpu' and s.randomness.numerics.num_threads is None
+        lambda s: s.device == 'cpu' and s.randomness.flags['num_threads'] is None
         and 'OMP_NUM_THREADS' not in s.env,
         'OMP_NUM_THREADS', 'not set: as many threads as this machine has cores'),
         why='repeats here; a machine with another number of cores splits sums differently',

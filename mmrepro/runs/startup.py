@@ -24,8 +24,8 @@ def restart_for(cfg: Any) -> None:
         randomness = randomness_of(cfg)
     except RandomnessError:  # the runner will refuse it
         return
-    restart_if_incomplete(os.environ, randomness.deterministic, randomness.numerics.num_threads,
-                          randomness.numerics.cpu)
+    flags = randomness.flags
+    restart_if_incomplete(os.environ, flags['mode'], flags['num_threads'], flags['cpu'])
 
 
 def restart_if_incomplete(env: Mapping[str, str], mode: Any = True,

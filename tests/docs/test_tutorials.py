@@ -133,8 +133,10 @@ class Shell:
                             f'{module} "$@"\n')
             path.chmod(0o755)
         self.env: dict[str, str] = {
-            **os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1',
+            **os.environ, 'PYTHONPATH': str(ROOT),
             'PATH': f'{programs}{os.pathsep}{os.environ["PATH"]}'}
+        for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):  # as in a user's shell
+            self.env.pop(name, None)
 
     def type(self, command: str, shown: str = '') -> str:
         if command.startswith('export '):
@@ -168,8 +170,6 @@ def shaded(shell):
 def swin(shell):
     (_, config), = blocks('sharded-weights', 'python')
     (shell.folder / 'swin-l.py').write_text(config)
-    for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):  # the page sets what it needs
-        del shell.env[name]
     return shell
 
 
@@ -204,7 +204,7 @@ def test_sharded_weights(swin, data_root):
     (swin.folder / 'data' / 'demo').symlink_to(data_root)
     (swin.folder / 'small.py').write_text(SMALL_SWIN)
     for command, shown in steps('sharded-weights'):
-        if 'swin-l.py' in command or command.startswith(('export ', 'mmrepro compare')):
+        if 'swin-l.py' in command or command.startswith('mmrepro compare'):
             shown = re.sub(r'[\d.]+ million', '[...] million', shown)
             swin.type(command.replace('swin-l.py', 'small.py'), shown)
 
