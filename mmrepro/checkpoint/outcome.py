@@ -5,9 +5,8 @@ import os
 import shlex
 from typing import Any
 
-from mmengine.dist import get_world_size
-
 from ..digests import state_digest
+from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
 
 DIGITS = 16  # of the digest, in hexadecimal
@@ -38,7 +37,6 @@ def command_to_repeat(runner: Any) -> str | None:
              f'{os.path.normpath(runner.work_dir)}-again']
     launcher = cfg.get('launcher', 'none')
     if launcher != 'none':
-        processes = os.environ.get('WORLD_SIZE') or get_world_size()
-        words = ['torchrun', f'--nproc_per_node={processes}', '-m', *words,
+        words = ['torchrun', f'--nproc_per_node={process_count()}', '-m', *words,
                  '--launcher', 'pytorch']
     return shlex.join(words)

@@ -15,6 +15,7 @@ from mmengine.registry import DATASETS, HOOKS, MODELS
 from mmengine.runner import Runner
 from small_runs import NoisyLine, Points, finish, small_run, warnings_of, weights_of
 
+from mmrepro import on_virtual_ranks
 from mmrepro.checkpoint import outcome
 from mmrepro.digests import state_digest
 from mmrepro.errors import RandomnessError, ResumeError
@@ -275,7 +276,10 @@ def test_it_has_the_weights_and_a_command_with_the_seed_in_effect(trained, tmp_p
 def test_the_command_has_the_processes_of_a_launcher_and_needs_a_config(trained, monkeypatch):
     runner, _ = trained
     monkeypatch.setattr(runner, 'cfg', Config(dict(model=dict(), launcher='pytorch')))
-    monkeypatch.setenv('WORLD_SIZE', '2')
+    # two ranks in one process
+    command = on_virtual_ranks(2, lambda: outcome.command_to_repeat(runner))
+    assert '--nproc_per_node=1 ' in command
+    monkeypatch.setattr(outcome, 'process_count', lambda: 2)
     command = outcome.command_to_repeat(runner)
     assert command.startswith('torchrun --nproc_per_node=2 -m mmrepro train ')
     assert command.endswith(' --launcher pytorch')
