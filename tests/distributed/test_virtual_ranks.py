@@ -115,6 +115,25 @@ def test_gradients_are_the_mean_in_the_order_of_the_tree():
             assert torch.equal(means[number], (a + b) + (c + d))
 
 
+def kept_gradients(view):
+    model, kept = VirtualDataParallel(nn.Linear(3, 2)), []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda parameter: kept.append(parameter.grad.detach() if view else parameter.grad))
+    for _ in range(2):  # from the second pass on, gradients move when they are made
+        model.zero_grad()
+        model(torch.full((1, 3), dist.get_rank() + 1.)).sum().backward()
+    return [one.unique().tolist() for one in kept]
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, 'register_post_accumulate_grad_hook'),
+                    reason='torch 2.1 has them')
+@pytest.mark.parametrize('view', [False, True])
+def test_gradients_that_the_program_keeps_stay_those_of_the_rank(view):
+    assert alone(functools.partial(kept_gradients, view), 2) == [
+        [[1], [rank + 1]] * 2 for rank in range(2)]
+
+
 class TwiceUsed(nn.Module):
     def __init__(self):
         super().__init__()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,6 +24,21 @@ from .group import Reduce
 
 BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
 _SUM = dist.ReduceOp.SUM
+
+
+def _users(tensor: Tensor) -> tuple[int, Any]:
+    """Count the references to a local variable of the caller, and to its memory."""
+    # torch 2.1
+    count = getattr(torch._C, '_storage_Use_Count', lambda pointer: object())
+    return sys.getrefcount(tensor), count(tensor.untyped_storage()._cdata)
+
+
+def _users_of_a_new_one() -> tuple[int, Any]:
+    tensor = torch.empty(1)
+    return _users(tensor)
+
+
+_NO_OTHERS = _users_of_a_new_one()
 
 
 class _Bucket:
@@ -105,15 +121,13 @@ class GradientSums:
         self._places = {number: (bucket, view) for bucket in self._buckets
                         for number, view in zip(bucket.numbers, bucket.split(bucket.flat[0]))}
 
-    def put(self, rank: int, number: int, gradient: Tensor, factor: float) -> None:
-        """Add a gradient, times ``factor``.
-
-        It is not changed: its memory may be that of another one that the pass has still to use.
-        """
+    def put(self, rank: int, number: int, gradient: Tensor, factor: float,
+            own: bool = False) -> None:
+        """Add a gradient, times ``factor``; ``own``: it may be overwritten."""
         if self.direct:
             torch.mul(gradient, factor, out=self._places[number][1])
         else:
-            self._sums[number].add(rank, gradient * factor)
+            self._sums[number].add(rank, gradient.mul_(factor) if own else gradient * factor)
         if self._buckets:
             self._places[number][0].left -= 1
         while self._begun < len(self._buckets) and not self._buckets[self._begun].left:
@@ -292,7 +306,8 @@ class VirtualDataParallel(nn.Module):
             self._used[number] = 1
             if not self._sums.direct:
                 parameter.grad = None
-        self._sums.put(self._group.rank(), number, gradient, 1. / self._group.size())
+        own = _users(gradient) == _NO_OTHERS
+        self._sums.put(self._group.rank(), number, gradient, 1. / self._group.size(), own)
 
     def _rest(self) -> Tensor:
         """Move the gradients that are left, and return which there are."""
