@@ -5,6 +5,8 @@ import os
 import shlex
 from typing import Any
 
+from mmengine.dist import get_world_size
+
 from ..digests import state_digest
 from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
@@ -37,6 +39,11 @@ def command_to_repeat(runner: Any) -> str | None:
              f'{os.path.normpath(runner.work_dir)}-again']
     launcher = cfg.get('launcher', 'none')
     if launcher != 'none':
-        words = ['torchrun', f'--nproc_per_node={process_count()}', '-m', *words,
+        count = process_count()
+        # virtual ranks do not know how many of the processes are on this machine
+        local = int(os.environ.get('LOCAL_WORLD_SIZE', count)) \
+            if get_world_size() == count else count
+        nodes = [] if local == count else [f'--nnodes={count // local}']
+        words = ['torchrun', *nodes, f'--nproc_per_node={local}', '-m', *words,
                  '--launcher', 'pytorch']
     return shlex.join(words)

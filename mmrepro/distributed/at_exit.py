@@ -1,11 +1,11 @@
-"""End the threads of gloo before the interpreter ends.
+"""End the threads of gloo before the interpreter shuts down.
 
-A thread of gloo that lets go of a tensor takes the interpreter's lock; where the interpreter is
-ending by then, the process aborts with 'terminate called without an active exception' (PyTorch
-#179291, #190489). The threads of a process group are joined when nothing refers to it any more. So
-groups are destroyed at the end, and what still refers to them lets go: a model that is a global of
-the program, garbage that was not collected. After an error they stay, because a collective
-operation may be under way, and joining would wait for the other ranks.
+A thread of gloo needs the GIL to release a tensor. If the interpreter is already shutting down, the
+process aborts with 'terminate called without an active exception' (PyTorch #179291, #190489). The
+threads are joined once nothing refers to their process group. So process groups are destroyed at
+exit, and references to them (a model in a global variable, garbage that was not collected) are
+dropped first. After an error nothing is destroyed: a collective operation may still be pending, and
+joining would wait for the other ranks.
 """
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _holders: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def let_go_at_exit(holder: Any, *attributes: str) -> None:
-    """Delete the attributes of an object, which refer to process groups, before groups are left."""
+    """Drop these attributes, which refer to process groups, before the groups are destroyed."""
     _holders[holder] = attributes
 
 
 def leave_at_exit(groups: Callable[[], Iterable[Any]]) -> None:
-    """Destroy the groups that a function returns at the end; None: all there are."""
+    """Destroy the groups that ``groups()`` returns at exit; an item None stands for all."""
     atexit.register(_leave, groups)
 
 

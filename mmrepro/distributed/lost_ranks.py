@@ -69,7 +69,7 @@ def _is_lost_connection(error: BaseException) -> bool:
 class _Block:
     """The keys of a block in the store: which process runs each rank, and how it has ended."""
 
-    failed = False  # the last one that was entered
+    failed = False  # whether the block entered last has failed
 
     def __init__(self, prefix: str) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()

@@ -50,7 +50,8 @@ def _unknown_host(env: Mapping[str, str]) -> str:
 
 
 def _slurm_host(env: Mapping[str, str]) -> str:
-    command = ['scontrol', 'show', 'hostnames', env['SLURM_NODELIST']]
+    nodes = env.get('SLURM_JOB_NODELIST') or env.get('SLURM_NODELIST', '')
+    command = ['scontrol', 'show', 'hostnames', nodes]
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
     except (OSError, subprocess.CalledProcessError, IndexError) as error:

@@ -279,9 +279,13 @@ def test_the_command_has_the_processes_of_a_launcher_and_needs_a_config(trained,
     # two ranks in one process
     command = on_virtual_ranks(2, lambda: outcome.command_to_repeat(runner))
     assert '--nproc_per_node=1 ' in command
-    monkeypatch.setattr(outcome, 'process_count', lambda: 2)
-    command = outcome.command_to_repeat(runner)
-    assert command.startswith('torchrun --nproc_per_node=2 -m mmrepro train ')
+    for name in ('process_count', 'get_world_size'):
+        monkeypatch.setattr(outcome, name, lambda: 4)
+    for local, said in (('4', ''), ('2', '--nnodes=2 ')):
+        monkeypatch.setenv('LOCAL_WORLD_SIZE', local)
+        command = outcome.command_to_repeat(runner)
+        assert command.startswith(
+            f'torchrun {said}--nproc_per_node={local} -m mmrepro train '), command
     assert command.endswith(' --launcher pytorch')
     monkeypatch.setattr(runner, 'cfg', Config(dict(randomness=dict(seed=1))))
     assert outcome.command_to_repeat(runner) is None

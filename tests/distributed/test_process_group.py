@@ -253,6 +253,7 @@ def test_slurm_tells_the_first_host(monkeypatch, tmp_path):
     script = tmp_path / 'scontrol'
     script.write_text('#!/bin/sh\necho first-of-$3\necho second\n')
     script.chmod(0o755)
+    env['SLURM_JOB_NODELIST'] = env.pop('SLURM_NODELIST')  # of newer versions, beside the other one
     assert launch_variables('slurm', env) == {
         'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_RANK': '5', 'MASTER_ADDR': 'first-of-node7',
         'MASTER_PORT': '1'}
