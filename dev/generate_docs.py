@@ -82,6 +82,9 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('evidence/virtual-ranks.md', 'benchmarks/virtual_ranks.py',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'virtual_ranks.py'))['tables'](
          result('virtual_ranks_cpu.json'))),
+    ('evidence/virtual-ranks.md', 'benchmarks/virtual_ranks_traffic.py',
+     lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'virtual_ranks_traffic.py'))['table'](
+         result('virtual_ranks_traffic.json'))),
     ('evidence/virtual-ranks.md', 'benchmarks/sharded_memory.py',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'sharded_memory.py'))['table'](
          result('sharded_memory.json'))),
