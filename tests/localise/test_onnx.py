@@ -51,8 +51,10 @@ class Detections(torch.nn.Module):
         return self.dets + given.isnan(), self.labels + given.isnan()
 
 
-@pytest.fixture(scope='module', params=[
-    'rtmdet_tiny', pytest.param('retinanet_r50_fpn', marks=pytest.mark.nightly)])
+RTMDET, RETINANET = 'rtmdet_tiny', 'retinanet_r50_fpn'
+
+
+@pytest.fixture(scope='module', params=[RTMDET, RETINANET])
 def detector(request, data_root, tmp_path_factory):
     folder = tmp_path_factory.mktemp('detector')
     config, weights = initialised(request.param, data_root, folder)
@@ -104,17 +106,16 @@ def test_nothing_differs_between_a_model_and_what_was_exported_from_it(detector,
     assert f'; {said["nodes"] - said["matched"]} could not be matched' in said['notes'][0]
 
 
-@pytest.mark.parametrize('owner, module', [
-    ('neck/lateral_convs.1/conv/Conv', 'neck.lateral_convs.1.conv'),
-    ('/cls_convs.1/conv_1/Conv', 'bbox_head.cls_convs.1.conv'),
-    ('neck/top_down_blocks.0/final_conv/conv/Conv', 'neck.top_down_blocks.0.final_conv.conv'),
-    ('/cls_convs.1.0/conv/Conv', 'bbox_head.cls_convs.0.0.conv'),
-])
+@pytest.mark.parametrize('detector, owner, module', [
+    (RETINANET, 'neck/lateral_convs.1/conv/Conv', 'neck.lateral_convs.1.conv'),
+    (RETINANET, '/cls_convs.1/conv_1/Conv', 'bbox_head.cls_convs.1.conv'),
+    (RTMDET, 'neck/top_down_blocks.0/final_conv/conv/Conv',
+     'neck.top_down_blocks.0.final_conv.conv'),
+    (RTMDET, '/cls_convs.1.0/conv/Conv', 'bbox_head.cls_convs.0.0.conv'),
+], indirect=['detector'])
 def test_the_node_with_a_planted_weight_is_named_with_its_module(
         detector, owner, module, tmp_path, capsys):
     config, weights, model = detector
-    if ('rtmdet' in config) != ('top_down' in owner or '1.0' in owner):
-        pytest.skip('a node of the other detector')
     name = planted(model, tmp_path / 'other.onnx', owner)
     code, said = asked(capsys, '--onnx', tmp_path / 'other.onnx', config, weights)
     assert code == 1
@@ -133,6 +134,7 @@ def moved(dets, labels):
     dets[0, 0, 0] += 1
 
 
+@pytest.mark.parametrize('detector', [RETINANET], indirect=True)
 @pytest.mark.parametrize('change, code, text', [
     (lambda dets, labels: None, 0, 'same bits'),
     (gone, 1, '0 appear, 1 vanish, 0 have another label'),
@@ -142,8 +144,6 @@ def moved(dets, labels):
 def test_detections_are_compared_as_boxes_scores_and_labels(
         detector, change, code, text, tmp_path, capsys, monkeypatch):
     config, weights, _ = detector
-    if 'rtmdet' in config:
-        pytest.skip('one detector is enough')
     monkeypatch.setattr(exported, 'SCORE', 0.)  # weights that have not been trained find little
     export(config, weights, tmp_path / 'model.onnx', partial(Detections, change=change),
            output_names=['dets', 'labels'])
