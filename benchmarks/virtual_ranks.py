@@ -41,9 +41,10 @@ from dev.children import Child, join_ranks, silence_output  # noqa: E402
 from mmrepro.intervals import is_due  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
-MODELS = ('faster-rcnn_r50_fpn', 'retinanet_r50_fpn', 'yolox_s')
-# with large images: RTMDet communicates in the forward pass
-LARGE_MODELS = (*MODELS, 'rtmdet_tiny')
+# RTMDet communicates in the forward pass
+MODELS = ('faster-rcnn_r50_fpn', 'retinanet_r50_fpn', 'yolox_s', 'rtmdet_tiny',
+          'deformable-detr_r50')
+LARGE_MODELS = MODELS[:-1]
 LARGER = 3  # times as wide and as high
 SIZES = ('scale', 'img_scale', 'size', 'crop_size', 'border', 'random_size_range')
 RANKS = (2, 4, 8)
@@ -240,6 +241,8 @@ def _against(row: dict[str, Any], target: str) -> str:
     key = 'memory_ratio' if target == 'memory' else 'time_ratio'
     ratio, before, goal = row[key], row.get('before'), TARGETS[target]
     missed = '' if ratio <= goal else ', missed'
+    if row.get('new'):
+        return f'{ratio:.2f} x (goal {goal:.2f}{missed})'
     return f'{before[key]:.2f} x before, {ratio:.2f} x (goal {goal:.2f}{missed})' if before else \
         f'{ratio:.2f} x before (goal {goal:.2f}), not measured again'
 
@@ -247,7 +250,7 @@ def _against(row: dict[str, Any], target: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('data_root', nargs='?')
-    parser.add_argument('--models', nargs='*', choices=LARGE_MODELS)
+    parser.add_argument('--models', nargs='*', choices=MODELS)
     parser.add_argument('--ranks', nargs='*', type=int, default=RANKS)
     parser.add_argument('--rounds', type=int, default=1)
     parser.add_argument('--no-ddp', action='store_true', help='leave out the third comparison')
@@ -269,12 +272,15 @@ def main() -> None:
     def done(kind: str, row: dict[str, Any]) -> None:
         for old in report[kind]:
             if (old['model'], old['ranks']) == (row['model'], row['ranks']):
-                row['before'] = old.get('before') or {
-                    key: old[key] for key in ('time_ratio', 'memory_ratio')}
+                if old.get('new'):
+                    row['new'] = True
+                else:
+                    row['before'] = old.get('before') or {
+                        key: old[key] for key in ('time_ratio', 'memory_ratio')}
                 report[kind][report[kind].index(old)] = row
                 break
         else:
-            report[kind].append(row)
+            report[kind].append(dict(row, new=True))  # there was no such row before
         print(kind, row['model'], row['ranks'], f'{row["time_ratio"]:.3f}',
               f'{row["memory_ratio"]:.3f}', flush=True)
         if args.out:
