@@ -168,7 +168,8 @@ def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
     if first is None:
         return None
     name = first.name
-    if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere:
+    # both runs of a variation with `only` differ by design from iteration 0 on
+    if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere or VARIATIONS[name].only:
         print(f'\n{name}: mmrepro localise cannot repeat what surrounds this run; the first field '
               f"that differs says where to look ({page('how-to/my-runs-differ.md')})",
               file=sys.stderr)

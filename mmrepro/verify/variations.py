@@ -10,7 +10,8 @@ import torch
 from mmengine.config import Config
 
 from ..config import randomness_of
-from ..fingerprint.divergence import Divergence, first_divergence, first_missing
+from ..errors import ConfigError
+from ..fingerprint.divergence import Divergence, difference_up_to
 from ..fingerprint.reader import read_ranks
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
@@ -149,6 +150,11 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
     runs = [_planned(name, variation, prepared, work_dir, iterations, at, cfg)
             for name, variation in planned.items()]
     run_with_progress(runs, iterations, say, jobs)
+    for reference in {_reference_of(name, table[name]) for name in names if name not in skipped}:
+        count = min(len(log.steps) for log in read_ranks(os.path.join(work_dir, reference)).values())
+        if count < iterations:
+            raise ConfigError(f'--iters {iterations}: this config, as trained here, ends after '
+                              f'{count} iterations')
     return [result_of(name, os.path.join(work_dir, _reference_of(name, table[name])),
                       os.path.join(work_dir, name), iterations, skipped.get(name, ''), table[name])
             for name in names]
@@ -232,15 +238,10 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
     if skipped:
         return VariationResult(name, variation.title, skipped=skipped)
     runs = [read_ranks(path) for path in (reference, folder)]
-    difference, remark = first_divergence(*runs), ''
+    difference, remark = difference_up_to(runs[0], runs[1], iterations), ''
     if variation.only:
         remark = _remark(difference)
-        difference = first_divergence(*(only(variation.only, ranks) for ranks in runs))
-    if difference is None:
-        whole = {rank: log._replace(steps=dict.fromkeys(range(iterations), {}))
-                 for run in runs for rank, log in run.items()}
-        difference = next(filter(None, (first_missing(whole, run, iterations) for run in runs)),
-                          None)
+        difference = difference_up_to(*(only(variation.only, ranks) for ranks in runs), iterations)
     return VariationResult(name, variation.title, iterations, difference,
                            os.path.basename(reference), remark=remark if difference is None else '')
 

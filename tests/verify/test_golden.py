@@ -21,13 +21,13 @@ def manifest(original):
 
 
 class Recorded(EndedTraining):
-    """``facts`` and the iteration ``wrong`` are what a test changes."""
+    """Facts, the iteration that is ``wrong``, the field and the count are what a test changes."""
 
     def __init__(self, launch):
         super().__init__(launch)
         training, folder = training_of(launch), folder_of(launch)
-        write_steps(folder, [dict(gradients='other' if self.wrong == i else 'same')
-                             for i in range(training.iterations)])
+        write_steps(folder, [{self.field: 'other' if self.wrong == i else 'same'}
+                             for i in range(training.iterations)][:self.count])
         content = dict(self.manifest, facts={**self.manifest['facts'], **self.facts})
         with open(f'{folder}/mmrepro/manifest.json', 'w') as file:
             json.dump(content, file)
@@ -35,7 +35,8 @@ class Recorded(EndedTraining):
 
 @pytest.fixture
 def process(manifest, monkeypatch):
-    return stand_in(monkeypatch, Recorded, manifest=manifest, facts={}, wrong=None)
+    return stand_in(monkeypatch, Recorded, manifest=manifest, facts={}, wrong=None,
+                    field='gradients', count=None)
 
 
 @pytest.fixture
@@ -81,6 +82,18 @@ def test_a_difference_says_where_and_what_has_changed(process, run, capsys):
     assert run('check', '--json') == 1
     out = json.loads(capsys.readouterr().out)
     assert out['goldens'][0]['difference']['iteration'] == 2 and out['exit_code'] == 1
+
+
+@pytest.mark.parametrize('change, said', [
+    (dict(count=2), 'DIFFERENT after 2 equal iterations: detector, iteration 2, number of '
+     'iterations: 3 and 2'),
+    (dict(field='parameters'), 'DIFFERENT after 0 equal iterations: detector, iteration 0, '
+     'gradients: a value and nothing')])
+def test_what_the_golden_has_and_the_run_lacks_is_a_difference(process, run, capsys, change, said):
+    run('record', 'detector.py')
+    for name, value in change.items():
+        setattr(process, name, value)
+    assert run('check') == 1 and said in capsys.readouterr().out
 
 
 def test_another_class_of_machines_has_no_golden_until_it_is_recorded(process, run, capsys):
@@ -135,6 +148,9 @@ def test_what_cannot_be_used_is_one_clear_line(process, run, capsys, tmp_path):
     log.write_text(''.join(lines[:-1]))
     assert 'has 2 of 3 iterations; record it again' in said('check')
     log.write_text(''.join(lines))
+    process.count = 2
+    assert 'has 2 of 3 iterations; the training ended early' in said('record', 'detector.py')
+    process.count = None
     (golden / 'facts.json').write_text('{}')
     assert 'facts.json: lacks facts' in said('check')
 

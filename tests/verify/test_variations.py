@@ -34,7 +34,7 @@ class Recorded(EndedTraining):
         first = 2 if training.resume else 0
         ranks = virtual_ranks(Config.fromfile(training.config)) or launch.ranks
         steps = [dict(batch=dict(data=self.value(f'{name}.data', i)), gradients=self.value(name, i))
-                 for i in range(first, training.kill_after or training.iterations)]
+                 for i in range(first, min(training.kill_after or training.iterations, 8))]
         for rank in range(ranks):
             write_steps(folder, steps, rank, ranks, first)
 
@@ -233,9 +233,10 @@ def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeyp
     assert json.loads(capsys.readouterr().out)['localise']['verdict'] == 'equal'
 
 
-@pytest.mark.parametrize('name', ['files', 'folder', 'load'])
-def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys, name):
-    stand_in.wrong[name] = 3
+@pytest.mark.parametrize('name', ['files', 'folder', 'load', 'cpu'])
+def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys, name, monkeypatch):
+    monkeypatch.setattr(module.surroundings, 'instruction_sets', lambda: {'MKL_CBWR': 'AVX2'})
+    stand_in.wrong[f'{name}.data'] = 3
     assert run(config, tmp_path, '--vary', name, '--localise') == 1
     assert f'{name}: mmrepro localise cannot repeat' in capsys.readouterr().err
 
@@ -243,6 +244,7 @@ def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys,
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['--vary', 'workers,colour'], 'colour is not allowed; allowed: process,workers'),
     (['--vary', ''], 'nothing is not allowed'), (['--iters', '0'], '--iters 0: must be 1'),
+    (['--iters', '9'], '--iters 9: this config, as trained here, ends after 8 iterations'),
     (['--cfg-options', 'train_dataloader.dataset.ann_file=/nowhere/train.json'],
      '/nowhere/train.json does not exist, and train_dataloader')])
 def test_wrong_usage(config, stand_in, tmp_path, capsys, arguments, message):

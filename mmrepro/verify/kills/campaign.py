@@ -13,7 +13,7 @@ from mmengine.config import Config
 
 from ...checkpoint import files
 from ...checkpoint.choosing import newest_good, pointed
-from ...fingerprint.divergence import compare_logs, first_missing
+from ...fingerprint.divergence import difference_up_to
 from ...fingerprint.reader import RankLog, read_ranks
 from ...report.report import plain
 from ...runs.child import Training
@@ -146,9 +146,8 @@ class Campaign:
     def _deviations(self, folder: str, attempt: Attempt) -> list[str]:
         """Return how a run that came to its end differs from the uninterrupted run."""
         logs = read_ranks(folder)
-        deviations = [f'{difference.text()} (first the uninterrupted run)' for difference in (
-            compare_logs(self._expected, logs, self.iterations),
-            first_missing(self._expected, logs, self.iterations)) if difference is not None]
+        difference = difference_up_to(self._expected, logs, self.iterations)
+        deviations = [f'{difference.text()} (first the uninterrupted run)'] if difference else []
         for rank, expected in self._expected.items():
             vals = logs[rank].vals
             self.compared += len(logs[rank].steps) + len(vals) + 1
