@@ -306,6 +306,9 @@ def localise(config: str, run_b: str | None = None, *,
         ConfigError, FingerprintError: the config or a run cannot be used.
         TrainingFailed: a training ended with an error.
     """
+    for name, at in (('resume', resume_b), ('validate', validate_b)):
+        if at is not None and not 0 < at < iterations:
+            raise ConfigError(f'--{name}-b {at} --iters {iterations}: 0 < K < N is needed')
     folder = entry.unused_folder(work_dir or os.path.join('work_dirs', 'localise'))
     os.makedirs(folder, exist_ok=True)
     if run_b is not None:

@@ -46,7 +46,7 @@ class Options(DictAction):  # type: ignore[misc]
                 setting(text)
             except ConfigError as error:
                 raise argparse.ArgumentError(self, str(error)) from error
-        namespace.options_as_given = tuple(values)
+        namespace.options_as_given = (*namespace.options_as_given, *values)
         super().__call__(parser, namespace, list(values), option)
 
 
@@ -101,8 +101,11 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         with replaced(self, _parsing=True):
             parsed = super().parse_args(args, namespace)
-        if getattr(parsed, 'json', None) not in (None, '-'):
-            self.make_folder_of(parsed.json, '--json')
+        path = getattr(parsed, 'json', None)
+        if path not in (None, '-'):
+            if os.path.isdir(path) or os.path.isfile(path) and not path.endswith('.json'):
+                self.error(f'--json {path}: exists, and is not a .json file; it is not overwritten')
+            self.make_folder_of(path, '--json')
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -113,7 +116,7 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, args: argparse.Namespace, why: str, *names: str) -> None:
         """Refuse options that were given and have no meaning here."""
         for name in names:
-            if getattr(args, name) not in (None, False, [], ()):
+            if getattr(args, name) != self.get_default(name):
                 self.error(f'--{name.replace("_", "-")} {why}')
 
     def processes(self, text: str, ranks: int | None) -> list[int]:

@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.action == 'record':
         if not args.configs:
             parser.error('record needs a config')
+        parser.refuse(args, 'is for check', 'missing')
         return finish(_record(args), args)
     parser.refuse(args, 'is for record: check trains what was recorded', *OF_RECORD)
     return finish(_check(args), args)

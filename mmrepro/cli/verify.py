@@ -18,7 +18,7 @@ from .arguments import Parser, at_least, finish, shared
 ALL, KILLS = 'all', 'kills'  # of --vary
 WORK_DIR = os.path.join('work_dirs', 'verify')
 # options of ordinary variations, which have no meaning for kills
-ORDINARY = ('full', 'demo_data', 'jobs', 'at', 'localise')
+ORDINARY = ('iters', 'level', 'full', 'demo_data', 'jobs', 'at', 'localise')
 OF_KILLS = ('kills', 'kill_seed', 'ranks', 'processes', 'interval', 'span', 'kinds')
 
 

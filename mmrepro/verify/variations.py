@@ -151,7 +151,8 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
             for name, variation in planned.items()]
     run_with_progress(runs, iterations, say, jobs)
     for reference in {_reference_of(name, table[name]) for name in names if name not in skipped}:
-        count = min(len(log.steps) for log in read_ranks(os.path.join(work_dir, reference)).values())
+        ranks = read_ranks(os.path.join(work_dir, reference))
+        count = min(len(log.steps) for log in ranks.values())
         if count < iterations:
             raise ConfigError(f'--iters {iterations}: this config, as trained here, ends after '
                               f'{count} iterations')

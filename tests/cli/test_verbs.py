@@ -138,6 +138,23 @@ def test_a_result_that_cannot_be_written_is_said_at_once(command, option, config
     assert f'{tmp_path}/file/w/r.pkl: ' in said and 'cannot be made' in said
 
 
+@pytest.mark.parametrize('command, message', [
+    ('golden check --json CONFIG', 'is not a .json file; it is not overwritten'),
+    ('doctor --json .', '--json .: exists, and is not a .json file'),
+    ('test CONFIG x.pth --json r.json', '--json needs --image'),
+    ('test CONFIG x.pth --score-thr 0.5', '--score-thr needs --image'),
+    ('verify CONFIG --vary kills --iters 2', '--iters has no meaning with --vary kills'),
+    ('verify CONFIG --vary kills --level module', '--level has no meaning with --vary kills'),
+    ('verify CONFIG --kill-seed 0', '--kill-seed is for --vary kills'),
+    ('demo --data-only --epochs 3', '--epochs has no meaning with --data-only'),
+    ('demo --images 100', '--images 100: the dataset has 24'),
+    ('golden record CONFIG --missing pass', '--missing is for check')])
+def test_an_option_that_would_do_nothing_or_harm_is_refused(command, message, config, capsys):
+    before = config.read_bytes()
+    assert message in refused(capsys, *command.replace('CONFIG', str(config)).split())
+    assert config.read_bytes() == before
+
+
 @pytest.mark.parametrize('verb', ['train', 'test', 'verify', 'localise', 'audit'])
 @pytest.mark.parametrize('broken, said', [
     (True, "line 1: '(' was never closed"), (False, 'did you mean train_cfg.max_iters?')])

@@ -47,11 +47,13 @@ def run(tmp_path, monkeypatch):
 
 
 def test_the_same_bits(process, run, capsys, tmp_path):
-    assert run('record', 'detector.py', '--cfg-options', 'optim_wrapper.optimizer.lr=0.2') == 0
+    lr, workers = 'optim_wrapper.optimizer.lr=0.2', 'train_dataloader.num_workers=0'
+    assert run('record', 'detector.py', '--cfg-options', lr, '--cfg-options', workers) == 0
     kept = os.path.join('goldens', 'detector')
     assert sorted(os.listdir(kept))[-1] == 'recipe.json'
     recipe = json.loads((tmp_path / kept / 'recipe.json').read_text())
     assert recipe['config'] == 'detector.py' and recipe['iterations'] == 3
+    assert recipe['options'] == [lr, workers]
     assert run('check') == 0
     assert 'EQUAL: detector, 3 iterations' in capsys.readouterr().out
     # the recorded options are those of the check; nothing is evaluated or saved
@@ -59,7 +61,7 @@ def test_the_same_bits(process, run, capsys, tmp_path):
     assert cfg.optim_wrapper.optimizer.lr == .2 and cfg.val_cfg is None
     assert training_of(process.launches[1]).iterations == 3
     # on the same machine, it is recorded over
-    assert run('record', 'detector.py', '--cfg-options', 'optim_wrapper.optimizer.lr=0.2') == 0
+    assert run('record', 'detector.py', '--cfg-options', lr, workers) == 0
     assert len(os.listdir(kept)) == 2
 
 
