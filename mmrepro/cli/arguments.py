@@ -34,6 +34,13 @@ def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
     return number
 
 
+def tolerance(text: str) -> float:
+    """Parse a relative difference."""
+    if not 0 <= float(text) < float('inf'):
+        raise argparse.ArgumentTypeError(f'{text}: must be a number of 0 or more')
+    return float(text)
+
+
 class Options(DictAction):  # type: ignore[misc]
     """MMEngine's ``--cfg-options``; refuses what is not ``KEY=VALUE``.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..reports import compare, exported, trace
-from .arguments import Parser, existing_checkpoint, finish, shared
+from .arguments import Parser, existing_checkpoint, finish, shared, tolerance
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,12 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--out', metavar='DIR',
                         help='write plots (PNG), compare.html and compare.json here')
     parser.add_argument('--all', action='store_true',
-                        help='list every difference in what the runs were made of, harmless or not')
+                        help='list all differences in settings and environment, harmless ones '
+                        'included')
     parser.add_argument('--no-weights', action='store_true',
                         help='leave checkpoints unread (they are large)')
-    parser.add_argument('--tolerance', type=float, metavar='REL',
-                        help='for runs on other machines: how far losses, norms and metrics are '
-                        'apart, and whether by more than this relative difference')
+    parser.add_argument('--tolerance', type=tolerance, metavar='REL',
+                        help='for runs on different machines: report how far losses, norms and '
+                        'metrics are apart, and exit with 1 if any exceeds this relative '
+                        'difference')
     group = parser.add_argument_group('two configs or environments')
     group.add_argument('--trace', action='store_true',
                        help='RUN_A and RUN_B are configs or work directories: give both models the '

@@ -34,7 +34,9 @@ SCOPES = 'pkg.torch.onnx.name_scopes'  # metadata of nodes, by torch.onnx.export
 
 def exported(path: str, config: str, checkpoint: str, *, image: str | None = None,
              tolerance: float | None = None) -> Report:
-    """Give an ONNX model and its original one input, on the CPU, and compare what nodes give.
+    """Give an ONNX model and its original one input, and compare the output of every node.
+
+    Both run on the CPU.
 
     Args:
         path, config, checkpoint: the exported model, and what it was exported from.

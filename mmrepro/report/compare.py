@@ -143,7 +143,8 @@ def _columns(kind: str, columns: Columns) -> list[Table]:
     rows = [(name, str(steps[-1]), f'{a[-1]:.9g}', f'{b[-1]:.9g}', f'{_largest(a, b):.3g}')
             for name, (steps, a, b) in columns.items()]
     return [Table((kind, 'last common', 'A', 'B', 'largest difference'), rows,
-                  'Losses' if kind == 'loss' else 'Metrics', shown=MAX_ROWS)] if rows else []
+                  'Losses' if kind == 'loss' else 'Metrics', shown=MAX_ROWS,
+                  rest='more')] if rows else []
 
 
 def _largest(a: list[float], b: list[float]) -> float:
@@ -160,7 +161,7 @@ def _weights(comparison: Comparison) -> Table:
           '-' if row.relative is None else f'{row.relative:.3g}',
           '; '.join(f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
          for row in checkpoints],
-        'Checkpoints', ['bad' if row.distance else '' for row in checkpoints], shown=differing,
+        'Checkpoints', ['' if row.same else 'bad' for row in checkpoints], shown=differing,
         rest=f'checkpoint{"s" if len(checkpoints) > differing + 1 else ""} without a difference',
         code=(0, 3))
 

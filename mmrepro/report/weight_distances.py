@@ -71,5 +71,8 @@ def distance(name: str, iteration: int | None, a: dict[str, Any],
             parts[key] = math.sqrt(square) / (float(tensor_a.norm()) or 1.)
     note = f'not in both, or of another shape: {", ".join(left_out[:3])}' if left_out else ''
     largest = tuple(sorted(parts.items(), key=lambda item: -item[1])[:5])
+    same = not squares and state_digest(a) == state_digest(b)
+    if not (same or squares or note):
+        note = 'equal values with other bits: the sign of zeros, or the payload of NaN'
     return Distance(name, iteration, math.sqrt(squares), math.sqrt(squares / norms) if norms else
-                    0., largest, note, not squares and state_digest(a) == state_digest(b))
+                    0., largest, note, same)

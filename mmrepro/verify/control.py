@@ -48,7 +48,7 @@ def attach(runner: Any, name: str) -> None:
 
 
 class Control(NamedTuple):
-    """What a comparison said of spoiled trainings."""
+    """Whether the comparison noticed a training that was spoiled on purpose."""
     text: str  # a line for the report
     iteration: int | None = None  # the first that was seen as different; None: all are the same
 

@@ -1,6 +1,7 @@
 """Runs A and B: how they are trained, where they diverge, how far they are apart, what is said."""
 import json
 import os
+import types
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from launches import text_of, write_steps
 from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
-from mmrepro.localise.compared_runs import RunSpec, start, trainings_of
+from mmrepro.hooks.fingerprint import FingerprintHook
+from mmrepro.localise.compared_runs import RunSpec, record, start, trainings_of
 from mmrepro.localise.entry import localise_runs, unused_folder
 from mmrepro.localise.recording import RecordingPlan
 from mmrepro.localise.search import Localiser, first_iteration, positions_of
@@ -145,6 +147,29 @@ def test_a_difference_that_is_not_reproduced_is_not_invented(tmp_path):
     assert 'NOT REPRODUCED' in text_of(result) and 'intermittent' in text_of(result)
     unequal = text_of(result._replace(unequal=('GAIN is 1 in A, 2 in B', )))
     assert 'GAIN is 1 in A' in unequal and 'race' not in unequal and 'hardware' not in unequal
+
+
+def test_a_repetition_that_differs_earlier_is_not_said_to_agree(tmp_path):
+    _, result = scripted(tmp_path, dict(A=['123'] * 3, B=['129', '193', '12']),
+                         dict(A=['2', '2'], B=['2', '2']))
+    assert result.verdict == 'flaky' and (
+        'once they first differed at iteration 1, and once their recordings agree' in
+        text_of(result))
+
+
+def test_an_iteration_without_fingerprints_is_found_in_the_repetition(tmp_path):
+    runs = run_of('1', '2', '3'), run_of('1', '9', '9')
+    for run in runs:
+        del run.ranks[0].steps[1]  # FingerprintHook(interval=2)
+    hook = FingerprintHook(interval=2)
+    record(types.SimpleNamespace(hooks=[hook], lifecycle=types.SimpleNamespace(),
+                                 register_hook=lambda hook, priority: None),
+           **RecordingPlan('', 1)._asdict())
+    assert hook.interval == 1
+    launch = Scripted(dict(A=['123'] * 2, B=['199'] * 2), dict(A=['2', '2'], B=['2', '3']))
+    specs = RunSpec('A', 'a.py'), RunSpec('B', 'b.py')
+    result = Localiser(specs, str(tmp_path), launch).explain(*runs, values=False)
+    assert result.diagnosis.iteration == 1 and 'intermittent' not in text_of(result)
 
 
 def test_an_earlier_difference_in_the_repetition_is_followed(tmp_path):

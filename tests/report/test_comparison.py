@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import exit_code
 from fake_runs import NAMES, write_log, write_run
 from harness import python
 from mmengine.config import Config
@@ -84,6 +85,16 @@ def test_other_lengths_are_said_and_the_common_part_is_compared():
     text = ' '.join(comparison.notes)
     assert '8 iterations of A are not in B (12 to 19)' in text
     assert 'B: rank 0 did not come to its end; its last iteration is 11' in text
+
+
+def test_a_rank_is_compared_with_the_same_rank():
+    comparison = compare(write_run('a'), write_run('b', rank=1))
+    assert comparison.verdict().startswith('NOTHING TO COMPARE') and not comparison.losses
+    write_run('a', rank=1, world=2, since=3, noise=1.)
+    comparison = compare('a', 'b')  # ranks 0 and 1, and rank 1
+    assert comparison.first.iteration == 3 and comparison.first.rank == 1
+    assert comparison.diverged['head.0.weight'] == 3
+    assert 'A has fingerprints of ranks [0, 1], B of [1]: [1] are compared' in comparison.notes
 
 
 def test_what_runs_were_made_of_comes_by_severity():
@@ -248,11 +259,17 @@ def test_equal_checkpoints_are_said_where_logs_are_all_there_is(tmp_path):
     comparison = compare('a', 'b')
     assert 'the weights in 2 of 2 checkpoints have the same bits (epoch_1.pth to epoch_2.pth)' in (
         comparison.verdict())
-    # equal in value, not in bits: that is not said to be the same
-    for name, zero in (('a', 0.), ('b', -0.)):
-        torch.save(dict(meta=dict(iter=2), state_dict=dict(w=torch.tensor([zero]))),
-                   tmp_path / name / 'epoch_2.pth')
-    assert '1 of 2 checkpoints have the same bits (epoch_1.pth)' in compare('a', 'b').verdict()
+    # the sign of a zero, another key, another shape
+    for weights in (dict(w=torch.tensor([0.])), dict(w=torch.tensor([-0.])),
+                    dict(w=torch.tensor([0.]), v=torch.ones(1)), dict(w=torch.zeros(2))):
+        torch.save(dict(meta=dict(iter=2), state_dict=weights), tmp_path / 'a' / 'epoch_2.pth')
+        torch.save(dict(meta=dict(iter=2), state_dict=dict(w=torch.tensor([0.]))),
+                   tmp_path / 'b' / 'epoch_2.pth')
+        comparison = compare('a', 'b')
+        assert [row.distance for row in comparison.weights] == [0., 0.]
+        equal = torch.equal(weights['w'].signbit(), torch.tensor([False])) and len(weights) == 1
+        assert comparison.equal is equal
+        assert ('checkpoints differ' in comparison.verdict()) is not equal
 
 
 def test_nan_is_equal_to_nan():
@@ -397,8 +414,8 @@ def test_exit_codes_and_words_of_a_tolerance(capsys):
     assert 'BEYOND 1e-12' in capsys.readouterr().out
     assert main(a, b, '--tolerance', '0.1', '--json') == 0
     assert json.loads(capsys.readouterr().out)['tolerance']['within']
-    for wrong in ('0', '-1', 'nan'):
-        assert main(a, b, '--tolerance', wrong) == 2
+    for wrong in ('0', '-1', 'nan', 'inf'):
+        assert exit_code('compare', a, b, '--tolerance', wrong) == 2
         assert '--tolerance' in capsys.readouterr().err
 
 
