@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             advice=[f'look through it before you publish it; mmrepro replay {args.export} checks '
                     'it'], data=dict(run=args.run, export=args.export, files=files)), args)
     work_dir = args.work_dir or os.path.normpath(args.run) + '_replay'
+    if os.path.isdir(args.run):
+        parser.make_folder(work_dir)
     print('the settings of the run, except that no checkpoints are written', file=sys.stderr)
 
     with progress_line(sys.stderr) as say:

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.refuse(args, f'has no meaning with --vary {KILLS}', *ORDINARY)
         return _kills(args, parser)
     parser.refuse(args, f'is for --vary {KILLS}, alone', *OF_KILLS)
-    names = list(VARIATIONS) if names == [ALL] else names
+    names = names and [row for name in names for row in (VARIATIONS if name == ALL else (name, ))]
     work_dir = parser.make_folder(args.work_dir or WORK_DIR)
     with progress_line(sys.stderr) as say:
         report = verify(

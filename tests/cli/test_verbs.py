@@ -130,7 +130,8 @@ def test_a_hook_that_is_refused_and_an_option_that_cannot_be_read(config, capsys
     ('compare CONFIG CONFIG', '--out'), ('test CONFIG x.pth', '--out'),
     ('verify CONFIG --vary kills', '--json'), ('verify CONFIG', '--json'),
     ('doctor --gpu', '--out'), ('verify CONFIG', '--work-dir'), ('localise CONFIG', '--work-dir'),
-    ('demo', '--work-dir'), ('train CONFIG', '--work-dir')])
+    ('demo', '--work-dir'), ('train CONFIG', '--work-dir'), ('golden check', '--work-dir'),
+    ('seeds CONFIG', '--work-dir'), ('replay .', '--work-dir')])
 def test_a_result_that_cannot_be_written_is_said_at_once(command, option, config, capsys, tmp_path):
     (tmp_path / 'file').touch()
     words = command.replace('CONFIG', str(config)).split()
@@ -140,6 +141,7 @@ def test_a_result_that_cannot_be_written_is_said_at_once(command, option, config
 
 @pytest.mark.parametrize('command, message', [
     ('golden check --json CONFIG', 'is not a .json file; it is not overwritten'),
+    ('doctor --gpu --only [', '--only [: must be a regular expression'),
     ('doctor --json .', '--json .: exists, and is not a .json file'),
     ('test CONFIG x.pth --json r.json', '--json needs --image'),
     ('test CONFIG x.pth --score-thr 0.5', '--score-thr needs --image'),

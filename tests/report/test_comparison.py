@@ -175,8 +175,11 @@ def test_stock_runs_are_compared_by_their_logs_which_prove_no_bits():
 def test_a_resumed_log_replaces_what_was_lost():
     write_log('a', 20)
     write_log('b', 20, off=11)
+    with open('b/20260101_000000/vis_data/scalars.json', 'a') as file:
+        file.write('{"coco/bbox_mAP": 0.9, "step": 2}\n')
     write_log('b', 15, stamp='20260102_000000', first=10)
     comparison = compare('a', 'b')
+    assert list(comparison.b.logged_vals) == [1]
     # iterations 15 to 19 of the first start were lost, and were not trained again
     assert comparison.equal and comparison.b.starts == 2 and comparison.common == list(range(15))
 

@@ -1,5 +1,6 @@
 """Interrupted at random moments, in every way, a run stays the undisturbed one; and chaos tells."""
 import json
+import random
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from preempted_runs import settings
 from mmrepro.hooks import PreemptHook
 from mmrepro.reports import campaign_report, interruptible
 from mmrepro.runner import ReproRunner
+from mmrepro.verify.kills import attempt
+from mmrepro.verify.kills.attempt import Attempt, Interruption
 from mmrepro.verify.kills.campaign import Campaign, CampaignSettings
 from mmrepro.verify.kills.kinds import KINDS, allowed
+from mmrepro.verify.kills.moments import FILE
 
 pytestmark = pytest.mark.usefixtures('forked')
 
@@ -118,6 +122,42 @@ def test_another_exit_code_is_noticed(tmp_path, monkeypatch):
     runs = campaign(tmp_path, 1, kinds=('SIGUSR1', ), **{'train_cfg.max_epochs': 30})
     assert not runs.run()
     assert 'the processes ended with [-10], expected [0, 75]' in runs.problems[0]
+
+
+@pytest.mark.parametrize('kind, codes, killed, problem', [
+    ('SIGTERM', [-9], [0], True), ('SIGTERM', [75], [], False),
+    ('SIGTERM to one rank', [75, -9], [1], False),
+    ('SIGTERM to one rank', [-9, -9], [0, 1], True),
+    ('SIGKILL of a worker', [3, -9], [1], True)])
+def test_a_process_that_hangs_is_a_problem_unless_it_waits_for_a_rank(
+        tmp_path, kind, codes, killed, problem):
+    runs = campaign(tmp_path, 1, ranks=len(codes))
+    runs._note_kill(1, Interruption(kind, 1, 0.), Attempt([], codes, 1., killed), str(tmp_path))
+    assert bool(runs.problems) is problem
+
+
+class Finishing:
+    """A training of one moment, without workers, that ends by itself."""
+    pids, looks = [0], 0
+
+    def __init__(self, folder):
+        self.file = open(folder / FILE, 'ab', buffering=0)
+
+    def codes(self):
+        self.looks += 1
+        self.file.write(b'["train", 0, 0, 1.5\n["train", 1, 0, 1.5, 0, [], null]\n')
+        return [0 if self.looks > 3 else None]
+
+    def kill(self):
+        pass
+
+
+def test_a_strike_without_a_victim_is_no_interruption_and_torn_moments_are_left_out(
+        tmp_path, monkeypatch):
+    monkeypatch.setattr(attempt, 'LaunchedTraining', Finishing)
+    found = attempt.watch(tmp_path, str(tmp_path), Interruption('SIGKILL of a worker', 1, 0.),
+                          dict(step=0.), random.Random(0))
+    assert found.seconds_to_end is None and {len(one.workers) for one in found.moments} == {0}
 
 
 def test_what_is_possible_depends_on_ranks_and_workers():

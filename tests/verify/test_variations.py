@@ -242,7 +242,7 @@ def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys,
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (['--vary', 'workers,colour'], 'colour is not allowed; allowed: process,workers'),
+    (['--vary', 'all,colour'], '--vary: colour is not allowed; allowed: process,workers'),
     (['--vary', ''], 'nothing is not allowed'), (['--iters', '0'], '--iters 0: must be 1'),
     (['--iters', '9'], '--iters 9: this config, as trained here, ends after 8 iterations'),
     (['--cfg-options', 'train_dataloader.dataset.ann_file=/nowhere/train.json'],
@@ -300,8 +300,9 @@ def test_relative_paths_lead_to_the_same_files_from_the_linked_folder(tmp_path):
     original, other = tmp_path / 'here', tmp_path / 'there'
     (original / 'data').mkdir(parents=True)
     (original / 'data' / 'x.txt').write_text('x')
-    for _ in 'ab':  # a second time, nothing is in the way
-        surroundings.linked_folder(str(other), str(original))
+    for folder in (tmp_path, original, original):  # nothing of an earlier call is in the way
+        surroundings.linked_folder(str(other), str(folder))
+    assert os.listdir(other) == ['data']
     assert (other / 'data' / 'x.txt').read_text() == 'x'
 
 

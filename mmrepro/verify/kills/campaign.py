@@ -190,7 +190,9 @@ class Campaign:
                    default=0)
         expected = {*KINDS[plan.kind].codes, 0}  # 0: the run was through before the signal
         through = None not in self._end_states(attempt)
-        if not (expected.issuperset(attempt.codes) or through or attempt.killed):
+        ended = [code for number, code in enumerate(attempt.codes) if number not in attempt.killed]
+        hung = attempt.killed and not (KINDS[plan.kind].waits and ended)
+        if hung or not (expected.issuperset(ended) or through):
             self.problems.append(
                 f'run {number}: after {plan.kind} at iteration {done} the processes ended with '
                 f'{attempt.codes}, expected {sorted(expected)}; see {folder}/rank0.log')
@@ -212,7 +214,8 @@ class Campaign:
         named = pointed(folder)
         problem = files.check_file(named) if os.path.isfile(named) else None
         if problem is not None:
-            self.problems.append(f'last_checkpoint names {named}, which {problem}, after {plan}')
+            self.problems.append(f'last_checkpoint names {named}, which {problem}, after '
+                                 f'{plan.kind if plan else "the end"}')
 
     def outcome(self) -> dict[str, Any]:
         """Return the outcome, as JSON can hold it."""
