@@ -22,7 +22,7 @@ ORDER = ('Fields in the order in which an iteration computes them. The first tha
 
 def compare(run_a: str, run_b: str, *, weights: bool = True,
             tolerance: float | None = None) -> Report:
-    """Compare two runs: what they were made of, where they diverge, how the difference grows.
+    """Compare two runs: settings and environment, where they diverge, how the difference grows.
 
     Runs with fingerprints are compared bit for bit, other runs by the logs of MMEngine.
 
@@ -74,21 +74,21 @@ def _runs(comparison: Comparison) -> Table:
 
 
 def _manifest(comparison: Comparison) -> Table:
-    title = 'What the runs were made of'
+    title = 'Settings and environment'
     rows = comparison.manifest
     if not rows:
         known = is_known(comparison.a) and is_known(comparison.b)
         return Table((), (), title, text='No difference in what was recorded.' if known else
-                     'Nothing was recorded of what one of the runs was made of.')
+                     'The settings and environment of one run were not recorded.')
     harmless = sum(row.severity == 'harmless' for row in rows)
     shown = min(len(rows) - harmless, MAX_ROWS)
     more = len(rows) - shown
     return Table(
-        ('made of', 'A', 'B', 'severity', 'consequence'),
+        ('name', 'A', 'B', 'severity', 'consequence'),
         [(row.name, shorten(row.then, 40), shorten(row.now, 40), row.severity, row.consequence)
          for row in rows], title,
         ['soft' if row.severity == 'harmless' else '' for row in rows], shown=shown, code=(0, 1, 2),
-        rest=f'more difference{"" if more == 1 else "s"} in what they were made of, '
+        rest=f'more difference{"" if more == 1 else "s"} in settings and environment, '
              f'{"all" if harmless == more else harmless} harmless; --all lists them')
 
 

@@ -1,4 +1,4 @@
-"""Compare two runs: what they were made of, where they diverge, how the difference grows."""
+"""Compare two runs: settings and environment, where they diverge, how the difference grows."""
 from __future__ import annotations
 
 import math
@@ -236,7 +236,7 @@ def _relative(a: float, b: float) -> float:
 
 
 def is_known(run: RunView) -> bool:
-    """Whether anything was recorded of what the run was made of."""
+    """Whether settings and environment of the run were recorded."""
     return bool(run.manifest or run.facts)
 
 

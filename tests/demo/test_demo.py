@@ -178,7 +178,7 @@ def test_the_command_as_users_type_it(tmp_path, capfd):
     assert demo_in(tmp_path) == 0
     said = capfd.readouterr().out
     assert 'SAME BITS: loss, weights and optimizer state agree after each of 6' in said
-    assert 'deterministic=True: the runs part at iteration 2' in said
+    assert 'deterministic=True: the runs diverge at iteration 2' in said
     assert (tmp_path / 'work' / 'losses.png').stat().st_size > 10_000
     logs = {name: (tmp_path / 'work' / name / 'output.txt').read_text() for name in (
         'stock_1', 'A', 'B')}

@@ -246,7 +246,7 @@ def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(caps
     notes = [line for line in lines if line.startswith('note: ')]
     assert notes[0] == ('note: A was trained with mmrepro and B without it: their random numbers '
                         'and kernels are not the same, so their bits cannot agree')
-    start = next(i for i, line in enumerate(lines) if line.strip().startswith('made of'))
+    start = next(i for i, line in enumerate(lines) if line.strip().startswith('name '))
     assert lines[start + 1].split()[:3] == ['mmrepro', 'True', 'False']
     names = [line.split()[0] for line in lines[start + 1:lines.index('', start)]]
     # deterministic=False is what a stock run has that says nothing
@@ -367,7 +367,7 @@ def test_harmless_differences_are_counted_and_listed_on_demand(capsys):
                 b=dict(facts={'version.python': '3.12', 'version.mmrepro': '2'}))
     assert main(a, b) == 0
     out = capsys.readouterr().out
-    assert '2 more differences in what they were made of, all harmless; --all lists them' in out
+    assert '2 more differences in settings and environment, all harmless; --all lists them' in out
     assert 'version.python' not in out
     main(a, b, '--all')
     out = capsys.readouterr().out
