@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import textwrap
@@ -21,24 +22,17 @@ from . import program_name
 DEMO_DATA = os.path.join('data', 'demo')
 
 
-def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Return the parser of an integer from ``low`` to ``high``; None: without an upper limit."""
+def at_least(low: int, high: int | None = None, kind: type = int) -> Callable[[str], Any]:
+    """Return the parser of a number from ``low`` to ``high``; None: without an upper limit."""
     allowed = f'{low} or more' if high is None else f'{low} to {high}'
 
-    def number(text: str) -> int:
-        if int(text) < low or (high is not None and int(text) > high):
+    def number(text: str) -> Any:
+        if not low <= kind(text) <= (math.inf if high is None else high):
             raise argparse.ArgumentTypeError(f'{text}: must be {allowed}')
-        return int(text)
+        return kind(text)
 
-    number.__name__ = 'int'  # in argparse's message about what is no integer
+    number.__name__ = kind.__name__  # in argparse's message about what is no number
     return number
-
-
-def tolerance(text: str) -> float:
-    """Parse a relative difference."""
-    if not 0 <= float(text) < float('inf'):
-        raise argparse.ArgumentTypeError(f'{text}: must be a number of 0 or more')
-    return float(text)
 
 
 class Options(DictAction):  # type: ignore[misc]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..reports import compare, exported, trace
-from .arguments import Parser, existing_checkpoint, finish, shared, tolerance
+from .arguments import Parser, at_least, existing_checkpoint, finish, shared
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         'included')
     parser.add_argument('--no-weights', action='store_true',
                         help='leave checkpoints unread (they are large)')
-    parser.add_argument('--tolerance', type=tolerance, metavar='REL',
+    parser.add_argument('--tolerance', type=at_least(0, kind=float), metavar='REL',
                         help='for runs on different machines: report how far losses, norms and '
                         'metrics are apart, and exit with 1 if any exceeds this relative '
                         'difference')

@@ -22,16 +22,6 @@ CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools/
 OF_GPU = ('out', 'quick', 'seconds', 'only', 'iters', 'against', 'size')
 
 
-def _pattern(text: str) -> str:
-    """Parse a regular expression."""
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f'{text}: must be a regular expression: {error}'
-                                         ) from error
-    return text
-
-
 def _parser() -> Parser:
     parser = Parser(
         'doctor', 'Print what decides about bits on this machine (hardware, versions, flags and '
@@ -59,7 +49,7 @@ def _parser() -> Parser:
     group.add_argument('--quick', action='store_true',
                        help='small inputs, few repetitions, two iterations')
     group.add_argument('--seconds', type=float, help='limit of time (450)')
-    group.add_argument('--only', metavar='REGEX', type=_pattern,
+    group.add_argument('--only', metavar='REGEX',
                        help='rows whose "group/name" matches, e.g. "detectors/DINO"')
     group.add_argument('--iters', '--iterations', type=at_least(1), metavar='N',
                        help='iterations of a detector (20; quick: 2)')
@@ -123,6 +113,10 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
            operators: Mapping[str, Any]) -> int:
     if args.out is None:
         parser.error('--gpu needs --out DIR')
+    try:
+        re.compile(args.only or '')
+    except re.error as error:
+        parser.error(f'--only {args.only}: not a regular expression: {error}')
     parser.make_folder(args.out, '--out')
     shape = {'machine': object, **{f'{group}?': {str: dict} for group in (*operators, 'detectors')}}
     against = read_json(args.against, ConfigError, shape) if args.against else None

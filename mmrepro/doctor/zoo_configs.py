@@ -21,11 +21,6 @@ FEWER = {
 }
 
 
-def config_root() -> str:
-    """Return the folder of MMDetection's configs."""
-    return os.path.dirname(os.path.dirname(find_config('mmdet::_base_/default_runtime')))
-
-
 def load(path: str, size: int = 64, small: bool = True) -> Any:
     """Return the config without downloads; ``small``: for images of ``size`` pixels."""
     from mmengine.config import Config

@@ -141,7 +141,7 @@ def test_a_result_that_cannot_be_written_is_said_at_once(command, option, config
 
 @pytest.mark.parametrize('command, message', [
     ('golden check --json CONFIG', 'is not a .json file; it is not overwritten'),
-    ('doctor --gpu --only [', '--only [: must be a regular expression'),
+    ('doctor --gpu --out . --only [', '--only [: not a regular expression'),
     ('doctor --json .', '--json .: exists, and is not a .json file'),
     ('test CONFIG x.pth --json r.json', '--json needs --image'),
     ('test CONFIG x.pth --score-thr 0.5', '--score-thr needs --image'),

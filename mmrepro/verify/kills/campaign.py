@@ -29,11 +29,11 @@ CONFIG = 'chaos_config.py'  # in the folder of each run
 
 class CampaignSettings(NamedTuple):
     """Settings of a campaign."""
-    work_dir: str  # a folder for configs, logs, checkpoints
-    kills: int  # number of interruptions
-    seed: int  # of their kinds and moments
-    ranks: int  # of each run
-    kinds: Sequence[str]  # keys of ``KINDS``
+    work_dir: str = os.path.join('work_dirs', 'kills')  # empty; for configs, logs, checkpoints
+    kills: int = 10  # number of interruptions
+    seed: int = 0  # of their kinds and moments; the training has its own
+    ranks: int = 1  # of each run
+    kinds: Sequence[str] = ()  # keys of ``KINDS``; empty: all that are possible
     span: int = 8  # most iterations and validation batches from a start to an interruption
     # numbers of processes: of the uninterrupted run, then of each later start in turn; empty: one
     # process for each rank
