@@ -199,21 +199,16 @@ def difference_up_to(a: Ranks, b: Ranks, end: int) -> Divergence | None:
 def _first_missing(a: Ranks, b: Ranks, end: int) -> Divergence | None:
     """Return the first iteration before ``end``, or field of one, that A has and B lacks."""
     steps = {rank: (log.steps, b[rank].steps if rank in b else {}) for rank, log in a.items()}
-    missing = [(i, rank, fields) for rank, (first, second) in steps.items() for i in first
-               if i < end and (fields := _missing_fields(first[i], second.get(i, {})))]
+    missing = [(i, rank, field) for rank, (first, second) in steps.items() for i in first if i < end
+               for field in (*STREAMS, *FIELDS) if value_of(first[i], field) is not None
+               and value_of(second.get(i, {}), field) is None]
     if not missing:
         return None
-    iteration, rank, fields = min(missing)
-    field = ComparedField(fields[0], 'a value', None)
-    if iteration not in steps[rank][1]:
-        field = ComparedField('number of iterations', *(
-            sum(i < end for i in of_run) for of_run in steps[rank]))
+    iteration, rank, name = min(missing, key=lambda place: place[:2])
+    first, second = steps[rank]
+    field = ComparedField(name, 'a value', None) if iteration in second else ComparedField(
+        'number of iterations', sum(i < end for i in first), sum(i < end for i in second))
     return Divergence(iteration, {rank: (field, )})
-
-
-def _missing_fields(a: Step, b: Step) -> list[str]:
-    return [field for field in (*STREAMS, *FIELDS)
-            if value_of(a, field) is not None and value_of(b, field) is None]
 
 
 def not_compared(a: Ranks, b: Ranks) -> list[str]:

@@ -238,13 +238,12 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
     variation = variation or VARIATIONS[name]
     if skipped:
         return VariationResult(name, variation.title, skipped=skipped)
-    runs = [read_ranks(path) for path in (reference, folder)]
-    difference, remark = difference_up_to(runs[0], runs[1], iterations), ''
-    if variation.only:
-        remark = _remark(difference)
-        difference = difference_up_to(*(only(variation.only, ranks) for ranks in runs), iterations)
+    a, b = read_ranks(reference), read_ranks(folder)
+    difference = difference_up_to(only(variation.only, a), only(variation.only, b), iterations)
+    remark = '' if difference is not None or not variation.only else _remark(
+        difference_up_to(a, b, iterations))
     return VariationResult(name, variation.title, iterations, difference,
-                           os.path.basename(reference), remark=remark if difference is None else '')
+                           os.path.basename(reference), remark=remark)
 
 
 def _remark(difference: Divergence | None) -> str:

@@ -166,11 +166,6 @@ def test_what_cannot_be_traced_is_said_in_a_line(capsys, words, message):
     assert message.format(sys.executable) in err.splitlines()[-1]
 
 
-def test_options_of_a_trace_need_it(capsys):
-    assert exit_code('compare', 'a.py', 'a.py', '--python', 'python') == 2
-    assert '--python needs --trace' in capsys.readouterr().err
-
-
 @pytest.mark.nightly
 def test_code_between_modules_of_a_detector_is_named(capsys):
     assert exit_code('demo', '--data-only', '--data', 'data/demo') == 0

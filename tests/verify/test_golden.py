@@ -86,16 +86,12 @@ def test_a_difference_says_where_and_what_has_changed(process, run, capsys):
     assert out['goldens'][0]['difference']['iteration'] == 2 and out['exit_code'] == 1
 
 
-@pytest.mark.parametrize('change, said', [
-    (dict(count=2), 'DIFFERENT after 2 equal iterations: detector, iteration 2, number of '
-     'iterations: 3 and 2'),
-    (dict(field='parameters'), 'DIFFERENT after 0 equal iterations: detector, iteration 0, '
-     'gradients: a value and nothing')])
-def test_what_the_golden_has_and_the_run_lacks_is_a_difference(process, run, capsys, change, said):
+def test_what_the_golden_has_and_the_run_lacks_is_a_difference(process, run, capsys):
     run('record', 'detector.py')
-    for name, value in change.items():
-        setattr(process, name, value)
-    assert run('check') == 1 and said in capsys.readouterr().out
+    process.count = 2
+    assert run('check') == 1 and 'number of iterations: 3 and 2' in capsys.readouterr().out
+    process.count, process.field = None, 'parameters'
+    assert run('check') == 1 and 'gradients: a value and nothing' in capsys.readouterr().out
 
 
 def test_another_class_of_machines_has_no_golden_until_it_is_recorded(process, run, capsys):
