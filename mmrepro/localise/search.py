@@ -24,7 +24,7 @@ from ..fingerprint.provenance import SECRET
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.schema import value_of
 from ..report.report import plain
-from ..text import duration
+from ..text import duration, listed
 from .compared_runs import RunSpec, start
 from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept
@@ -41,10 +41,6 @@ MAX_RECORDINGS = 2  # repetitions of both runs that are recorded
 
 Launch = Callable[[RunSpec, str, RecordingPlan], None]
 NOT_REPRODUCED = 'NOT REPRODUCED: the runs were repeated twice and recorded up to iteration {}; {}.'
-# by the number of repetitions that differed before the iteration that they recorded
-REPETITIONS = (
-    'their recordings agree', 'once they first differed at iteration {}, and once their recordings '
-    'agree', 'they first differed at iteration {}, then at {}, each time before the recorded one')
 INTERMITTENT = (
     'Settings, versions, data and the variables that the code reads are equal, as far as they are '
     'recorded: the cause is\nintermittent (a race, the load of the machine, memory contents), '
@@ -75,7 +71,7 @@ class LocaliseResult(NamedTuple):
     # settings, versions, data or variables that differ, or may differ, between the runs
     unequal: tuple[str, ...] = ()
     # iterations at which repetitions differed before the iteration that they recorded
-    earlier: tuple[int, ...] = ()
+    earlier: tuple[str, ...] = ()
 
     def sentence(self) -> str:
         """Return the verdict in words."""
@@ -93,7 +89,8 @@ class LocaliseResult(NamedTuple):
             why = INTERMITTENT if not self.unequal else '\n  '.join([
                 'Both repetitions ran in the environment of now, and the runs are not known to be '
                 'equal. Look at this first:', *self.unequal])
-            how = REPETITIONS[len(self.earlier)].format(*self.earlier)
+            how = 'their recordings agree' if not self.earlier else (
+                f'before what was recorded, they differed at iteration {listed(self.earlier)}')
             return f'{line}\n{NOT_REPRODUCED.format(iteration, how)}\n{why}'
         if self.diagnosis is not None and self.diagnosis.iteration != iteration:
             return (f'DIFFERENT BITS: the runs first differ at iteration '
@@ -177,7 +174,7 @@ class Localiser:
                               'the cause is intermittent' if seen else
                               'they have no fingerprints of that iteration'), )
                 differing = earlier
-                result = result._replace(earlier=(*result.earlier, earlier.iteration))
+                result = result._replace(earlier=(*result.earlier, str(earlier.iteration)))
                 positions = positions_of(repeated_a, repeated_b, earlier.iteration)
                 continue
             diagnosis = diagnose_ranks(iteration, folders[0], folders[1], sorted(differing.ranks))
