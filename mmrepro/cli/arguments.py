@@ -156,6 +156,8 @@ def finish(report: Report, args: argparse.Namespace, everything: bool = False) -
         print(report.json())
         return report.exit_code
     report.show(everything)
+    for path in report.data.get('written', {}).values():
+        print(f'wrote {path}')
     if args.json is not None:
         with open(args.json, 'w', encoding='utf-8') as file:
             file.write(f'{report.json()}\n')

@@ -67,10 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         report = compare(args.run_a, args.run_b, weights=not args.no_weights,
                          tolerance=args.tolerance)
-    written = report.write(args.out, 'compare') if args.out else {}
-    report.data['written'] = written
-    code = finish(report, args, args.all)
-    if args.json != '-':
-        print('\n'.join([f'wrote {path}' for path in written.values()]
-                        or ['--out DIR writes plots and an HTML report']))
-    return code
+    report.data['written'] = report.write(args.out, 'compare') if args.out else {}
+    if not args.out:
+        report.advice.append('--out DIR writes plots and an HTML report')
+    return finish(report, args, args.all)

@@ -149,6 +149,6 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
         parser.error(f'--only {args.only}: no row matches'
                      + ('' if operators else f'; {CHECKOUT}'))
     whole = report.report_of(result, operators)
-    whole.advice += [*([] if operators else [f'{CHECKOUT.capitalize()}.']),
-                     *whole.write(args.out, 'gpu_check').values()]
+    whole.data['written'] = whole.write(args.out, 'gpu_check')
+    whole.advice += [] if operators else [f'{CHECKOUT.capitalize()}.']
     return finish(whole, args)

@@ -52,13 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.config, args.seeds, compare=args.compare, vary=args.vary, metric=args.metric,
         pick=args.pick, options=args.options_as_given, work_dir=args.work_dir,
         report_only=args.report_only, say=_say)
-    written = [] if args.no_plots else [*report.write(args.work_dir, 'seeds').values()]
-    report.data['written'] = written
-    code = finish(report, args)
-    if args.json != '-':
-        for path in written:
-            print(f'wrote {path}')
-    return code
+    report.data['written'] = {} if args.no_plots else report.write(args.work_dir, 'seeds')
+    return finish(report, args)
 
 
 def _say(text: str) -> None:
