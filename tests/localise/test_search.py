@@ -12,7 +12,7 @@ from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.hooks.fingerprint import FingerprintHook
-from mmrepro.localise.compared_runs import RunSpec, record, start, trainings_of
+from mmrepro.localise.compared_runs import RunSpec, record, trainings_of
 from mmrepro.localise.entry import localise_runs, unused_folder
 from mmrepro.localise.recording import RecordingPlan
 from mmrepro.localise.search import Localiser, first_iteration, positions_of
@@ -22,7 +22,6 @@ from mmrepro.localise.variation_effect import (
     not_known_equal,
     settings_without_effect,
 )
-from mmrepro.runs.launcher import TrainingFailed
 
 
 def test_a_folder_with_files_is_not_used_again(tmp_path):
@@ -52,13 +51,6 @@ def test_a_run_that_is_resumed_is_two_trainings():
     first, second = trainings_of(spec, 'w', RecordingPlan('w', 6, 2))
     assert first.given['record'] == 2 and second.given['record'] is None
     assert len(trainings_of(spec, 'w', RecordingPlan('w', 2))) == 1
-
-
-def test_a_run_that_fails_shows_the_end_of_its_output(tmp_path):
-    path = tmp_path / 'config.py'
-    path.write_text('raise ValueError("the config is broken")\n')
-    with pytest.raises(TrainingFailed, match='(?s)the config is broken.*with exit code 1'):
-        start(RunSpec('A', str(path)), str(tmp_path), RecordingPlan(str(tmp_path), 1))
 
 
 def run_of(*losses, positions=(0, 1), ranks=(0,), notes=()):
