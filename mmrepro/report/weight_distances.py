@@ -44,8 +44,9 @@ def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
             rows.append(Distance(name, None, None, None, note=str(error).splitlines()[0]))
             continue
         iteration = checkpoint_a.get('meta', {}).get('iter')
-        rows.append(distance(name, iteration, checkpoint_a.get('state_dict', checkpoint_a),
-                             checkpoint_b.get('state_dict', checkpoint_b)))
+        rows.append(distance(name, iteration, *(  # `meta` has the time
+            checkpoint.get('state_dict', {**checkpoint, 'meta': None})
+            for checkpoint in (checkpoint_a, checkpoint_b))))
     return rows
 
 

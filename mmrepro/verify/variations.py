@@ -129,12 +129,8 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
            ) -> list[VariationResult]:
     """Train the reference and all variations in fresh processes.
 
-    Args:
-        work_dir: for configs, logs and fingerprints; those of an earlier call are removed.
-        names: keys of :data:`VARIATIONS`.
-        at: number of iterations before a resume or a validation.
-        jobs: number of runs at a time.
-        say: is called with a line on the progress.
+    The arguments are those of :func:`mmrepro.reports.verify`; what an earlier call has left in
+    ``work_dir`` is removed.
     """
     prepared = copy.deepcopy(cfg)
     only_fingerprints(prepared, level)
@@ -152,7 +148,7 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
     run_with_progress(runs, iterations, say, jobs)
     for reference in {_reference_of(name, table[name]) for name in names if name not in skipped}:
         ranks = read_ranks(os.path.join(work_dir, reference))
-        count = min(len(log.steps) for log in ranks.values())
+        count = min((len(log.steps) for log in ranks.values()), default=0)
         if count < iterations:
             raise ConfigError(f'--iters {iterations}: this config, as trained here, ends after '
                               f'{count} iterations')
