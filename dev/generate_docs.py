@@ -34,12 +34,22 @@ from dev.libraries import __main__ as libraries  # noqa: E402
 from dev.operator_check import GROUPS  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
 from mmrepro.doctor import report as check_report  # noqa: E402
+from mmrepro.report.report import Report  # noqa: E402
 
 DOCS = ROOT / 'docs'
 
 
 def result(name: str) -> dict:
     return json.loads((DOCS / 'results' / name).read_text())
+
+
+def markdown(report: Report) -> str:
+    """Return a report as a page."""
+    lines = [f'# {report.title}', '', report.verdict, '', *(f'- {note}' for note in report.notes)]
+    for table in report.tables:
+        rows = [table.header, ['---'] * len(table.header), *table.rows]
+        lines += ['', f'## {table.title}', '', *(f'| {" | ".join(cells)} |' for cells in rows)]
+    return '\n'.join([*lines, ''])
 
 
 # A page, or a part of one between two comments, the command that it names, and what makes it.
@@ -74,7 +84,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
      lambda: triton_kernels.table(result('triton_kernels.json'))),
     ('results/zoo_cpu.md', '', lambda: sweep_report.table(result('zoo_cpu.json'))),
     ('results/check_cpu_quick.md', '',
-     lambda: check_report.table(result('check_cpu_quick.json'), GROUPS) + '\n'),
+     lambda: markdown(check_report.report_of(result('check_cpu_quick.json'), GROUPS))),
     ('evidence/virtual-ranks.md', 'dev/virtual_ranks_matrix.py',
      lambda: virtual_ranks_report.table(result('virtual_ranks_matrix.json'))),
     ('evidence/virtual-ranks.md', 'dev/virtual_ranks_zoo.py',

@@ -168,7 +168,8 @@ def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
     if first is None:
         return None
     name = first.name
-    if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere:
+    # both runs of a variation with `only` differ by design from iteration 0 on
+    if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere or VARIATIONS[name].only:
         print(f'\n{name}: mmrepro localise cannot repeat what surrounds this run; the first field '
               f"that differs says where to look ({page('how-to/my-runs-differ.md')})",
               file=sys.stderr)
@@ -193,24 +194,14 @@ def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
 
 # ------------------------------------------------------------------------------------------ kills
 
-def kills(cfg: Config, *, count: int = 10, seed: int = 0, ranks: int = 1,
-          processes: Sequence[int] = (), span: int = 8,
-          kinds: Sequence[str] = (), work_dir: str = os.path.join('work_dirs', 'kills'),
-          say: Say = print) -> Report:
+def kills(cfg: Config, settings: CampaignSettings, say: Say = print) -> Report:
     """Kill runs of a config at random moments, resume them, and compare every iteration.
 
     The config is trained as it is, once undisturbed and then with interruptions.
 
     Args:
         cfg: a complete config; :func:`interruptible` makes one.
-        count: number of interruptions in all.
-        seed: seed of their kinds and moments; the training has its own.
-        ranks: number of ranks of each run.
-        processes: numbers of processes that virtual ranks run on: of the undisturbed run, then of
-            each further start, again and again; empty: a process for each rank.
-        span: most iterations and validation batches from a start to an interruption.
-        kinds: names of :data:`mmrepro.verify.kills.kinds.KINDS`; empty: all that are possible.
-        work_dir: an empty folder.
+        settings: number, kinds and moments of the interruptions, processes, and an empty folder.
         say: called with lines about the progress.
 
     Raises:
@@ -218,17 +209,17 @@ def kills(cfg: Config, *, count: int = 10, seed: int = 0, ranks: int = 1,
         TrainingFailed: the undisturbed run failed.
     """
     workers = cfg.train_dataloader.get('num_workers', 0)
-    most = max(processes or [ranks])
+    most = max(settings.processes or [settings.ranks])
     possible = allowed(most, workers)
-    for name in kinds:
+    for name in settings.kinds:
         if name not in possible:
             raise ConfigError(f'--kinds {name!r}: with {most} process(es) and {workers} worker(s), '
                               f'possible are {", ".join(map(repr, possible))}')
-    if os.path.isdir(work_dir) and os.listdir(work_dir):
-        raise ConfigError(f'--work-dir {work_dir}: is not empty, and a run that finds '
-                          'checkpoints resumes')
-    campaign = Campaign(cfg, CampaignSettings(
-        os.path.abspath(work_dir), count, seed, ranks, kinds or possible, span, processes), say)
+    folder = settings.work_dir
+    if os.path.isdir(folder) and os.listdir(folder):
+        raise ConfigError(f'--work-dir {folder}: is not empty, and a run that finds checkpoints '
+                          'resumes')
+    campaign = Campaign(cfg, settings._replace(kinds=settings.kinds or possible), say)
     campaign.run()
     return campaign_report(campaign.outcome())
 
@@ -305,6 +296,9 @@ def localise(config: str, run_b: str | None = None, *,
         ConfigError, FingerprintError: the config or a run cannot be used.
         TrainingFailed: a training ended with an error.
     """
+    for name, at in (('resume', resume_b), ('validate', validate_b)):
+        if at is not None and not 0 < at < iterations:
+            raise ConfigError(f'--{name}-b {at} --iters {iterations}: 0 < K < N is needed')
     folder = entry.unused_folder(work_dir or os.path.join('work_dirs', 'localise'))
     os.makedirs(folder, exist_ok=True)
     if run_b is not None:

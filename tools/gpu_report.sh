@@ -7,7 +7,7 @@
 #   bash tools/gpu_report.sh OUT --device cpu     a rehearsal, small, anywhere
 #   PYTHONPATH=site SECONDS_FIRST=330 SECONDS_SECOND=170 bash tools/gpu_report.sh OUT
 #
-# Leaves OUT/first and OUT/second with gpu_check.json and gpu_check.md, OUT/digests.txt, and
+# Leaves OUT/first and OUT/second with gpu_check.json and gpu_check.html, OUT/digests.txt, and
 # OUT/machine.txt. Further arguments go to the check (docs/how-to/check-a-gpu.md). Exit code 0: every
 # row that ran gave equal bits, in both processes; the tables say how many of the rows ran.
 set -uo pipefail
@@ -50,5 +50,5 @@ with open(f'{sys.argv[1]}/digests.txt', 'w') as file:
                 if isinstance(row, dict) and 'digest' in row:
                     print(f'{row["digest"]}  {group}/{name}', file=file)
 END
-echo "$out/first/gpu_check.md $out/second/gpu_check.md $out/digests.txt $out/machine.txt"
+echo "$out/first/gpu_check.html $out/second/gpu_check.html $out/digests.txt $out/machine.txt"
 exit "$code"

@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
 from mmrepro.doctor.detector_inputs import images
-from mmrepro.doctor.zoo_configs import config_root, load
+from mmrepro.doctor.zoo_configs import load
 from mmrepro.nested import dicts as nodes
+from mmrepro.runs.config_files import find_config
 
 from . import batches
 from .families import Member
@@ -18,6 +20,11 @@ __all__ = ['config_root', 'load', 'one_rank', 'run_once', 'take']
 
 SEED = 20
 STEPS = 2
+
+
+def config_root() -> str:
+    """Return the folder of MMDetection's configs."""
+    return os.path.dirname(os.path.dirname(find_config('mmdet::_base_/default_runtime')))
 
 
 def _classes(model: Any) -> int:

@@ -18,6 +18,7 @@ from ..exit_codes import DIFFERENT, DONE
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.config_files import find_config, read_config
+from ..text import listed
 from .findings import CHANGES, HINT, SEVERITIES, AuditFinding
 from .rules import RULES
 from .subject import Subject
@@ -73,9 +74,13 @@ def audit(config: str, *, device: str | None = None, ignore: Collection[str] = (
         lines.append(f'{ATTACHED[name][0]}: {summary(remaining)}{f" ({rules})" if rules else ""}')
     if worst != CHANGES:
         lines += [NOT_LOOKED_AT, f'what only a run shows: mmrepro verify {shlex.quote(config)}']
+    excused = [f'{source.path}:{line}' for source in subject.sources for line in source.excused]
+    left_out = [*([f'--ignore {" ".join(ignore)}'] if ignore else []),
+                *([f'"# mmrepro: ignore" at {listed(excused, 9)}'] if excused else [])]
     differs = worst in SEVERITIES[:2 if strict else 1]
     return Report(
         '', '\n'.join(lines), DIFFERENT if differs else DONE, list(_blocks(findings)),
+        [f'left out: {" and ".join(left_out)}'] if left_out else [],
         data=dict(config=config, device=subject.device, attached=subject.attached,
                   **{name: attached.get(name) for name in ATTACHED},
                   findings=findings))
@@ -98,13 +103,13 @@ def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
     cfg = read_config(path, options, imports=False)
     lazy = Config._is_lazy_import(path)
     subject = Subject(cfg, device, os.environ if env is None else env, lazy)
+    failed = []
     for name in subject.imports:
         try:
             importlib.import_module(name)
         except Exception as error:  # user code may raise anything
-            failed = f'{name}: {type(error).__name__}: {error}'.splitlines()[0]
-            return dataclasses.replace(subject, failed_import=failed)
-    return subject
+            failed.append(f'{name}: {type(error).__name__}: {error}'.splitlines()[0])
+    return dataclasses.replace(subject, failed_import='; '.join(failed))
 
 
 def findings_of(subject: Subject, ignore: Collection[str] = ()) -> list[AuditFinding]:

@@ -153,7 +153,10 @@ def known_parts(s: Subject) -> Hits:
     for part in s.parts_in(*TRAIN_KEYS):
         for name, cause, why, condition in faults:
             key, _, value = condition.partition('=')
-            if name == part.name and (not key or str(part.node.get(key)) == value):
+            if name != part.name:
+                continue
+            cls = s.class_of(part)
+            if not key or value == str(_argument(part, cls, key) if cls else part.node.get(key)):
                 yield Found(part.key, f'{part.name}: {why} ({cause})')
 
 

@@ -86,6 +86,12 @@ class SourceFile:
         return match is not None and (
             match[1] is None or rule in re.split(r'[,\s]+', match[1]))
 
+    @property
+    def excused(self) -> list[int]:
+        """Lines that say ``# mmrepro: ignore``."""
+        return [number for number, line in enumerate(self.text.splitlines(), 1)
+                if _IGNORE.search(line)]
+
     @cached_property
     def hits(self) -> tuple[Hit, ...]:
         """Hits of all patterns, in the order of lines."""

@@ -20,12 +20,12 @@ VERBS = {
     'test': 'evaluate a detector',
     'audit': 'look for what would make runs of a config differ',
     'verify': 'train in fresh processes, certify the same bits; kill and resume',
-    'compare': 'where two runs diverge, and how it grows',
+    'compare': 'show where two runs diverge and how the difference grows',
     'localise': 'name the first thing that differs in two runs',
     'replay': 'train again from a manifest, compare as it goes',
     'golden': 'keep the bits of a short run in the repository, check them',
     'seeds': 'train several seeds: mean, spread, paired test',
-    'doctor': 'the environment and what is broken in it, this GPU, the operators of mmcv',
+    'doctor': "check the environment, this GPU and mmcv's operators",
 }
 # earlier verb -> the verb and options that replace it
 RENAMED: dict[str, tuple[str, ...]] = {

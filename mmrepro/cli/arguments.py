@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import textwrap
@@ -21,16 +22,16 @@ from . import program_name
 DEMO_DATA = os.path.join('data', 'demo')
 
 
-def at_least(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Return the parser of an integer from ``low`` to ``high``; None: without an upper limit."""
+def at_least(low: int, high: int | None = None, kind: type = int) -> Callable[[str], Any]:
+    """Return the parser of a number from ``low`` to ``high``; None: without an upper limit."""
     allowed = f'{low} or more' if high is None else f'{low} to {high}'
 
-    def number(text: str) -> int:
-        if int(text) < low or (high is not None and int(text) > high):
+    def number(text: str) -> Any:
+        if not low <= kind(text) <= (math.inf if high is None else high):
             raise argparse.ArgumentTypeError(f'{text}: must be {allowed}')
-        return int(text)
+        return kind(text)
 
-    number.__name__ = 'int'  # in argparse's message about what is no integer
+    number.__name__ = kind.__name__  # in argparse's message about what is no number
     return number
 
 
@@ -46,7 +47,7 @@ class Options(DictAction):  # type: ignore[misc]
                 setting(text)
             except ConfigError as error:
                 raise argparse.ArgumentError(self, str(error)) from error
-        namespace.options_as_given = tuple(values)
+        namespace.options_as_given = (*namespace.options_as_given, *values)
         super().__call__(parser, namespace, list(values), option)
 
 
@@ -101,8 +102,11 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         with replaced(self, _parsing=True):
             parsed = super().parse_args(args, namespace)
-        if getattr(parsed, 'json', None) not in (None, '-'):
-            self.make_folder_of(parsed.json, '--json')
+        path = getattr(parsed, 'json', None)
+        if path not in (None, '-'):
+            if os.path.isdir(path) or os.path.isfile(path) and not path.endswith('.json'):
+                self.error(f'--json {path}: exists, and is not a .json file; it is not overwritten')
+            self.make_folder_of(path, '--json')
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -113,7 +117,7 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, args: argparse.Namespace, why: str, *names: str) -> None:
         """Refuse options that were given and have no meaning here."""
         for name in names:
-            if getattr(args, name) not in (None, False, [], ()):
+            if getattr(args, name) != self.get_default(name):
                 self.error(f'--{name.replace("_", "-")} {why}')
 
     def processes(self, text: str, ranks: int | None) -> list[int]:
@@ -152,6 +156,8 @@ def finish(report: Report, args: argparse.Namespace, everything: bool = False) -
         print(report.json())
         return report.exit_code
     report.show(everything)
+    for path in report.data.get('written', {}).values():
+        print(f'wrote {path}')
     if args.json is not None:
         with open(args.json, 'w', encoding='utf-8') as file:
             file.write(f'{report.json()}\n')

@@ -10,7 +10,7 @@ from .arguments import Parser, finish, shared
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Audit a config; exit code 0: nothing changes bits, 1: something does, or may."""
+    """Audit a config; 0: nothing changes bits; 1: something does, or with `--strict` may."""
     parser = Parser(
         'audit', 'Look for what would make two runs of a config differ. Nothing is trained: '
         'the config, the types that it names, your own source files and the environment are '

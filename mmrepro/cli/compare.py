@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..reports import compare, exported, trace
-from .arguments import Parser, existing_checkpoint, finish, shared
+from .arguments import Parser, at_least, existing_checkpoint, finish, shared
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,12 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--out', metavar='DIR',
                         help='write plots (PNG), compare.html and compare.json here')
     parser.add_argument('--all', action='store_true',
-                        help='list every difference in what the runs were made of, harmless or not')
+                        help='list all differences in settings and environment, harmless ones '
+                        'included')
     parser.add_argument('--no-weights', action='store_true',
                         help='leave checkpoints unread (they are large)')
-    parser.add_argument('--tolerance', type=float, metavar='REL',
-                        help='for runs on other machines: how far losses, norms and metrics are '
-                        'apart, and whether by more than this relative difference')
+    parser.add_argument('--tolerance', type=at_least(0, kind=float), metavar='REL',
+                        help='for runs on different machines: report how far losses, norms and '
+                        'metrics are apart, and exit with 1 if any exceeds this relative '
+                        'difference')
     group = parser.add_argument_group('two configs or environments')
     group.add_argument('--trace', action='store_true',
                        help='RUN_A and RUN_B are configs or work directories: give both models the '
@@ -65,10 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         report = compare(args.run_a, args.run_b, weights=not args.no_weights,
                          tolerance=args.tolerance)
-    written = report.write(args.out, 'compare') if args.out else {}
-    report.data['written'] = written
-    code = finish(report, args, args.all)
-    if args.json != '-':
-        print('\n'.join([f'wrote {path}' for path in written.values()]
-                        or ['--out DIR writes plots and an HTML report']))
-    return code
+    report.data['written'] = report.write(args.out, 'compare') if args.out else {}
+    if not args.out:
+        report.advice.append('--out DIR writes plots and an HTML report')
+    return finish(report, args, args.all)

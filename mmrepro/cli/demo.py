@@ -18,8 +18,9 @@ from .arguments import DEMO_DATA, Parser, at_least, shared
 
 DEFAULT_CONFIG = 'configs/demo/rtmdet_tiny_demo.py'
 WITHOUT_MMDET = 'configs/demo/classifier_demo.py'
-IMAGES, IMAGES_PER_RANK = 6, 2
+IMAGES, IMAGES_PER_RANK, IMAGES_IN_ALL = 6, 2, 24
 PROCESSES = (1, 2)
+OF_TRAINING = ('virtual_ranks', 'work_dir', 'config', 'images', 'epochs', 'portable', 'processes')
 
 
 def _parser() -> Parser:
@@ -54,7 +55,7 @@ def _parser() -> Parser:
     group.add_argument('--seed', type=at_least(0, 2**32 - 1), metavar='N',
                        help='another seed, other images (0)')
     group.add_argument('--train', type=at_least(1, 1_000_000), metavar='N',
-                       help='training images (24)')
+                       help=f'training images ({IMAGES_IN_ALL})')
     group.add_argument('--val', type=at_least(1, 1_000_000), metavar='N',
                        help='validation images (8)')
     return parser
@@ -65,11 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     if args.data_only:
+        parser.refuse(args, 'has no meaning with --data-only', *OF_TRAINING)
         return _write_data(args)
     parser.refuse(args, 'is for --data-only', 'folder', 'seed', 'train', 'val')
     runs = _on_processes(args.virtual_ranks, args.processes, parser)
     if args.images is None:
-        args.images = IMAGES_PER_RANK * args.virtual_ranks if args.virtual_ranks else IMAGES
+        args.images = min(IMAGES_PER_RANK * args.virtual_ranks, IMAGES_IN_ALL) \
+            if args.virtual_ranks else IMAGES
     if args.config is None:
         args.config = shipped(DEFAULT_CONFIG if has_mmdet() else WITHOUT_MMDET)
         if not has_mmdet():
@@ -77,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                   'detector', flush=True)
     elif not os.path.isfile(args.config):
         parser.error(f'--config {args.config}: no such file')
+    if args.images > IMAGES_IN_ALL and reads_coco(args.config):
+        parser.error(f'--images {args.images}: the dataset has {IMAGES_IN_ALL}')
     if args.virtual_ranks is None:
         runs = runs_of(args.config, args.images, args.epochs, args.portable)
     parser.make_folder(args.work_dir)
@@ -108,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_data(args: argparse.Namespace) -> int:
-    folder, train, val = args.folder or args.data, args.train or 24, args.val or 8
+    folder, train, val = args.folder or args.data, args.train or IMAGES_IN_ALL, args.val or 8
     digest = write_dataset(folder, args.seed or 0, train, val)
     print(f'{folder}: {train} training and {val} validation images, digest {digest}')
     return DONE

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,18 +33,19 @@ def _parser() -> Parser:
         'examples:\n  mmrepro doctor\n  mmrepro doctor --operators --device cuda --json\n'
         '  mmrepro doctor --gpu --out DIR --only detectors/DINO\n\n'
         'exit code: 0 done, 1 a package is broken or outdated, or with --gpu a row did not give '
-        'equal bits or failed, 2 wrong usage',
+        'equal bits or failed, 2 wrong usage, 3 with --gpu, no row ran',
         shared(json=None))
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument('--operators', nargs='?', const='auto', choices=PROVIDERS,
                       help='list the operators; with a value, the choices of this '
-                      'randomness.operators (default: auto, as in a deterministic run)')
+                      "randomness.operators, or mmcv's own (compiled) (default: auto, as in a "
+                      'deterministic run)')
     kind.add_argument('--gpu', action='store_true', help='check that training repeats')
     parser.add_argument('--device', choices=('cpu', 'cuda'),
                         help='of --operators it need not be there (default: cuda if there is one; '
                         'with --gpu: cuda)')
     group = parser.add_argument_group('--gpu')
-    group.add_argument('--out', metavar='DIR', help='folder for gpu_check.json and gpu_check.md')
+    group.add_argument('--out', metavar='DIR', help='folder for gpu_check.json and gpu_check.html')
     group.add_argument('--quick', action='store_true',
                        help='small inputs, few repetitions, two iterations')
     group.add_argument('--seconds', type=float, help='limit of time (450)')
@@ -111,6 +113,10 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
            operators: Mapping[str, Any]) -> int:
     if args.out is None:
         parser.error('--gpu needs --out DIR')
+    try:
+        re.compile(args.only or '')
+    except re.error as error:
+        parser.error(f'--only {args.only}: not a regular expression: {error}')
     parser.make_folder(args.out, '--out')
     shape = {'machine': object, **{f'{group}?': {str: dict} for group in (*operators, 'detectors')}}
     against = read_json(args.against, ConfigError, shape) if args.against else None
@@ -127,8 +133,8 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
         """Print a row and write all so far, so that an interrupted check leaves its results."""
         row = result[group][name]
         print(f'{group:9} {name:30} {row.get("seconds", 0.):6.1f} s  {report.verdict(row)}',
-              file=sys.stderr if args.json == '-' else sys.stdout, flush=True)
-        report.write(result, operators, args.out)
+              file=sys.stderr, flush=True)
+        report.report_of(result, operators).write(args.out, 'gpu_check')
 
     # by default the size of a usual schedule on a GPU, or a small one
     settings = Settings(device, args.quick, args.iters or (2 if args.quick else 20),
@@ -142,8 +148,7 @@ def _check(args: argparse.Namespace, parser: Parser, words: Sequence[str],
     if not any(result[group] for group in (*operators, 'detectors')):
         parser.error(f'--only {args.only}: no row matches'
                      + ('' if operators else f'; {CHECKOUT}'))
-    failed = result['summary']['unequal'] or result['summary']['failed']
-    verdict = '\n'.join([report.outcome(result),
-                         *([] if operators else [f'{CHECKOUT.capitalize()}.']),
-                         *map(str, report.write(result, operators, args.out))])
-    return finish(Report('', verdict, DIFFERENT if failed else DONE, data=result), args)
+    whole = report.report_of(result, operators)
+    whole.data['written'] = whole.write(args.out, 'gpu_check')
+    whole.advice += [] if operators else [f'{CHECKOUT.capitalize()}.']
+    return finish(whole, args)

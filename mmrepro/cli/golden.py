@@ -50,9 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Record or check; exit code 0: recorded or equal, 1: different, 3: nothing to compare."""
     parser = _parser()
     args = parser.parse_args(argv)
+    parser.make_folder(args.work_dir)
     if args.action == 'record':
         if not args.configs:
             parser.error('record needs a config')
+        parser.refuse(args, 'is for check', 'missing')
+        parser.make_folder(args.goldens, '--goldens')
         return finish(_record(args), args)
     parser.refuse(args, 'is for record: check trains what was recorded', *OF_RECORD)
     return finish(_check(args), args)

@@ -52,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.run_b is None and os.path.isdir(args.config):
         parser.error(f'{args.config} is a folder; to compare two runs, give both of their work '
                      'directories')
+    if args.run_b is not None:
+        parser.refuse(args, 'is for a CONFIG: two runs are repeated as they were', 'a', 'b',
+                      'resume_b', 'validate_b', 'cfg_options', 'ranks', 'iters')
     if args.work_dir is not None:
         parser.make_folder(args.work_dir)
     (settings_a, env_a), (settings_b, env_b) = map(_split, (args.a, args.b))

@@ -6,16 +6,12 @@ import sys
 from collections.abc import Sequence
 
 from ..exit_codes import DIFFERENT, DONE
-from ..facts.compatibility import FactDifference
+from ..facts.compatibility import FactDifference, table
 from ..report.report import Report
-from ..report.table import Table
 from ..runs.progress import progress_line
-from ..text import shorten
 from ..verify.export import export
 from ..verify.replay import replay
 from .arguments import Parser, finish, shared
-
-MAX_ROWS = 30  # differences of the environment that are shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,13 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             advice=[f'look through it before you publish it; mmrepro replay {args.export} checks '
                     'it'], data=dict(run=args.run, export=args.export, files=files)), args)
     work_dir = args.work_dir or os.path.normpath(args.run) + '_replay'
+    if os.path.isdir(args.run):
+        parser.make_folder(work_dir)
     print('the settings of the run, except that no checkpoints are written', file=sys.stderr)
 
     with progress_line(sys.stderr) as say:
         def tell(differences: Sequence[FactDifference]) -> None:
             say('')
             if args.json != '-':
-                _environment(differences).show()
+                print('environment:' if differences else 'environment: the same')
+                print(table(differences) if differences else '', flush=True)
 
         outcome = replay(args.run, work_dir, args.iters, say, tell, args.cfg_options or {})
     difference = outcome.difference
@@ -59,16 +58,3 @@ def main(argv: Sequence[str] | None = None) -> int:
                   compared=outcome.compared, rank=difference.rank if difference else 0,
                   difference=None if difference is None else difference.as_dict(),
                   environment=outcome.environment)), args)
-
-
-def _environment(differences: Sequence[FactDifference]) -> Report:
-    """Report the differences between the environment of the run and the present one."""
-    if not differences:
-        return Report('environment: the same', '')
-    rows = [(row.severity, row.name, shorten(row.then, 40), shorten(row.now, 40), row.consequence)
-            for row in differences]
-    styles = {'changes bits': 'bad', 'may change bits': 'warn'}
-    return Report('', '', tables=[Table(
-        ('environment', '', 'then', 'now', 'consequence'), rows,
-        styles=[styles.get(row.severity, '') for row in differences],
-        shown=MAX_ROWS, rest='more')])

@@ -34,7 +34,8 @@ def _parser() -> Parser:
     parser.add_argument('--metric', help='name of the metric (default: coco/bbox_mAP if there is '
                         'one, else the first)')
     parser.add_argument('--pick', choices=('last', 'best'), default='last',
-                        help='which validation of a run counts (default: last; best flatters)')
+                        help='which validation of a run counts (default: last): best is that with '
+                        'the largest value, which flatters')
     parser.add_argument('--report-only', action='store_true', help='train nothing')
     parser.add_argument('--no-plots', action='store_true', help='write no plot and no HTML report')
     return parser
@@ -46,17 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.vary:
         parser.refuse(args, 'and --vary exclude each other', 'compare')
+    parser.make_folder(args.work_dir)
     report = seeds(
         args.config, args.seeds, compare=args.compare, vary=args.vary, metric=args.metric,
         pick=args.pick, options=args.options_as_given, work_dir=args.work_dir,
         report_only=args.report_only, say=_say)
-    written = [] if args.no_plots else [*report.write(args.work_dir, 'seeds').values()]
-    report.data['written'] = written
-    code = finish(report, args)
-    if args.json != '-':
-        for path in written:
-            print(f'wrote {path}')
-    return code
+    report.data['written'] = {} if args.no_plots else report.write(args.work_dir, 'seeds')
+    return finish(report, args)
 
 
 def _say(text: str) -> None:

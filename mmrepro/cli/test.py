@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.refuse(args, 'has no meaning with --image', 'out', 'show', 'show_dir', 'tta')
         for path in (args.image, *args.others):
             existing_checkpoint(path, 'image')
+    else:
+        parser.refuse(args, 'needs --image', 'json', 'score_thr')
     if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
         parser.error(f'--out {args.out}: the name must end in .pkl or .pickle')
     if args.out is not None:

@@ -11,14 +11,16 @@ from ..reports import interruptible, kills, verify
 from ..runs.config_files import config_of
 from ..runs.progress import progress_line
 from ..runs.startup import restart_for
+from ..verify.kills.campaign import CampaignSettings
 from ..verify.kills.kinds import KINDS
 from ..verify.variations import USUAL, VARIATIONS
 from .arguments import Parser, at_least, finish, shared
 
 ALL, KILLS = 'all', 'kills'  # of --vary
+DEFAULTS = CampaignSettings()
 WORK_DIR = os.path.join('work_dirs', 'verify')
 # options of ordinary variations, which have no meaning for kills
-ORDINARY = ('full', 'demo_data', 'jobs', 'at', 'localise')
+ORDINARY = ('iters', 'level', 'full', 'demo_data', 'jobs', 'at', 'localise')
 OF_KILLS = ('kills', 'kill_seed', 'ranks', 'processes', 'interval', 'span', 'kinds')
 
 
@@ -52,18 +54,19 @@ def _parser() -> Parser:
     parser.add_argument('--at', type=at_least(1), metavar='K', help='resume and validate after '
                         'this many iterations (default: half of them)')
     group = parser.add_argument_group('--vary kills, which trains the config as it is')
-    group.add_argument('--kills', type=at_least(1), metavar='N', help='interruptions in all (10)')
-    group.add_argument('--kill-seed', type=int, metavar='S',
-                       help='of kinds and moments (0); the training has its own')
+    group.add_argument('--kills', type=at_least(1), metavar='N',
+                       help=f'interruptions in all ({DEFAULTS.kills})')
+    group.add_argument('--kill-seed', type=int, metavar='S', help='of kinds and moments '
+                       f'({DEFAULTS.seed}); the training has its own')
     group.add_argument('--ranks', type=at_least(1), metavar='N',
-                       help='ranks of each run, a process each (1)')
+                       help=f'ranks of each run, a process each ({DEFAULTS.ranks})')
     group.add_argument('--processes', metavar='N,N,...', help='let virtual ranks run on these '
                        'numbers of processes: the first for the undisturbed run, the next for '
                        'each further start, again and again')
     group.add_argument('--interval', type=at_least(1), metavar='N',
                        help='iterations between checkpoints (3)')
     group.add_argument('--span', type=at_least(1), metavar='N', help='most iterations and '
-                       'validation batches from a start to an interruption (8)')
+                       f'validation batches from a start to an interruption ({DEFAULTS.span})')
     group.add_argument('--kinds', metavar='A,B', help='only these (default: all possible)')
     return parser
 
@@ -78,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.refuse(args, f'has no meaning with --vary {KILLS}', *ORDINARY)
         return _kills(args, parser)
     parser.refuse(args, f'is for --vary {KILLS}, alone', *OF_KILLS)
-    names = list(VARIATIONS) if names == [ALL] else names
+    names = names and [row for name in names for row in (VARIATIONS if name == ALL else (name, ))]
     work_dir = parser.make_folder(args.work_dir or WORK_DIR)
     with progress_line(sys.stderr) as say:
         report = verify(
@@ -94,7 +97,7 @@ def _kills(args: argparse.Namespace, parser: Parser) -> int:
     interval = args.interval or 3
     interruptible(cfg, interval)
     virtual = args.virtual_ranks or randomness_of(cfg).virtual_ranks.ranks
-    ranks, processes = args.ranks or 1, []
+    ranks, processes = args.ranks or DEFAULTS.ranks, []
     if virtual is not None or args.processes is not None:
         if ranks != 1:
             parser.error(f'--ranks {ranks}: a process for each rank, and these are virtual; give '
@@ -106,9 +109,10 @@ def _kills(args: argparse.Namespace, parser: Parser) -> int:
     restart_for(cfg)
     print(f'changed: a checkpoint every {interval} iterations; the seed, where there is none',
           file=sys.stderr)
-    report = kills(
-        cfg, count=args.kills or 10, seed=args.kill_seed or 0, ranks=ranks, processes=processes,
-        span=args.span or 8, kinds=[name.strip() for name in (args.kinds or '').split(',') if name],
-        work_dir=folder, say=lambda text: print(text, file=sys.stderr, flush=True))
+    kinds = [name.strip() for name in (args.kinds or '').split(',') if name]
+    settings = CampaignSettings(
+        folder, args.kills or DEFAULTS.kills, args.kill_seed or DEFAULTS.seed, ranks, kinds,
+        args.span or DEFAULTS.span, processes)
+    report = kills(cfg, settings, lambda text: print(text, file=sys.stderr, flush=True))
     report.data.update(config=args.config, options=list(args.options_as_given))
     return finish(report, args)

@@ -174,10 +174,10 @@ def compare(logs: Sequence[Ranks], runs: Sequence[DemoRun]) -> Report:
     else:
         same, verdict = True, ('SAME BITS: loss, weights and optimizer state agree after each of '
                                f'{counts[0]} iterations')
-    parted, notes = _differing(stock), []
+    diverged, notes = _differing(stock), []
     if stock:
         notes = ['without mmrepro, the same seed and deterministic=True: ' + (
-            f'the runs part at iteration {min(parted) + 1}' if parted else
+            f'the runs diverge at iteration {min(diverged) + 1}' if diverged else
             'the runs agree as well in these iterations')]
     table = Table(('iteration', *(f'loss {name}' for name in names), 'weights', 'same bits'), rows)
     curves = Figure('Loss', lambda: loss_curves(runs, columns))

@@ -12,6 +12,8 @@ ATOMIC = ('convolution_backward', 'scatter', 'index_add', 'index_put', 'put_', '
           'grid_sampler', 'cumsum', 'max_pool', 'avg_pool', 'bincount', 'embedding', 'kthvalue',
           'histc', 'nll_loss2d', 'ctc_loss', 'reflection_pad', 'replication_pad', 'roi_', 'deform')
 HASHSEED = 'environment PYTHONHASHSEED'
+PROCESSOR = tuple(f'environment {name}' for name in (
+    'ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'MKL_ENABLE_INSTRUCTIONS', 'ONEDNN_MAX_CPU_ISA'))
 AFTER_HOOK = 'state after the hook'
 OUTSIDE = DifferenceContext.outside_sources
 _CAUSES = page('explanation/causes.md')
@@ -254,9 +256,7 @@ CAUSES: tuple[Cause, ...] = (
           'same number.',
           lambda c: [text for text in c.attributes() if 'hreads' in text or 'THREADS' in text]),
     Cause('processor',
-          lambda c: c.kind == 'output' and [
-              text for text in c.attributes()
-              if 'CAPABILITY' in text or 'CBWR' in text or 'ISA' in text],
+          lambda c: c.kind == 'output' and any(map(c.differs, PROCESSOR)),
           'The operator uses a different code path for a different instruction set.',
           'Use the same machine type, or set ATEN_CPU_CAPABILITY and similar variables to the '
           'same value.', DifferenceContext.attributes),

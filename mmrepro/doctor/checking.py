@@ -152,10 +152,10 @@ def compare_digests(row: Row, group: str, name: str, machine: Mapping[str, Any],
 
 def _summary(rows: list[Row], chosen: int) -> dict[str, Any]:
     judged = [row for row in rows if 'equal' in row]
-    good = [row for row in judged if row['equal'] and row.get('agrees', True)
-            and row.get('finite', True)]
+    same = [row for row in judged if row['equal']]
+    good = [row for row in same if row.get('agrees', True) and row.get('finite', True)]
     left_out = sum('left_out' in row for row in rows)
     return dict(rows=chosen, ran=len(rows) - left_out, left_out=left_out,
-                equal=len(good), unequal=len(judged) - len(good),
+                equal=len(good), unequal=len(judged) - len(same), wrong=len(same) - len(good),
                 failed=sum('error_text' in row for row in rows),
                 seconds=round(sum(row.get('seconds', 0.) for row in rows), 1))

@@ -1,11 +1,12 @@
-"""The report of the check: a JSON file, and its tables in Markdown."""
+"""The report of the check: what is said of each row, and the tables."""
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from ..report.report import Report
+from ..report.table import Table
 from . import detectors
 from .rows import Row, RowGroup
 
@@ -39,45 +40,22 @@ def verdict(row: Row) -> str:
                                  if row.get(key) is not None)])
 
 
-def outcome(result: dict[str, Any]) -> str:
-    """Return how many rows ran, and with what result, in a sentence."""
-    return ('{ran} of {rows} rows ran: {equal} gave equal bits, {unequal} did not, {failed} '
-            'failed; {seconds:.0f} seconds.').format_map(result['summary'])
-
-
-def _line(*cells: str) -> str:
-    return f'| {" | ".join(cells)} |'
-
-
-def _table_of(group: RowGroup, rows: dict[str, Row]) -> list[str]:
-    return [f'## {group.title}', '',
-            _line(group.subject, 'bits', *(heading for heading, _ in group.columns)),
-            '|---|---|' + '---|' * len(group.columns),
-            *(_line(name, verdict(row), *(text(row) for _, text in group.columns))
-              for name, row in rows.items()), '']
-
-
-def table(result: dict[str, Any], operators: Mapping[str, RowGroup]) -> str:
-    """Return the report as Markdown; a group without rows has no table."""
-    machine = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
-    lines = [f'# Does training repeat on this {result["machine"]["device"].upper()}?', '',
-             f'Machine: {machine}.', '',
-             f'{outcome(result)} Command: `{result["command"]}`.', '',
-             'ms: median of a forward and a backward (an iteration, for detectors) in '
-             'deterministic mode, then by default; ratio: the former over the latter. error: '
-             'of small inputs against float64 on a CPU, relative, in the 2-norm.', '']
-    for name, group in dict(detectors=detectors.GROUP, **operators).items():
-        if result.get(name):
-            lines += _table_of(group, result[name])
-    return '\n'.join(lines)
-
-
-def write(result: dict[str, Any], operators: Mapping[str, RowGroup], folder: str
-          ) -> tuple[Path, Path]:
-    """Write both files, also for an unfinished check, and return their paths."""
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    files = path / 'gpu_check.json', path / 'gpu_check.md'
-    files[0].write_text(json.dumps(result, indent=1) + '\n', encoding='utf-8')
-    files[1].write_text(table(result, operators) + '\n', encoding='utf-8')
-    return files
+def report_of(result: dict[str, Any], operators: Mapping[str, RowGroup]) -> Report:
+    """Report a check, also an unfinished one; a group without rows has no table."""
+    summary = {'wrong': 0, **result['summary']}
+    failed = summary['unequal'] or summary['wrong'] or summary['failed']
+    said = ('{ran} of {rows} rows ran: {equal} gave equal bits, {unequal} did not, {wrong} gave '
+            'equal bits that are wrong or not finite, {failed} failed; {seconds:.0f} seconds.')
+    return Report(
+        f'Does training repeat on this {result["machine"]["device"].upper()}?',
+        said.format_map(summary),
+        DIFFERENT if failed else DONE if summary['ran'] else NOTHING_TO_COMPARE,
+        [Table((group.subject, 'bits', *(heading for heading, _ in group.columns)),
+               [(name, verdict(row), *(text(row) for _, text in group.columns))
+                for name, row in result[key].items()], group.title)
+         for key, group in dict(detectors=detectors.GROUP, **operators).items() if result.get(key)],
+        ['machine: ' + ', '.join(f'{key} {value}' for key, value in result['machine'].items()),
+         f'command: {result["command"]}',
+         'ms: median of a forward and a backward (an iteration, for detectors) in deterministic '
+         'mode, then by default; ratio: the former over the latter. error: of small inputs against '
+         'float64 on a CPU, relative, in the 2-norm'], data=result)

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 from ..nested import dicts
+from ..runs.config_files import find_config
 
 BATCH_SIZES = ('BatchFixedSizePad', 'BatchSyncRandomResize', 'BatchResize')
 
@@ -20,26 +21,10 @@ FEWER = {
 }
 
 
-def config_root() -> str:
-    """Return the folder of configs that MMDetection ships in its wheel (or the checkout's own).
-
-    Raises:
-        FileNotFoundError: this MMDetection has no configs.
-    """
-    import mmdet
-    package = os.path.dirname(mmdet.__file__)
-    folders = [os.path.join(package, '.mim', 'configs'),
-               os.path.join(os.path.dirname(package), 'configs')]
-    for folder in folders:
-        if os.path.isdir(os.path.join(folder, '_base_')):
-            return folder
-    raise FileNotFoundError(f'MMDetection has no configs in {" or ".join(folders)}')
-
-
 def load(path: str, size: int = 64, small: bool = True) -> Any:
     """Return the config without downloads; ``small``: for images of ``size`` pixels."""
     from mmengine.config import Config
-    cfg = Config.fromfile(os.path.join(config_root(), path))
+    cfg = Config.fromfile(find_config(f'mmdet::{path}'))
     for node in dicts(cfg.model):
         if isinstance(node.get('teacher_config'), str):  # written from MMDetection's root
             node['teacher_config'] = load(

@@ -191,17 +191,24 @@ def compare_logs(a: Ranks, b: Ranks, end: int) -> Divergence | None:
     return first_divergence(a, b) or first_differing_metric(a, b)
 
 
-def first_missing(a: Ranks, b: Ranks, end: int) -> Divergence | None:
-    """Return the first iteration before ``end`` that run A has and run B lacks."""
+def difference_up_to(a: Ranks, b: Ranks, end: int) -> Divergence | None:
+    """Return the first difference before iteration ``end``, else what run A has and B lacks."""
+    return compare_logs(a, b, end) or _first_missing(a, b, end)
+
+
+def _first_missing(a: Ranks, b: Ranks, end: int) -> Divergence | None:
+    """Return the first iteration before ``end``, or field of one, that A has and B lacks."""
     steps = {rank: (log.steps, b[rank].steps if rank in b else {}) for rank, log in a.items()}
-    missing = [(i, rank) for rank, (first, second) in steps.items() for i in first
-               if i < end and i not in second]
+    missing = [(i, rank, field) for rank, (first, second) in steps.items() for i in first if i < end
+               for field in (*STREAMS, *FIELDS) if value_of(first[i], field) is not None
+               and value_of(second.get(i, {}), field) is None]
     if not missing:
         return None
-    iteration, rank = min(missing)
-    count_a, count_b = (sum(i < end for i in of_run) for of_run in steps[rank])
-    return Divergence(iteration, {rank: (
-        ComparedField('number of iterations', count_a, count_b), )})
+    iteration, rank, name = min(missing, key=lambda place: place[:2])
+    first, second = steps[rank]
+    field = ComparedField(name, 'a value', None) if iteration in second else ComparedField(
+        'number of iterations', sum(i < end for i in first), sum(i < end for i in second))
+    return Divergence(iteration, {rank: (field, )})
 
 
 def not_compared(a: Ranks, b: Ranks) -> list[str]:

@@ -1,11 +1,12 @@
 """Whether the predictions for an image depend on its batch, and in which module that begins."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook
 
 from .. import seeds
 from ..digests import state_digest
@@ -15,7 +16,7 @@ from ..report.report import Report
 from ..report.table import Table
 from ..runs.startup import build_runner
 from ..text import listed, page
-from .values import compare_tensors
+from .values import compare_tensors, recorded_outputs
 
 IOU = 0.5  # boxes that overlap by more are the same object
 VISIBLE = 1e-4  # relative difference: no rounding of one operator
@@ -68,18 +69,12 @@ def padded_batch(cfg: Any, model: Any, root: int, images: Sequence[str]) -> Any:
 def _predict(runner: Any, data: Any) -> tuple[Any, dict[Any, torch.Tensor]]:
     """Return the detections in the first image, and what modules return, by path and number."""
     paths = {module: path for path, module in runner.model.named_modules()}
-    outputs: dict[Any, torch.Tensor] = {}
-
-    def keep(module: Any, args: Any, result: Any) -> None:
-        for tensor in tensors(result):
-            if module in paths and tensor.is_floating_point() and tensor.dim():
-                number = sum(paths[module] == path for path, _ in outputs)
-                outputs[paths[module], number] = tensor.clone()  # an operator may write to it later
-
     seeds.seed_all(runner.repro.root, 'test', 'image')  # as independent_predictions has it
-    with torch.no_grad(), register_module_forward_hook(keep):
-        samples = runner.model(**data, mode='predict')
-    return samples[0].pred_instances.cpu(), outputs
+    samples, records = recorded_outputs(lambda: runner.model(**data, mode='predict'), paths)
+    calls: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+    return samples[0].pred_instances.cpu(), {
+        (path, next(calls[path])): tensor for path, tensor in records
+        if tensor.is_floating_point() and tensor.dim()}
 
 
 def _first_modules(a: dict[Any, torch.Tensor], b: dict[Any, torch.Tensor]) -> list[tuple[str, str]]:

@@ -34,7 +34,10 @@ class RunSpec(NamedTuple):
 
 def record(runner: Any, **plan: Any) -> None:
     """Attach a plan, whose fields come from JSON, to a runner that is about to train."""
-    if not any(isinstance(hook, FingerprintHook) for hook in runner.hooks):
+    present = [hook for hook in runner.hooks if isinstance(hook, FingerprintHook)]
+    for hook in present:
+        hook.interval = 1  # the first iteration that differs is searched for
+    if not present:
         runner.register_hook(FingerprintHook(), priority=FingerprintHook.priority)
     runner.lifecycle.validation = ValidationCheck(False)  # as SETTINGS
     keep = {int(rank): number for rank, number in (plan.pop('keep') or {}).items()}

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
-from torch.nn.modules.module import register_module_forward_hook
 
 from .. import seeds
 from ..checkpoint.files import load
@@ -25,6 +24,7 @@ from ..runs.config_files import config_of
 from ..text import listed
 from .batch import compare_detections, padded_batch
 from .module_trace import distance
+from .values import recorded_outputs
 
 TOLERANCE, SCORE = 1e-3, 0.3  # relative difference; detections count from this score on
 DETECTIONS = ['dets', 'labels']  # outputs of mmdeploy, configs/mmdet/_base_/base_static.py
@@ -34,7 +34,9 @@ SCOPES = 'pkg.torch.onnx.name_scopes'  # metadata of nodes, by torch.onnx.export
 
 def exported(path: str, config: str, checkpoint: str, *, image: str | None = None,
              tolerance: float | None = None) -> Report:
-    """Give an ONNX model and its original one input, on the CPU, and compare what nodes give.
+    """Give an ONNX model and its original one input, and compare the output of every node.
+
+    Both run on the CPU.
 
     Args:
         path, config, checkpoint: the exported model, and what it was exported from.
@@ -161,17 +163,10 @@ def _record(model: torch.nn.Module, data: torch.Tensor, mode: str) -> tuple[Any,
     """Return what the model gives, and path and output of the modules in the order of calls."""
     from mmdet.structures import DetDataSample
     paths = {module: path for path, module in model.named_modules() if not [*module.children()]}
-    records: list[tuple[str, torch.Tensor]] = []
-
-    def keep(module: Any, args: Any, result: Any) -> None:
-        if module in paths and isinstance(result, torch.Tensor):
-            records.append((paths[module], result.clone()))  # an operator may write to it later
-
     size = dict.fromkeys(('img_shape', 'ori_shape', 'batch_input_shape', 'pad_shape'),
                          tuple(data.shape[2:]))
     samples = [DetDataSample(metainfo=dict(size, scale_factor=(1., 1.))) for _ in data]
-    with torch.no_grad(), register_module_forward_hook(keep):
-        return model(data, samples, mode=mode), records
+    return recorded_outputs(lambda: model(data, samples, mode=mode), paths)
 
 
 def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float

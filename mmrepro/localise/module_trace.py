@@ -1,7 +1,8 @@
-"""One batch through two models: the first module whose output differs, and what follows from it."""
+"""Run one batch through two models and name the first module whose output differs."""
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from ..report.stock_runs import facts_of
 from ..report.table import Table
 from ..report.tolerance import MAX_ROWS, relative
 from ..runs.config_files import find_config, shipped
+from ..runs.launcher import LOG_TAIL
 from ..text import listed
 from .values import compare_tensors
 
@@ -32,7 +34,8 @@ GROWTH = 10.  # rounding grows from module to module, but by no such factor in o
 
 def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None = None,
           tolerance: float | None = None, say: Callable[[str], None] = lambda text: None) -> Report:
-    """Give two models the same weights and batch, on the CPU, and compare what every module gives.
+    """Give two models the same weights and batch, on the CPU, and compare the output of every
+    module.
 
     Args:
         a, b: a config, or a work directory: its newest config, and for A its last checkpoint.
@@ -64,6 +67,8 @@ def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None =
               for y in [second['versions'].get(name)] if x != y]
     found, compared, largest = _first_difference(first['events'], second['events'], tolerance)
     tables = [_outcomes(name, first[name], second[name]) for name in ('losses', 'predictions')]
+    if found is None and largest > tolerance:
+        found = f'no module stands out: it grows from module to module, up to {largest:.2g}'
     verdict = f'DIFFERENT: {found}' if found else (
         f'NOTHING DIFFERS: {compared} inputs and outputs of modules '
         + (f'are at most {largest:.2g} apart' if largest else 'have the same values'))
@@ -90,7 +95,11 @@ def _record(python: str, job: dict[str, Any]) -> Any:
     except OSError as error:
         raise ConfigError(f'--python {python}: {error.strerror}') from error
     if done.returncode:
-        reason = (done.stderr.strip() or f'exit code {done.returncode}').splitlines()[-1]
+        lines = (done.stderr.strip() or f'exit code {done.returncode}').splitlines()
+        frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+        if frames:  # the message of the error, which may have several lines, is below its frames
+            lines = [*itertools.dropwhile(lambda line: line.startswith(' '), lines[frames[-1]:])]
+        reason = '\n'.join(lines[-LOG_TAIL:])
         if "'mmcv._ext'" in reason:
             reason += '; with mmcv-lite, install mmrepro there, which provides the operators'
         raise RunError(f'{job["config"]}: its model does not run with {python}: {reason}')

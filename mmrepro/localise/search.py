@@ -24,7 +24,7 @@ from ..fingerprint.provenance import SECRET
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.schema import value_of
 from ..report.report import plain
-from ..text import duration
+from ..text import duration, listed
 from .compared_runs import RunSpec, start
 from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept
@@ -40,9 +40,7 @@ from .variation_effect import (
 MAX_RECORDINGS = 2  # repetitions of both runs that are recorded
 
 Launch = Callable[[RunSpec, str, RecordingPlan], None]
-NOT_REPRODUCED = (
-    'NOT REPRODUCED: the runs were repeated twice and recorded up to iteration {iteration}; their '
-    'recordings agree.\n')
+NOT_REPRODUCED = 'NOT REPRODUCED: the runs were repeated twice and recorded up to iteration {}; {}.'
 INTERMITTENT = (
     'Settings, versions, data and the variables that the code reads are equal, as far as they are '
     'recorded: the cause is\nintermittent (a race, the load of the machine, memory contents), '
@@ -70,7 +68,10 @@ class LocaliseResult(NamedTuple):
     diagnosis: Any = None  # Diagnosis: the first difference
     values: ValueDifference | None = None  # how far the results of the operator are apart
     notes: tuple[str, ...] = ()  # what a reader should know
-    unequal: tuple[str, ...] = ()  # in what the runs differ, or may differ, beside their bits
+    # settings, versions, data or variables that differ, or may differ, between the runs
+    unequal: tuple[str, ...] = ()
+    # iterations at which repetitions differed before the iteration that they recorded
+    earlier: tuple[str, ...] = ()
 
     def sentence(self) -> str:
         """Return the verdict in words."""
@@ -88,7 +89,9 @@ class LocaliseResult(NamedTuple):
             why = INTERMITTENT if not self.unequal else '\n  '.join([
                 'Both repetitions ran in the environment of now, and the runs are not known to be '
                 'equal. Look at this first:', *self.unequal])
-            return f'{line}\n{NOT_REPRODUCED.format(iteration=iteration)}{why}'
+            how = 'their recordings agree' if not self.earlier else (
+                f'before what was recorded, they differed at iteration {listed(self.earlier)}')
+            return f'{line}\n{NOT_REPRODUCED.format(iteration, how)}\n{why}'
         if self.diagnosis is not None and self.diagnosis.iteration != iteration:
             return (f'DIFFERENT BITS: the runs first differ at iteration '
                     f'{self.diagnosis.iteration}, in {self.diagnosis.path}; it shows in '
@@ -153,6 +156,7 @@ class Localiser:
         runs = run_a, run_b
         result = LocaliseResult('flaky', compared, first, positions, unequal=tuple(
             not_known_equal(runs) if finished else known_differences(runs, CHANGES, MAY)))
+        intermittent = False
         for number in range(MAX_RECORDINGS):
             iteration = differing.iteration
             self.say(f'the runs diverge at iteration {iteration}; recording it')
@@ -161,14 +165,21 @@ class Localiser:
             repeated_a, repeated_b = map(read_run, folders)
             earlier = first_iteration(repeated_a, repeated_b)[1]
             if earlier is not None and earlier.iteration < iteration:
+                # that the runs have no fingerprints of it is no sign of chance
+                seen = all(earlier.iteration in log.steps for run in runs
+                           for log in run.ranks.values())
+                intermittent |= seen
                 notes += (f'in a repetition, the runs first differ at iteration '
-                          f'{earlier.iteration}, not {iteration}: the cause is intermittent', )
+                          f'{earlier.iteration}, not {iteration}: ' + (
+                              'the cause is intermittent' if seen else
+                              'they have no fingerprints of that iteration'), )
                 differing = earlier
+                result = result._replace(earlier=(*result.earlier, str(earlier.iteration)))
                 positions = positions_of(repeated_a, repeated_b, earlier.iteration)
                 continue
             diagnosis = diagnose_ranks(iteration, folders[0], folders[1], sorted(differing.ranks))
             if diagnosis is not None:
-                kept = self._values(diagnosis, iteration) if values and number == 0 else None
+                kept = self._values(diagnosis, iteration) if values and not intermittent else None
                 variables = differing_variables((repeated_a, repeated_b))
                 if variables:
                     diagnosis = self._with_variables(diagnosis, variables, iteration, repeated_a)

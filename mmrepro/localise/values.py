@@ -2,12 +2,29 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.modules.module import register_module_forward_hook
+
+from ..nested import tensors
 
 ROUNDING = 4e-7  # relative difference: a few units in the last place of float32
+
+
+def recorded_outputs(run: Callable[[], Any], paths: Mapping[Any, str]
+                     ) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
+    """Return what ``run`` returns, and path and output of the modules in the order of calls."""
+    records: list[tuple[str, torch.Tensor]] = []
+
+    def keep(module: Any, args: Any, result: Any) -> None:
+        if module in paths:  # clones, because an operator may write to an output later
+            records.extend((paths[module], tensor.clone()) for tensor in tensors(result))
+
+    with torch.no_grad(), register_module_forward_hook(keep):
+        return run(), records
 
 
 class ValueDifference(NamedTuple):

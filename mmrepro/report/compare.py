@@ -22,7 +22,7 @@ ORDER = ('Fields in the order in which an iteration computes them. The first tha
 
 def compare(run_a: str, run_b: str, *, weights: bool = True,
             tolerance: float | None = None) -> Report:
-    """Compare two runs: what they were made of, where they diverge, how the difference grows.
+    """Compare two runs: settings and environment, where they diverge, how the difference grows.
 
     Runs with fingerprints are compared bit for bit, other runs by the logs of MMEngine.
 
@@ -74,21 +74,21 @@ def _runs(comparison: Comparison) -> Table:
 
 
 def _manifest(comparison: Comparison) -> Table:
-    title = 'What the runs were made of'
+    title = 'Settings and environment'
     rows = comparison.manifest
     if not rows:
         known = is_known(comparison.a) and is_known(comparison.b)
         return Table((), (), title, text='No difference in what was recorded.' if known else
-                     'Nothing was recorded of what one of the runs was made of.')
+                     'The settings and environment of one run were not recorded.')
     harmless = sum(row.severity == 'harmless' for row in rows)
     shown = min(len(rows) - harmless, MAX_ROWS)
     more = len(rows) - shown
     return Table(
-        ('made of', 'A', 'B', 'severity', 'consequence'),
+        ('name', 'A', 'B', 'severity', 'consequence'),
         [(row.name, shorten(row.then, 40), shorten(row.now, 40), row.severity, row.consequence)
          for row in rows], title,
         ['soft' if row.severity == 'harmless' else '' for row in rows], shown=shown, code=(0, 1, 2),
-        rest=f'more difference{"" if more == 1 else "s"} in what they were made of, '
+        rest=f'more difference{"" if more == 1 else "s"} in settings and environment, '
              f'{"all" if harmless == more else harmless} harmless; --all lists them')
 
 
@@ -143,7 +143,8 @@ def _columns(kind: str, columns: Columns) -> list[Table]:
     rows = [(name, str(steps[-1]), f'{a[-1]:.9g}', f'{b[-1]:.9g}', f'{_largest(a, b):.3g}')
             for name, (steps, a, b) in columns.items()]
     return [Table((kind, 'last common', 'A', 'B', 'largest difference'), rows,
-                  'Losses' if kind == 'loss' else 'Metrics', shown=MAX_ROWS)] if rows else []
+                  'Losses' if kind == 'loss' else 'Metrics', shown=MAX_ROWS,
+                  rest='more')] if rows else []
 
 
 def _largest(a: list[float], b: list[float]) -> float:
@@ -160,7 +161,7 @@ def _weights(comparison: Comparison) -> Table:
           '-' if row.relative is None else f'{row.relative:.3g}',
           '; '.join(f'{name} {value:.2g}' for name, value in row.largest[:3]), row.note)
          for row in checkpoints],
-        'Checkpoints', ['bad' if row.distance else '' for row in checkpoints], shown=differing,
+        'Checkpoints', ['' if row.same else 'bad' for row in checkpoints], shown=differing,
         rest=f'checkpoint{"s" if len(checkpoints) > differing + 1 else ""} without a difference',
         code=(0, 3))
 

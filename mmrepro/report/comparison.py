@@ -1,4 +1,4 @@
-"""Compare two runs: what they were made of, where they diverge, how the difference grows."""
+"""Compare two runs: settings and environment, where they diverge, how the difference grows."""
 from __future__ import annotations
 
 import math
@@ -65,7 +65,7 @@ class Comparison:
     def equal(self) -> bool:
         """Whether both runs have something in common, and nothing of it differs."""
         return bool(self.common) and self.first is None and self.metric is None and not any(
-            row.distance for row in self.weights)
+            row.distance is not None and not row.same for row in self.weights)
 
     def verdict(self) -> str:
         if not self.common:
@@ -116,15 +116,19 @@ def compare_paths(path_a: str, path_b: str, weights: bool = True) -> Comparison:
                            for i, row in run.scalars.items()}
     if a.name == b.name:
         a.name, b.name = a.path, b.path
-    exact = bool(a.ranks and b.ranks)
+    exact, unpaired = bool(a.ranks and b.ranks), not_compared(a.ranks, b.ranks)
+    paired = a.ranks.keys() & b.ranks.keys()
+    for run in (a, b) if paired else ():
+        run.ranks = {rank: run.ranks[rank] for rank in paired}
     iterations_a, iterations_b = (set(run.log.steps if exact else run.scalars) for run in (a, b))
-    common = sorted(iterations_a & iterations_b)
+    common = sorted(iterations_a & iterations_b) if paired or not exact else []
     only = sorted(iterations_a - iterations_b), sorted(iterations_b - iterations_a)
     rows, notes = manifest_differences(a, b)
     comparison = Comparison(
         a, b, exact, common, only, manifest=rows,
-        losses=columns(a.losses(exact), b.losses(exact)),
-        vals=columns(a.vals(exact), b.vals(exact)), notes=_notes(a, b, exact, only) + notes,
+        losses=columns(a.losses(exact), b.losses(exact)) if common else {},
+        vals=columns(a.vals(exact), b.vals(exact)) if common else {},
+        notes=_notes(a, b, unpaired if exact else None, only) + notes,
         weights=checkpoint_distances(a, b) if weights else [])
     if exact:
         _compare_fingerprints(comparison)
@@ -133,15 +137,17 @@ def compare_paths(path_a: str, path_b: str, weights: bool = True) -> Comparison:
     return comparison
 
 
-def _notes(a: RunView, b: RunView, exact: bool, only: tuple[list[int], list[int]]) -> list[str]:
+def _notes(a: RunView, b: RunView, unpaired: list[str] | None,
+           only: tuple[list[int], list[int]]) -> list[str]:
+    """Return notes on both runs; ``unpaired`` are those on fingerprints, None without them."""
     notes = []
     if {a.attached, b.attached} == {True, False}:
         attached, stock = 'AB' if a.attached else 'BA'
         notes.append(f'{attached} was trained with mmrepro and {stock} without it: their random '
                      'numbers and kernels are not the same, so their bits cannot agree')
     notes += [f'A: {note}' for note in a.notes] + [f'B: {note}' for note in b.notes]
-    if exact:
-        notes += not_compared(a.ranks, b.ranks)
+    if unpaired is not None:
+        notes += unpaired
     else:
         lacking = ' and '.join(name for name, run in (('A', a), ('B', b)) if not run.ranks)
         notes.append(
@@ -230,7 +236,7 @@ def _relative(a: float, b: float) -> float:
 
 
 def is_known(run: RunView) -> bool:
-    """Whether anything was recorded of what the run was made of."""
+    """Whether settings and environment of the run were recorded."""
     return bool(run.manifest or run.facts)
 
 

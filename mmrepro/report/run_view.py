@@ -42,6 +42,8 @@ class RunView:
     # step -> metrics that MMEngine logged; its step is the epoch, or the iteration of an iteration-
     # based run
     logged_vals: dict[int, dict[str, float]] = field(default_factory=dict)
+    # step of ``logged_vals`` -> the last iteration that was logged before it
+    validated_after: dict[int, int] = field(default_factory=dict)
     # name -> value: settings from the dumped config, environment from the log; without a manifest
     facts: dict[str, Any] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)  # of the last start
@@ -194,14 +196,18 @@ def _read_log(view: RunView, path: str) -> bool:
             if first:  # a resumed run: what was trained after the checkpoint was lost
                 for lost in [i for i in view.scalars if i >= iteration]:
                     del view.scalars[lost]
+                for lost in [i for i, last in view.validated_after.items() if last >= iteration]:
+                    del view.logged_vals[lost], view.validated_after[lost]
                 first, whole = False, not view.scalars
                 if whole:
                     view.logged_vals.clear()
+                    view.validated_after.clear()
                 if whole and not view.ranks:
                     view.starts = 0
             view.scalars[iteration] = values
         elif values:
             view.logged_vals.setdefault(iteration, {}).update(values)
+            view.validated_after[iteration] = max(view.scalars, default=-1)
     if not view.ranks:
         view.starts += 1
     return whole

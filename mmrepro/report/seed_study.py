@@ -42,7 +42,7 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
     first, *others = values
     tests = {label: paired(values[first], values[label]) for label in others}
     # differences that are all the same have no t test: nothing could make them noise
-    p = [float(not test.difference.mean) if test.t_p is None else test.t_p
+    p = [float(len(seeds) == 1 or not test.difference.mean) if test.t_p is None else test.t_p
          for test in tests.values()]
     return Study(metric, pick, seeds, values, {label: summary(values[label]) for label in values},
                  tests, dict(zip(tests, holm(p))))

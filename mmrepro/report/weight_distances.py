@@ -44,8 +44,9 @@ def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
             rows.append(Distance(name, None, None, None, note=str(error).splitlines()[0]))
             continue
         iteration = checkpoint_a.get('meta', {}).get('iter')
-        rows.append(distance(name, iteration, checkpoint_a.get('state_dict', checkpoint_a),
-                             checkpoint_b.get('state_dict', checkpoint_b)))
+        rows.append(distance(name, iteration, *(  # `meta` has the time
+            checkpoint.get('state_dict', {**checkpoint, 'meta': None})
+            for checkpoint in (checkpoint_a, checkpoint_b))))
     return rows
 
 
@@ -71,5 +72,8 @@ def distance(name: str, iteration: int | None, a: dict[str, Any],
             parts[key] = math.sqrt(square) / (float(tensor_a.norm()) or 1.)
     note = f'not in both, or of another shape: {", ".join(left_out[:3])}' if left_out else ''
     largest = tuple(sorted(parts.items(), key=lambda item: -item[1])[:5])
+    same = not squares and state_digest(a) == state_digest(b)
+    if not (same or squares or note):
+        note = 'equal values with other bits: the sign of zeros, or the payload of NaN'
     return Distance(name, iteration, math.sqrt(squares), math.sqrt(squares / norms) if norms else
-                    0., largest, note, not squares and state_digest(a) == state_digest(b))
+                    0., largest, note, same)

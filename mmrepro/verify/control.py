@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple
 from ..fingerprint.divergence import Ranks, first_divergence
 from ..fingerprint.reader import read_ranks
 from ..runs.child import Training
-from ..runs.launcher import plan
+from ..runs.launcher import TrainingFailed, plan
 from ..runs.progress import run_with_progress
 
 ITERATIONS = 2  # that a control trains: a lost schedule changes the second
@@ -48,7 +48,7 @@ def attach(runner: Any, name: str) -> None:
 
 
 class Control(NamedTuple):
-    """What a comparison said of spoiled trainings."""
+    """Whether the comparison noticed a training that was spoiled on purpose."""
     text: str  # a line for the report
     iteration: int | None = None  # the first that was seen as different; None: all are the same
 
@@ -63,19 +63,25 @@ def control(training: Training, reference: str, part: str = '',
         part: see :func:`only`.
         how: ``env`` and ``processes`` of :func:`~mmrepro.runs.launcher.plan`.
     """
-    spoiled = RESUMES if training.resume else RUNS
-    for name in spoiled:
+    equal, failed = [], []
+    for name in RESUMES if training.resume else RUNS:
         changed = training._replace(settings={**SETTINGS, **RUNS.get(name, {})},
                                     attach=f'{__name__}:attach', given=dict(name=name))
-        run_with_progress([plan('control', str(training.work_dir), [changed], **how)], ITERATIONS,
-                          say)
+        try:
+            run_with_progress([plan('control', str(training.work_dir), [changed], **how)],
+                              ITERATIONS, say)
+        except TrainingFailed as error:
+            failed.append(f'; {name} failed: {str(error).strip().splitlines()[-1]}')
+            continue
         difference = first_divergence(*(only(part, read_ranks(path))
                                         for path in (reference, str(training.work_dir))))
         if difference is not None:
             return Control(f'control: {name} was seen as different at iteration '
                            f'{difference.iteration}', difference.iteration)
-    return Control(f'{NOT_SEEN}so are those of {", ".join(spoiled)}: the training depends on none '
-                   'of what these change, and its loss would not be seen')
+        equal.append(name)
+    why = (f'so are those of {", ".join(equal)}: the training depends on none of what these '
+           'change, and its loss would not be seen' if equal else 'no control came to its end')
+    return Control(NOT_SEEN + why + ''.join(failed))
 
 
 def only(part: str, ranks: Ranks) -> Ranks:

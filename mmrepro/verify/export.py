@@ -11,8 +11,10 @@ from typing import Any
 
 from ..errors import FingerprintError
 from ..fingerprint.manifest import Manifest, by_last_name, read_manifest
+from ..fingerprint.provenance import MAX_DIFF
 from ..fingerprint.reader import read_run
 from ..fingerprint.schema import FINGERPRINTS, FOLDER, MANIFEST
+from ..text import listed
 
 UNKNOWN = 'not recorded'
 
@@ -67,8 +69,7 @@ def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[s
         'Hardware': [f'{name}: {facts.get(f"hardware.{name}") or "none"}'
                      for name in ('cpu', 'cpu_instructions', 'gpu')] + [
             f'platform: {machine.get("platform") or UNKNOWN}'],
-        'Code': [f'`{name}`: commit {repository.get("commit") or UNKNOWN}'
-                 f'{", with changes that are in this folder" if repository.get("diff") else ""}'
+        'Code': [f'`{name}`: commit {repository.get("commit") or UNKNOWN}{_changes(repository)}'
                  for name, repository in by_last_name(content.get('code') or {}).items()
                  ] or [UNKNOWN],
         'Data': [f'samples: {data.get("samples", UNKNOWN)}',
@@ -86,6 +87,13 @@ def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[s
         if entries:
             lines += [f'## {title}', '', *(f'- {entry}' for entry in entries), '']
     return '\n'.join(lines)
+
+
+def _changes(repository: Mapping[str, Any]) -> str:
+    diff, new = repository.get('diff') or '', repository.get('untracked') or ()
+    cut = ', cut at 1 MiB' if len(diff) == MAX_DIFF else ''
+    return (f', with changes that are in this folder{cut}' if diff else '') + (
+        f'; files of no commit, which are not in this folder: {listed(new, 20)}' if new else '')
 
 
 def _files(records: Mapping[str, Any]) -> list[str]:

@@ -24,9 +24,9 @@ from mmengine.config import Config
 
 from ..errors import GoldenError
 from ..facts.compatibility import CHANGES, FactDifference, differences, severity
-from ..fingerprint.divergence import Divergence, compare_logs
+from ..fingerprint.divergence import Divergence, difference_up_to
 from ..fingerprint.manifest import read_manifest
-from ..fingerprint.reader import read_ranks
+from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FACTS as FACTS_SHAPE
 from ..fingerprint.schema import FOLDER
 from ..reading import checked, or_none, read_json
@@ -156,6 +156,7 @@ def record(recipe: Recipe, goldens: str, run: str) -> str:
             raise GoldenError(
                 f'{path} has {changed[0]}={earlier[changed[0]]!r}, and now it is '
                 f'{getattr(recipe, changed[0])!r}; record the same, or remove {folder} first')
+    _whole(recipe, run, 'the training ended early: record fewer, --iters')
     facts = read_manifest(run).facts
     into = os.path.join(folder, class_name(facts))
     shutil.rmtree(into, ignore_errors=True)
@@ -166,6 +167,15 @@ def record(recipe: Recipe, goldens: str, run: str) -> str:
         if name.startswith('fingerprints'):
             shutil.copyfile(os.path.join(run, FOLDER, name), os.path.join(into, FOLDER, name))
     return into
+
+
+def _whole(recipe: Recipe, folder: str, advice: str) -> dict[int, RankLog]:
+    """Return the fingerprints in ``folder``, which must have all iterations of the recipe."""
+    ranks = read_ranks(folder)
+    steps = ranks[0].steps if 0 in ranks else {}
+    if list(steps) != list(range(recipe.iterations)):
+        raise GoldenError(f'{folder}: has {len(steps)} of {recipe.iterations} iterations; {advice}')
+    return ranks
 
 
 def _write(path: str, content: dict[str, Any]) -> None:
@@ -186,12 +196,8 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
                                        class_of(facts)) for path in classes}
         nearest = min(classes, key=lambda path: len(differing[path]), default='')
         return Checked(recipe.name, name, None, facts=differing.get(nearest, ()), nearest=nearest)
-    then = read_ranks(golden)
-    steps = then[0].steps if 0 in then else {}
-    if len(steps) != recipe.iterations or any(i not in steps for i in range(recipe.iterations)):
-        raise GoldenError(f'{golden}: has {len(steps)} of {recipe.iterations} iterations; record '
-                          'it again')
-    difference = compare_logs(then, read_ranks(run), recipe.iterations)
+    difference = difference_up_to(_whole(recipe, golden, 'record it again'), read_ranks(run),
+                                  recipe.iterations)
     return Checked(recipe.name, name, golden,
                    recipe.iterations if difference is None else difference.iteration, difference,
                    differences(_facts(golden), facts))

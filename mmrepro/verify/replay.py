@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple
 
 from ..errors import ConfigError, FingerprintError
 from ..facts.compatibility import START
-from ..fingerprint.divergence import Divergence, compare_logs, first_missing
+from ..fingerprint.divergence import Divergence, compare_logs, difference_up_to
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RankLog, read_ranks, read_run
@@ -111,7 +111,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
         return difference is not None
 
     run_all([run], tick=look)
-    difference = difference or first_missing(original.ranks, logs, end)
+    difference = difference or difference_up_to(original.ranks, logs, end)
     equal = end if difference is None else difference.iteration
     steps = original.ranks[difference.rank if difference else min(original.ranks)].steps
     return ReplayOutcome(sum(i < equal for i in steps), difference, environment or [],

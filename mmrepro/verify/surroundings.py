@@ -36,6 +36,8 @@ def instruction_sets() -> dict[str, str]:
 def linked_folder(path: str, original: str) -> str:
     """Make a folder with links to everything in ``original``, so that relative paths work."""
     os.makedirs(path, exist_ok=True)
+    for link in filter(os.path.islink, (os.path.join(path, name) for name in os.listdir(path))):
+        os.remove(link)  # of an earlier call, perhaps from another folder
     for name in os.listdir(original):
         link = os.path.join(path, name)
         if not os.path.lexists(link):

@@ -10,7 +10,8 @@ import torch
 from mmengine.config import Config
 
 from ..config import randomness_of
-from ..fingerprint.divergence import Divergence, first_divergence, first_missing
+from ..errors import ConfigError
+from ..fingerprint.divergence import Divergence, difference_up_to
 from ..fingerprint.reader import read_ranks
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
@@ -128,12 +129,8 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
            ) -> list[VariationResult]:
     """Train the reference and all variations in fresh processes.
 
-    Args:
-        work_dir: for configs, logs and fingerprints; those of an earlier call are removed.
-        names: keys of :data:`VARIATIONS`.
-        at: number of iterations before a resume or a validation.
-        jobs: number of runs at a time.
-        say: is called with a line on the progress.
+    The arguments are those of :func:`mmrepro.reports.verify`; what an earlier call has left in
+    ``work_dir`` is removed.
     """
     prepared = copy.deepcopy(cfg)
     only_fingerprints(prepared, level)
@@ -149,6 +146,12 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
     runs = [_planned(name, variation, prepared, work_dir, iterations, at, cfg)
             for name, variation in planned.items()]
     run_with_progress(runs, iterations, say, jobs)
+    for reference in {_reference_of(name, table[name]) for name in names if name not in skipped}:
+        ranks = read_ranks(os.path.join(work_dir, reference))
+        count = min((len(log.steps) for log in ranks.values()), default=0)
+        if count < iterations:
+            raise ConfigError(f'--iters {iterations}: this config, as trained here, ends after '
+                              f'{count} iterations')
     return [result_of(name, os.path.join(work_dir, _reference_of(name, table[name])),
                       os.path.join(work_dir, name), iterations, skipped.get(name, ''), table[name])
             for name in names]
@@ -231,18 +234,12 @@ def result_of(name: str, reference: str, folder: str, iterations: int, skipped: 
     variation = variation or VARIATIONS[name]
     if skipped:
         return VariationResult(name, variation.title, skipped=skipped)
-    runs = [read_ranks(path) for path in (reference, folder)]
-    difference, remark = first_divergence(*runs), ''
-    if variation.only:
-        remark = _remark(difference)
-        difference = first_divergence(*(only(variation.only, ranks) for ranks in runs))
-    if difference is None:
-        whole = {rank: log._replace(steps=dict.fromkeys(range(iterations), {}))
-                 for run in runs for rank, log in run.items()}
-        difference = next(filter(None, (first_missing(whole, run, iterations) for run in runs)),
-                          None)
+    a, b = read_ranks(reference), read_ranks(folder)
+    difference = difference_up_to(only(variation.only, a), only(variation.only, b), iterations)
+    remark = '' if difference is not None or not variation.only else _remark(
+        difference_up_to(a, b, iterations))
     return VariationResult(name, variation.title, iterations, difference,
-                           os.path.basename(reference), remark=remark if difference is None else '')
+                           os.path.basename(reference), remark=remark)
 
 
 def _remark(difference: Divergence | None) -> str:

@@ -219,6 +219,10 @@ SIMILAR = [
      {}, ['train_dataloader.dataset.pipeline[0]']),
     ('known-part', stock(train_dataloader=pipeline(
         dict(type='mmyolo.Mosaic', use_cached=False))), {}, []),
+    ('known-part', stock(train_dataloader=dict(dataset=dict(type='mmdet.RefCocoDataset'))), {},
+     ['train_dataloader.dataset']),
+    ('known-part', stock(train_dataloader=dict(dataset=dict(
+        type='mmdet.RefCocoDataset', text_mode='select_first'))), {}, []),
     # a resume gives ranks and cycles their state back
     ('rank-statistics', clean(model=conv('BN')), dict(env=RANKS), []),
     ('accumulation', clean(optim_wrapper=optimizer(accumulative_counts=4)), dict(env=RANKS), []),

@@ -5,6 +5,7 @@ import pytest
 from mmengine.config import Config
 
 from mmrepro.audit import CHANGES, HINT, MAY, Subject, findings_of
+from mmrepro.audit.sources import SourceFile
 
 
 def forward(body):
@@ -189,6 +190,7 @@ def test_a_line_can_be_excused(tmp_path, monkeypatch):
     for excuse, count in (('', 0), ('[foreign-generator]', 0), ('[clock, foreign-generator]', 0),
                           ('[clock]', 1)):
         assert len(findings(tmp_path, monkeypatch, text.format(excuse))) == count
+    assert SourceFile.read(str(tmp_path / 'my_plugin.py')).excused == [2]
 
 
 def test_a_function_of_another_file_counts_where_a_hook_calls_it(tmp_path, monkeypatch):

@@ -57,14 +57,16 @@ def test_json_says_the_same(write, capsys):
 
 @pytest.mark.parametrize('arguments, code, said', [
     (['CLEAN', '--cfg-options', 'runner_type=FlexibleRunner'], 1, ['other-runner']),
-    (['IMPORTS'], 0, ["No module named 'no_such_module'"]),
+    (['IMPORTS'], 0, ["No module named 'no_such_module'", "No module named 'nor_this'"]),
+    (['CLEAN', '--ignore', 'no-seed', 'clock'], 0, ['note: left out: --ignore no-seed clock']),
     (['mmdet::retinanet/retinanet_r50_fpn_1x_coco'], 1, ['not-attached', 'with the two lines']),
     (['--rules'], 0, ['foreign-generator'])],
     ids=['options change the config', 'a custom import that fails is a finding',
+         'rules that are left out are named',
          'a config of the zoo has a name', 'rules can be listed'])
 def test_what_the_command_says(arguments, code, said, write, capsys):
     given = dict(CLEAN=write(CLEAN), IMPORTS=write(
-        CLEAN.replace("['mmrepro']", "['mmrepro', 'no_such_module']"), 'imports.py'))
+        CLEAN.replace("['mmrepro']", "['no_such_module', 'mmrepro', 'nor_this']"), 'imports.py'))
     assert run([*(given.get(word, word) for word in arguments), '--device', 'cpu']) == code
     out = capsys.readouterr().out
     assert all(words in out for words in said)

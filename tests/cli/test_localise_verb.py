@@ -19,6 +19,11 @@ from mmrepro.localise.search import Localiser
     (['CONFIG', '--resume-b', '0'], '--resume-b 0: must be 1 or more'),
     (['CONFIG', '--validate-b', '0'], '--validate-b 0: must be 1 or more'),
     (['CONFIG', '--validate-b', '3'], 'has no val_cfg'),
+    (['CONFIG', '--resume-b', '30'], '--resume-b 30 --iters 20: 0 < K < N is needed'),
+    (['CONFIG', '--validate-b', '2', '--iters', '2'], '--validate-b 2 --iters 2: 0 < K < N'),
+    *((['no/run', 'no/other', f'--{name}', value], f'--{name} is for a CONFIG') for name, value in (
+        ('a', 'x=1'), ('b', 'x=1'), ('resume-b', '3'), ('validate-b', '3'), ('ranks', '2'),
+        ('cfg-options', 'x=1'), ('iters', '3'))),
     (['IMPORTS'], "No module named 'no_such_module_of_mine'"),
     (['no/run', 'no/other'], 'no/run: no such run'),
 ])

@@ -175,6 +175,8 @@ def test_configs_are_tested_pair_by_pair_and_corrected_for_asking_twice(
 
 
 def test_few_seeds_and_best_validations_get_a_caution():
+    assert study('m', 'last', [0], {'a': [.1], 'b': [.2]}).corrected == {'b': 1.}
+
     def notes(count, pick='last', step=.1):
         values = [step * i for i in range(count)]
         return ' '.join(report_of(study('m', pick, list(range(count)), {'a': values})).notes)

@@ -136,7 +136,7 @@ def test_each_number_of_processes_has_a_column_and_every_rank_counts():
     assert report.exit_code == 1 and report.verdict == ('DIFFERENT from iteration 2 on')
 
 
-@pytest.mark.parametrize('stock, verdict', [('axy', 'part at iteration 2'), ('abc', 'agree as')])
+@pytest.mark.parametrize('stock, verdict', [('axy', 'diverge at iteration 2'), ('abc', 'agree as')])
 def test_runs_without_mmrepro_are_shown_and_decide_nothing(stock, verdict):
     logs = [fingerprints(*run) for run in ('abc', stock, 'xyz', 'xyz')]
     report = two_runs.compare(logs, two_runs.RUNS)
@@ -178,7 +178,7 @@ def test_the_command_as_users_type_it(tmp_path, capfd):
     assert demo_in(tmp_path) == 0
     said = capfd.readouterr().out
     assert 'SAME BITS: loss, weights and optimizer state agree after each of 6' in said
-    assert 'deterministic=True: the runs part at iteration 2' in said
+    assert 'deterministic=True: the runs diverge at iteration 2' in said
     assert (tmp_path / 'work' / 'losses.png').stat().st_size > 10_000
     logs = {name: (tmp_path / 'work' / name / 'output.txt').read_text() for name in (
         'stock_1', 'A', 'B')}

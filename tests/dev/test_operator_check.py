@@ -137,9 +137,9 @@ def test_the_script_of_a_checkout_checks_operators(tmp_path):
     result = json.loads((tmp_path / 'gpu_check.json').read_text())
     assert result['summary']['equal'] == 2 and result['detectors'] == {}
     assert list(result['mmcv']) == ['RoIPool'] and list(result['torch']) == ['roll']
-    text = (tmp_path / 'gpu_check.md').read_text()
-    assert '## Operators of mmcv\n' in text and '| RoIPool | equal | 4 |' in text
-    assert '| roll | equal | 4 |' in text and str(tmp_path) not in text + json.dumps(result)
+    text = (tmp_path / 'gpu_check.html').read_text()
+    assert 'Operators of mmcv' in text and '<td>RoIPool</td><td>equal</td><td>4</td>' in text
+    assert '<td>roll</td>' in text and str(tmp_path) not in text + json.dumps(result)
 
 
 @pytest.mark.nightly

@@ -9,7 +9,7 @@ from mmrepro.diagnosis import alignment
 from mmrepro.diagnosis.alignment import first_differing_record, matches
 from mmrepro.diagnosis.attributes import record_attributes
 from mmrepro.diagnosis.diagnosis import diagnose
-from mmrepro.fingerprint.records import Record
+from mmrepro.fingerprint.records import ATTRIBUTES, Record
 
 
 def op(name, inputs=(), outputs=(), **more):
@@ -130,6 +130,14 @@ def test_the_same_tensors_in_another_order_are_named():
     assert diagnose(0, 0, *stacked).cause == 'same tensors in another order'
     # another tensor is another one
     assert diagnose(0, 0, adds('x', 'y'), adds('w', 'y')).cause == 'value from outside'
+
+
+@pytest.mark.parametrize('name, cause', [
+    ('MKL_CBWR', 'processor'), ('NCCL_P2P_DISABLE', 'operator'), ('OPENCV_IPP', 'operator')])
+def test_variables_of_kernels_are_a_cause_and_no_others(name, cause):
+    streams = [[Record('', '', ATTRIBUTES, labels=(f'environment {name}={value}', )),
+                op('mm', ['1'], [value])] for value in 'ab']
+    assert diagnose(0, 0, *streams).cause == cause
 
 
 def states(path, lr):

@@ -64,12 +64,12 @@ def test_the_command_writes_both_files(tmp_path, capsys):
     code = check('--out', tmp_path, '--device', 'cpu', '--quick', '--size', '64',
                  '--only', '^(detectors/YOLOX|mmcv/RoIPool)$')
     result = json.loads((tmp_path / 'gpu_check.json').read_text())
-    text = (tmp_path / 'gpu_check.md').read_text()
+    text = (tmp_path / 'gpu_check.html').read_text()
     assert code == 0 and result['summary']['equal'] == 1, result
     assert list(result['detectors']) == ['YOLOX'] and 'mmcv' not in result
     row = result['detectors']['YOLOX']
     assert row['equal'] and row['iterations'] == 2 and row['ratio'] > 0
-    assert '| YOLOX | equal | 2 | 64 |' in text
+    assert '<td>YOLOX</td><td>equal</td><td>2</td><td>64</td>' in text
     assert str(tmp_path) not in text + json.dumps(result)
     said = capsys.readouterr().out
     assert 'YOLOX' in said and 'Single operators are checked from a checkout of mmrepro' in said
@@ -102,12 +102,15 @@ def test_rows_of_the_caller_are_run_and_shown(tmp_path, capsys):
     result = json.loads((tmp_path / 'gpu_check.json').read_text())
     assert result['mine']['drifting']['ms'] == 2.5 and result['detectors'] == {}
     assert result['summary']['unequal'] == result['summary']['rows'] == 1
-    text = (tmp_path / 'gpu_check.md').read_text()
-    assert '1 of 1 rows ran: 0 gave equal bits, 1 did not, 0 failed; ' in text
-    assert ('## Mine\n\n| operator | bits | ms | error |\n|---|---|---|---|\n'
-            '| drifting | DIFFERS: output | 2.50 |  |\n') in text
+    text = (tmp_path / 'gpu_check.html').read_text()
+    assert '1 of 1 rows ran: 0 gave equal bits, 1 did not, 0 gave equal bits that are wrong' in text
+    assert '<h2>Mine</h2>' in text and '<th>ms</th><th>error</th>' in text
+    assert '<td>drifting</td><td>DIFFERS: output</td><td>2.50</td><td></td>' in text
     said = capsys.readouterr().out
     assert 'checkout' not in said and '1 of 1 rows ran: ' in said
+    assert check(*arguments, '--seconds', '0', operators=dict(mine=group)) == 3
+    odd = checking._summary([dict(equal=True, finite=False), dict(equal=True)], 2)
+    assert (odd['equal'], odd['unequal'], odd['wrong']) == (1, 0, 1)
 
 
 @pytest.mark.parametrize('missing, arguments, said', [

@@ -96,9 +96,15 @@ def test_a_planted_change_is_named(capsys, change, found):
 
 
 @pytest.mark.usefixtures('forked')
-def test_a_difference_within_the_tolerance_is_said_to_be_one(capsys):
-    code, verdict, *_ = traced(capsys, 'a.py', planted(factor=1 + 1e-6), '--tolerance', '1e-4')
+def test_a_difference_within_the_tolerance_is_said_to_be_one(capsys, monkeypatch):
+    words = 'a.py', planted(factor=1 + 1e-6), '--tolerance', '1e-4'
+    code, verdict, *_ = traced(capsys, *words)
     assert code == 0 and 'are at most ' in verdict
+    # beyond the tolerance, without a step at any module
+    monkeypatch.setattr(module_trace, '_first_difference', lambda a, b, tolerance: (None, 24, .5))
+    code, verdict, *_ = traced(capsys, *words)
+    assert code == 1 and verdict == (
+        'DIFFERENT: no module stands out: it grows from module to module, up to 0.5')
 
 
 def test_another_interpreter_needs_no_mmrepro_and_its_difference_is_named(capsys):
@@ -135,9 +141,9 @@ def test_a_run_is_taken_with_its_config_and_last_checkpoint(capsys):
 def test_an_interpreter_with_mmcv_lite_is_told_to_install_mmrepro(capsys):
     python = other_python()
     with open('env/traced_model.py', 'a') as file:
-        file.write("raise ModuleNotFoundError(\"No module named 'mmcv._ext'\")\n")
+        file.write("raise ModuleNotFoundError(\"The cause\\nNo module named 'mmcv._ext'\")\n")
     code, _, _, err = traced(capsys, 'a.py', 'a.py', '--python', python)
-    assert code == 2 and err.endswith(
+    assert code == 2 and 'ModuleNotFoundError: The cause\n' in err and err.endswith(
         "'mmcv._ext'; with mmcv-lite, install mmrepro there, which provides the operators\n")
 
 
@@ -148,6 +154,7 @@ def test_an_interpreter_with_mmcv_lite_is_told_to_install_mmrepro(capsys):
     (('a.py', 'a.py', '--python', './no-python'), '--python ./no-python: No such file'),
     (('a.py', 'a.py', '--checkpoint', 'x.pth'), 'checkpoint x.pth does not exist'),
     (('a.py', 'bad.py'), "bad.py: its model does not run with {}: KeyError: 'Nothing is not in"),
+    (('a.py', 'a.py', '--tolerance', 'nan'), '--tolerance nan: must be 0 or more'),
     (('a.py', 'a.py', '--no-weights'), '--no-weights has no meaning with --trace')])
 def test_what_cannot_be_traced_is_said_in_a_line(capsys, words, message):
     Path('empty').mkdir()
@@ -156,11 +163,6 @@ def test_what_cannot_be_traced_is_said_in_a_line(capsys, words, message):
     code, _, _, err = traced(capsys, *words)
     assert code == 2 and 'Traceback' not in err
     assert message.format(sys.executable) in err.splitlines()[-1]
-
-
-def test_options_of_a_trace_need_it(capsys):
-    assert exit_code('compare', 'a.py', 'a.py', '--python', 'python') == 2
-    assert '--python needs --trace' in capsys.readouterr().err
 
 
 @pytest.mark.nightly

@@ -1,6 +1,7 @@
 """Runs A and B: how they are trained, where they diverge, how far they are apart, what is said."""
 import json
 import os
+import types
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from launches import text_of, write_steps
 from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
-from mmrepro.localise.compared_runs import RunSpec, start, trainings_of
+from mmrepro.hooks.fingerprint import FingerprintHook
+from mmrepro.localise.compared_runs import RunSpec, record, trainings_of
 from mmrepro.localise.entry import localise_runs, unused_folder
 from mmrepro.localise.recording import RecordingPlan
 from mmrepro.localise.search import Localiser, first_iteration, positions_of
@@ -20,7 +22,6 @@ from mmrepro.localise.variation_effect import (
     not_known_equal,
     settings_without_effect,
 )
-from mmrepro.runs.launcher import TrainingFailed
 
 
 def test_a_folder_with_files_is_not_used_again(tmp_path):
@@ -50,13 +51,6 @@ def test_a_run_that_is_resumed_is_two_trainings():
     first, second = trainings_of(spec, 'w', RecordingPlan('w', 6, 2))
     assert first.given['record'] == 2 and second.given['record'] is None
     assert len(trainings_of(spec, 'w', RecordingPlan('w', 2))) == 1
-
-
-def test_a_run_that_fails_shows_the_end_of_its_output(tmp_path):
-    path = tmp_path / 'config.py'
-    path.write_text('raise ValueError("the config is broken")\n')
-    with pytest.raises(TrainingFailed, match='(?s)the config is broken.*with exit code 1'):
-        start(RunSpec('A', str(path)), str(tmp_path), RecordingPlan(str(tmp_path), 1))
 
 
 def run_of(*losses, positions=(0, 1), ranks=(0,), notes=()):
@@ -145,6 +139,28 @@ def test_a_difference_that_is_not_reproduced_is_not_invented(tmp_path):
     assert 'NOT REPRODUCED' in text_of(result) and 'intermittent' in text_of(result)
     unequal = text_of(result._replace(unequal=('GAIN is 1 in A, 2 in B', )))
     assert 'GAIN is 1 in A' in unequal and 'race' not in unequal and 'hardware' not in unequal
+
+
+def test_a_repetition_that_differs_earlier_is_not_said_to_agree(tmp_path):
+    _, result = scripted(tmp_path, dict(A=['123'] * 3, B=['129', '193', '12']),
+                         dict(A=['2', '2'], B=['2', '2']))
+    assert result.verdict == 'flaky'
+    assert '; before what was recorded, they differed at iteration 1.' in text_of(result)
+
+
+def test_an_iteration_without_fingerprints_is_found_in_the_repetition(tmp_path):
+    runs = run_of('1', '2', '3'), run_of('1', '9', '9')
+    for run in runs:
+        del run.ranks[0].steps[1]  # FingerprintHook(interval=2)
+    hook = FingerprintHook(interval=2)
+    record(types.SimpleNamespace(hooks=[hook], lifecycle=types.SimpleNamespace(),
+                                 register_hook=lambda hook, priority: None),
+           **RecordingPlan('', 1)._asdict())
+    assert hook.interval == 1
+    launch = Scripted(dict(A=['123'] * 2, B=['199'] * 2), dict(A=['2', '2'], B=['2', '3']))
+    specs = RunSpec('A', 'a.py'), RunSpec('B', 'b.py')
+    result = Localiser(specs, str(tmp_path), launch).explain(*runs, values=False)
+    assert result.diagnosis.iteration == 1 and 'intermittent' not in text_of(result)
 
 
 def test_an_earlier_difference_in_the_repetition_is_followed(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import exit_code
 from fake_runs import NAMES, write_log, write_run
 from harness import python
 from mmengine.config import Config
@@ -86,6 +87,18 @@ def test_other_lengths_are_said_and_the_common_part_is_compared():
     assert 'B: rank 0 did not come to its end; its last iteration is 11' in text
 
 
+def test_a_rank_is_compared_with_the_same_rank(capsys):
+    for other in (write_log('logged'), write_run('b', rank=1)):
+        assert main(write_run('a', vals=False), other) == 3
+        out = capsys.readouterr().out
+        assert 'NOTHING TO COMPARE' in out and 'Losses' not in out
+    write_run('a', rank=1, world=2, since=3, noise=1.)
+    comparison = compare('a', 'b')  # ranks 0 and 1, and rank 1
+    assert comparison.first.iteration == 3 and comparison.first.rank == 1
+    assert comparison.diverged['head.0.weight'] == 3
+    assert 'A has fingerprints of ranks [0, 1], B of [1]: [1] are compared' in comparison.notes
+
+
 def test_what_runs_were_made_of_comes_by_severity():
     comparison = compare(*pair(
         a=dict(facts={'randomness.seed': 1, 'version.python': '3.11'},
@@ -143,17 +156,13 @@ def test_a_manifest_and_the_config_of_a_run_without_have_settings_of_one_form():
     assert [row.name for row in compare('a', 'b').manifest] == []
 
 
-def test_a_checkpoint_is_not_a_run():
-    Path('epoch_1.pth').touch()
-    with pytest.raises(RunError, match='epoch_1.pth: a file, not a run: give its folder'):
-        compare('epoch_1.pth', 'epoch_1.pth')
-
-
 def test_stock_runs_are_compared_by_their_logs_which_prove_no_bits():
     comparison = compare(*pair(b=dict(off=5), write=write_log))
     assert not comparison.exact and not comparison.equal
     assert (comparison.first.iteration, comparison.first.field.field) == (5, 'scalars.loss')
     assert any('no fingerprints' in note for note in comparison.notes)
+    numbers = measure(comparison, 1e-6)
+    assert not numbers.within and {'loss', 'loss_cls'} <= {row.field for row in numbers.distances}
     assert any('--fingerprint' in line for line in advice(comparison))
     # and equal ones are no proof of equal bits: times and memory differ between any two runs
     comparison = compare('a', write_log('c'))
@@ -164,8 +173,11 @@ def test_stock_runs_are_compared_by_their_logs_which_prove_no_bits():
 def test_a_resumed_log_replaces_what_was_lost():
     write_log('a', 20)
     write_log('b', 20, off=11)
+    with open('b/20260101_000000/vis_data/scalars.json', 'a') as file:
+        file.write('{"coco/bbox_mAP": 0.9, "step": 2}\n')
     write_log('b', 15, stamp='20260102_000000', first=10)
     comparison = compare('a', 'b')
+    assert list(comparison.b.logged_vals) == [1]
     # iterations 15 to 19 of the first start were lost, and were not trained again
     assert comparison.equal and comparison.b.starts == 2 and comparison.common == list(range(15))
 
@@ -232,7 +244,7 @@ def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(caps
     notes = [line for line in lines if line.startswith('note: ')]
     assert notes[0] == ('note: A was trained with mmrepro and B without it: their random numbers '
                         'and kernels are not the same, so their bits cannot agree')
-    start = next(i for i, line in enumerate(lines) if line.strip().startswith('made of'))
+    start = next(i for i, line in enumerate(lines) if line.strip().startswith('name '))
     assert lines[start + 1].split()[:3] == ['mmrepro', 'True', 'False']
     names = [line.split()[0] for line in lines[start + 1:lines.index('', start)]]
     # deterministic=False is what a stock run has that says nothing
@@ -248,11 +260,17 @@ def test_equal_checkpoints_are_said_where_logs_are_all_there_is(tmp_path):
     comparison = compare('a', 'b')
     assert 'the weights in 2 of 2 checkpoints have the same bits (epoch_1.pth to epoch_2.pth)' in (
         comparison.verdict())
-    # equal in value, not in bits: that is not said to be the same
-    for name, zero in (('a', 0.), ('b', -0.)):
-        torch.save(dict(meta=dict(iter=2), state_dict=dict(w=torch.tensor([zero]))),
-                   tmp_path / name / 'epoch_2.pth')
-    assert '1 of 2 checkpoints have the same bits (epoch_1.pth)' in compare('a', 'b').verdict()
+    # the sign of a zero, another key, another shape
+    for weights in (dict(w=torch.tensor([0.])), dict(w=torch.tensor([-0.])),
+                    dict(w=torch.tensor([0.]), v=torch.ones(1)), dict(w=torch.zeros(2))):
+        torch.save(dict(meta=dict(iter=2), state_dict=weights), tmp_path / 'a' / 'epoch_2.pth')
+        torch.save(dict(meta=dict(iter=2), state_dict=dict(w=torch.tensor([0.]))),
+                   tmp_path / 'b' / 'epoch_2.pth')
+        comparison = compare('a', 'b')
+        assert [row.distance for row in comparison.weights] == [0., 0.]
+        equal = torch.equal(weights['w'].signbit(), torch.tensor([False])) and len(weights) == 1
+        assert comparison.equal is equal
+        assert ('checkpoints differ' in comparison.verdict()) is not equal
 
 
 def test_nan_is_equal_to_nan():
@@ -266,6 +284,8 @@ def test_a_folder_without_a_run_says_what_is_in_it(tmp_path):
     with pytest.raises(RunError, match='x: no such run'):
         load_run('x')
     (tmp_path / 'epoch_1.pth').touch()
+    with pytest.raises(RunError, match='epoch_1.pth: a file, not a run: give its folder'):
+        compare('epoch_1.pth', 'epoch_1.pth')
     with pytest.raises(RunError, match='it holds epoch_1.pth, but checkpoints alone are no run'):
         load_run('.')
     (tmp_path / 'mmrepro').mkdir()
@@ -335,19 +355,12 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, capsys
     assert not list((tmp_path / 'out').iterdir())
 
 
-def test_runs_without_a_common_iteration_cannot_be_compared(capsys):
-    write_run('a', vals=False)
-    write_log('b')
-    assert main('a', 'b') == 3
-    assert 'NOTHING TO COMPARE' in capsys.readouterr().out
-
-
 def test_harmless_differences_are_counted_and_listed_on_demand(capsys):
     a, b = pair(a=dict(facts={'version.python': '3.11', 'version.mmrepro': '1'}),
                 b=dict(facts={'version.python': '3.12', 'version.mmrepro': '2'}))
     assert main(a, b) == 0
     out = capsys.readouterr().out
-    assert '2 more differences in what they were made of, all harmless; --all lists them' in out
+    assert '2 more differences in settings and environment, all harmless; --all lists them' in out
     assert 'version.python' not in out
     main(a, b, '--all')
     out = capsys.readouterr().out
@@ -397,8 +410,8 @@ def test_exit_codes_and_words_of_a_tolerance(capsys):
     assert 'BEYOND 1e-12' in capsys.readouterr().out
     assert main(a, b, '--tolerance', '0.1', '--json') == 0
     assert json.loads(capsys.readouterr().out)['tolerance']['within']
-    for wrong in ('0', '-1', 'nan'):
-        assert main(a, b, '--tolerance', wrong) == 2
+    for wrong in ('0', '-1', 'nan', 'inf'):
+        assert exit_code('compare', a, b, '--tolerance', wrong) == 2
         assert '--tolerance' in capsys.readouterr().err
 
 
@@ -410,11 +423,6 @@ def test_other_samples_have_no_tolerance(capsys):
     path.write_text(text.replace('"positions": [6, 7]', '"positions": [7, 6]'))
     assert main(a, b, '--tolerance', '1') == 1
     assert 'batch.positions differs in iteration 3' in ' '.join(capsys.readouterr().out.split())
-
-
-def test_logs_of_mmengine_have_relative_differences():
-    result = measure(compare(*pair(b=dict(off=5), write=write_log)), 1e-6)
-    assert not result.within and {'loss', 'loss_cls'} <= {row.field for row in result.distances}
 
 
 OLD = Path(__file__).parent / 'mmdet2'

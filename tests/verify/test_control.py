@@ -63,9 +63,15 @@ def test_what_is_spoiled_is_seen(reference, tmp_path, monkeypatch, table, name, 
     found = module.control(training, reference)
     assert found.text == f'control: {name} was seen as different at iteration {iteration}'
     # without it, the same training is equal: nothing but the omission was seen
-    monkeypatch.setattr(module, table, {})
-    monkeypatch.setitem(getattr(module, table), 'nothing', {} if table == 'RUNS' else id)
+    monkeypatch.setattr(module, table, {'nothing': {} if table == 'RUNS' else id})
     assert module.control(training, reference).iteration is None
+
+
+def test_a_control_that_fails_is_not_seen_and_says_why(reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, 'RUNS', {'a broken run': {'model.type': 'NoSuch'}})
+    found = module.control(Training(f'{reference}.py', str(tmp_path), iterations=2), reference)
+    assert found.iteration is None and found.text.startswith(
+        f'{module.NOT_SEEN}no control came to its end; a broken run failed: the training ended')
 
 
 def test_a_resume_is_verified_with_what_the_config_has_to_lose(tmp_path, monkeypatch, capsys):

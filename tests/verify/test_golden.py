@@ -21,13 +21,13 @@ def manifest(original):
 
 
 class Recorded(EndedTraining):
-    """``facts`` and the iteration ``wrong`` are what a test changes."""
+    """Facts, the iteration that is ``wrong``, the field and the count are what a test changes."""
 
     def __init__(self, launch):
         super().__init__(launch)
         training, folder = training_of(launch), folder_of(launch)
-        write_steps(folder, [dict(gradients='other' if self.wrong == i else 'same')
-                             for i in range(training.iterations)])
+        write_steps(folder, [{self.field: 'other' if self.wrong == i else 'same'}
+                             for i in range(training.iterations)][:self.count])
         content = dict(self.manifest, facts={**self.manifest['facts'], **self.facts})
         with open(f'{folder}/mmrepro/manifest.json', 'w') as file:
             json.dump(content, file)
@@ -35,7 +35,8 @@ class Recorded(EndedTraining):
 
 @pytest.fixture
 def process(manifest, monkeypatch):
-    return stand_in(monkeypatch, Recorded, manifest=manifest, facts={}, wrong=None)
+    return stand_in(monkeypatch, Recorded, manifest=manifest, facts={}, wrong=None,
+                    field='gradients', count=None)
 
 
 @pytest.fixture
@@ -46,11 +47,13 @@ def run(tmp_path, monkeypatch):
 
 
 def test_the_same_bits(process, run, capsys, tmp_path):
-    assert run('record', 'detector.py', '--cfg-options', 'optim_wrapper.optimizer.lr=0.2') == 0
+    lr, workers = 'optim_wrapper.optimizer.lr=0.2', 'train_dataloader.num_workers=0'
+    assert run('record', 'detector.py', '--cfg-options', lr, '--cfg-options', workers) == 0
     kept = os.path.join('goldens', 'detector')
     assert sorted(os.listdir(kept))[-1] == 'recipe.json'
     recipe = json.loads((tmp_path / kept / 'recipe.json').read_text())
     assert recipe['config'] == 'detector.py' and recipe['iterations'] == 3
+    assert recipe['options'] == [lr, workers]
     assert run('check') == 0
     assert 'EQUAL: detector, 3 iterations' in capsys.readouterr().out
     # the recorded options are those of the check; nothing is evaluated or saved
@@ -58,7 +61,7 @@ def test_the_same_bits(process, run, capsys, tmp_path):
     assert cfg.optim_wrapper.optimizer.lr == .2 and cfg.val_cfg is None
     assert training_of(process.launches[1]).iterations == 3
     # on the same machine, it is recorded over
-    assert run('record', 'detector.py', '--cfg-options', 'optim_wrapper.optimizer.lr=0.2') == 0
+    assert run('record', 'detector.py', '--cfg-options', lr, workers) == 0
     assert len(os.listdir(kept)) == 2
 
 
@@ -81,6 +84,14 @@ def test_a_difference_says_where_and_what_has_changed(process, run, capsys):
     assert run('check', '--json') == 1
     out = json.loads(capsys.readouterr().out)
     assert out['goldens'][0]['difference']['iteration'] == 2 and out['exit_code'] == 1
+
+
+def test_what_the_golden_has_and_the_run_lacks_is_a_difference(process, run, capsys):
+    run('record', 'detector.py')
+    process.count = 2
+    assert run('check') == 1 and 'number of iterations: 3 and 2' in capsys.readouterr().out
+    process.count, process.field = None, 'parameters'
+    assert run('check') == 1 and 'gradients: a value and nothing' in capsys.readouterr().out
 
 
 def test_another_class_of_machines_has_no_golden_until_it_is_recorded(process, run, capsys):
@@ -135,6 +146,9 @@ def test_what_cannot_be_used_is_one_clear_line(process, run, capsys, tmp_path):
     log.write_text(''.join(lines[:-1]))
     assert 'has 2 of 3 iterations; record it again' in said('check')
     log.write_text(''.join(lines))
+    process.count = 2
+    assert 'has 2 of 3 iterations; the training ended early' in said('record', 'detector.py')
+    process.count = None
     (golden / 'facts.json').write_text('{}')
     assert 'facts.json: lacks facts' in said('check')
 

@@ -1,5 +1,6 @@
 """Interrupted at random moments, in every way, a run stays the undisturbed one; and chaos tells."""
 import json
+import random
 
 import pytest
 import torch
@@ -7,11 +8,13 @@ from command import exit_code
 from mmengine.hooks import CheckpointHook
 from preempted_runs import settings
 
-from mmrepro.hooks import PreemptHook
 from mmrepro.reports import campaign_report, interruptible
 from mmrepro.runner import ReproRunner
+from mmrepro.verify.kills import attempt
+from mmrepro.verify.kills.attempt import Attempt, Interruption
 from mmrepro.verify.kills.campaign import Campaign, CampaignSettings
 from mmrepro.verify.kills.kinds import KINDS, allowed
+from mmrepro.verify.kills.moments import FILE
 
 pytestmark = pytest.mark.usefixtures('forked')
 
@@ -112,12 +115,38 @@ def test_a_checkpoint_without_its_pointer_is_noticed(tmp_path, monkeypatch):
     assert 'last_checkpoint names' in runs.problems[0] and 'truncated' in runs.problems[0]
 
 
-@pytest.mark.nightly
-def test_another_exit_code_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(PreemptHook, 'start', lambda self, runner: None)
-    runs = campaign(tmp_path, 1, kinds=('SIGUSR1', ), **{'train_cfg.max_epochs': 30})
-    assert not runs.run()
-    assert 'the processes ended with [-10], expected [0, 75]' in runs.problems[0]
+@pytest.mark.parametrize('kind, codes, killed, expected', [
+    ('SIGUSR1', [-10], [], '[0, 75]'), ('SIGTERM', [-9], [0], '[0, 75]'),
+    ('SIGTERM to one rank', [75, -9], [1], ''),
+    ('SIGTERM to one rank', [-9, -9], [0, 1], '[0, 75]'),
+    ('SIGKILL of a worker', [3, -9], [1], '[0, 1]')])
+def test_another_exit_code_is_noticed_and_a_process_that_hangs_unless_it_waits_for_a_rank(
+        tmp_path, kind, codes, killed, expected):
+    runs = campaign(tmp_path, 1, ranks=len(codes))
+    runs._note_kill(1, Interruption(kind, 1, 0.), Attempt([], codes, 1., killed), str(tmp_path))
+    assert [f'the processes ended with {codes}, expected {expected};' in problem
+            for problem in runs.problems] == [True] * bool(expected)
+
+
+class Finishing:
+    """A training without workers, that writes a torn line and a moment, and ends by itself."""
+    pids, kill = [0], print
+
+    def __init__(self, folder):
+        self.file, self.ends = folder / FILE, iter([None, None, None, 0])
+
+    def codes(self):
+        lines = '["train", 0\n["train", 1, 0, 1.5, 0, [], 0]\n'
+        self.file.write_text(self.file.read_text() + lines)
+        return [next(self.ends)]
+
+
+def test_a_strike_without_a_victim_interrupts_nothing_and_torn_moments_are_left_out(
+        tmp_path, monkeypatch):
+    monkeypatch.setattr(attempt, 'LaunchedTraining', Finishing)
+    plan = Interruption('SIGKILL of a worker', 1, 0.)
+    found = attempt.watch(tmp_path, str(tmp_path), plan, dict(step=0.), random.Random(0))
+    assert found.seconds_to_end is None and {moment.iteration for moment in found.moments} == {1}
 
 
 def test_what_is_possible_depends_on_ranks_and_workers():

@@ -158,17 +158,21 @@ def test_the_page_says_what_the_manifest_knows_and_no_more(original, tmp_path):
     content['data'] = dict(samples=8, annotations={'/data/a.json': dict(sha256='cd34', size=1)},
                            images=None)
     content['code'] = {'/home/me/project': dict(commit='0123', diff='-a\n+b\n', untracked=[]),
-                       '/opt/project': dict(commit='4567', diff='-c\n', untracked=[])}
+                       '/opt/project': dict(commit='4567', diff='-c\n' + ' ' * (2**20 - 3),
+                                             untracked=['a.py', 'b.py'])}
     path.write_text(json.dumps(content))
     assert main([str(run), '--export', str(tmp_path / 'out')]) == 0
     page = (tmp_path / 'out' / 'README.md').read_text()
     for line in ('- iterations recorded: 8', '- `start.pth`: SHA-256 ab12',
                  '- `other.pth`: not recorded (no local file)', '- `a.json`: SHA-256 cd34',
-                 '- names of the images, SHA-256: not recorded', 'commit 0123, with changes',
+                 '- names of the images, SHA-256: not recorded',
+                 'commit 0123, with changes that are in this folder\n',
+                 'commit 4567, with changes that are in this folder, cut at 1 MiB; files of no '
+                 'commit, which are not in this folder: a.py, b.py\n',
                  f'- initial weights, digest: {content["initial_weights"]}'):
         assert line in page, line
     assert (tmp_path / 'out' / 'project.diff').read_text() == '-a\n+b\n'
-    assert (tmp_path / 'out' / 'project (2).diff').read_text() == '-c\n'
+    assert (tmp_path / 'out' / 'project (2).diff').read_text().rstrip(' ') == '-c\n'
     for name in ('data', 'weights', 'code', 'packages', 'machine', 'created', 'command',
                  'environment'):
         del content[name]

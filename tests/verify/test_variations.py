@@ -34,7 +34,7 @@ class Recorded(EndedTraining):
         first = 2 if training.resume else 0
         ranks = virtual_ranks(Config.fromfile(training.config)) or launch.ranks
         steps = [dict(batch=dict(data=self.value(f'{name}.data', i)), gradients=self.value(name, i))
-                 for i in range(first, training.kill_after or training.iterations)]
+                 for i in range(first, min(training.kill_after or training.iterations, 8))]
         for rank in range(ranks):
             write_steps(folder, steps, rank, ranks, first)
 
@@ -233,16 +233,18 @@ def test_a_difference_is_localised_on_demand(config, stand_in, tmp_path, monkeyp
     assert json.loads(capsys.readouterr().out)['localise']['verdict'] == 'equal'
 
 
-@pytest.mark.parametrize('name', ['files', 'folder', 'load'])
-def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys, name):
-    stand_in.wrong[name] = 3
+@pytest.mark.parametrize('name', ['files', 'folder', 'load', 'cpu'])
+def test_what_localise_cannot_repeat_is_said(config, stand_in, tmp_path, capsys, name, monkeypatch):
+    monkeypatch.setattr(module.surroundings, 'instruction_sets', lambda: {'MKL_CBWR': 'AVX2'})
+    stand_in.wrong[f'{name}.data'] = 3
     assert run(config, tmp_path, '--vary', name, '--localise') == 1
     assert f'{name}: mmrepro localise cannot repeat' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (['--vary', 'workers,colour'], 'colour is not allowed; allowed: process,workers'),
+    (['--vary', 'all,colour'], '--vary: colour is not allowed; allowed: process,workers'),
     (['--vary', ''], 'nothing is not allowed'), (['--iters', '0'], '--iters 0: must be 1'),
+    (['--iters', '9'], '--iters 9: this config, as trained here, ends after 8 iterations'),
     (['--cfg-options', 'train_dataloader.dataset.ann_file=/nowhere/train.json'],
      '/nowhere/train.json does not exist, and train_dataloader')])
 def test_wrong_usage(config, stand_in, tmp_path, capsys, arguments, message):
@@ -298,8 +300,9 @@ def test_relative_paths_lead_to_the_same_files_from_the_linked_folder(tmp_path):
     original, other = tmp_path / 'here', tmp_path / 'there'
     (original / 'data').mkdir(parents=True)
     (original / 'data' / 'x.txt').write_text('x')
-    for _ in 'ab':  # a second time, nothing is in the way
-        surroundings.linked_folder(str(other), str(original))
+    for folder in (tmp_path, original, original):  # nothing of an earlier call is in the way
+        surroundings.linked_folder(str(other), str(folder))
+    assert os.listdir(other) == ['data']
     assert (other / 'data' / 'x.txt').read_text() == 'x'
 
 

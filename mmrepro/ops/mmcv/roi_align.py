@@ -22,7 +22,7 @@ def check_mode(pool_mode: int) -> None:
     """Raise RuntimeError unless ``pool_mode`` is 1, the mean."""
     require(pool_mode == 1, 'roi_align',
             "pool_mode='max' has no deterministic form in mmrepro; use 'avg', as the detectors of "
-            "MMDetection do, or operators='compiled'")
+            "MMDetection do, or a compiled mmcv with deterministic=False and operators=None")
 
 
 def _boxes(feature: Tensor, rois: Tensor, bins: tuple[int, int], scale: float,

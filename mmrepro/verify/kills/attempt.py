@@ -70,13 +70,13 @@ def watch(launch: Launch, folder: str, plan: Interruption | None, gaps: dict[str
                     strike_at = _strike_at(plan, due, gaps, folder)
                     now = time.monotonic()
                 if strike_at is not None and now >= strike_at:
-                    struck_at = now
                     # the last known workers
                     workers = {moment.process: tuple(moment.workers) for moment in moments}
                     for pid in KINDS[plan.kind].victims(
                             [(pid, workers.get(pid, ())) for pid in training.pids], random):
                         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                             os.kill(pid, KINDS[plan.kind].number)
+                            struck_at = now  # a signal that reached nobody interrupts nothing
             if first_end is None and codes.count(None) < len(codes):
                 first_end = now
             # ranks that wait for a dead one; a launcher would end them

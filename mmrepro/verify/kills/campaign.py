@@ -13,7 +13,7 @@ from mmengine.config import Config
 
 from ...checkpoint import files
 from ...checkpoint.choosing import newest_good, pointed
-from ...fingerprint.divergence import compare_logs, first_missing
+from ...fingerprint.divergence import difference_up_to
 from ...fingerprint.reader import RankLog, read_ranks
 from ...report.report import plain
 from ...runs.child import Training
@@ -29,11 +29,11 @@ CONFIG = 'chaos_config.py'  # in the folder of each run
 
 class CampaignSettings(NamedTuple):
     """Settings of a campaign."""
-    work_dir: str  # a folder for configs, logs, checkpoints
-    kills: int  # number of interruptions
-    seed: int  # of their kinds and moments
-    ranks: int  # of each run
-    kinds: Sequence[str]  # keys of ``KINDS``
+    work_dir: str = os.path.join('work_dirs', 'kills')  # empty; for configs, logs, checkpoints
+    kills: int = 10  # number of interruptions
+    seed: int = 0  # of their kinds and moments; the training has its own
+    ranks: int = 1  # of each run
+    kinds: Sequence[str] = ()  # keys of ``KINDS``; empty: all that are possible
     span: int = 8  # most iterations and validation batches from a start to an interruption
     # numbers of processes: of the uninterrupted run, then of each later start in turn; empty: one
     # process for each rank
@@ -146,9 +146,8 @@ class Campaign:
     def _deviations(self, folder: str, attempt: Attempt) -> list[str]:
         """Return how a run that came to its end differs from the uninterrupted run."""
         logs = read_ranks(folder)
-        deviations = [f'{difference.text()} (first the uninterrupted run)' for difference in (
-            compare_logs(self._expected, logs, self.iterations),
-            first_missing(self._expected, logs, self.iterations)) if difference is not None]
+        difference = difference_up_to(self._expected, logs, self.iterations)
+        deviations = [f'{difference.text()} (first the uninterrupted run)'] if difference else []
         for rank, expected in self._expected.items():
             vals = logs[rank].vals
             self.compared += len(logs[rank].steps) + len(vals) + 1
@@ -191,7 +190,9 @@ class Campaign:
                    default=0)
         expected = {*KINDS[plan.kind].codes, 0}  # 0: the run was through before the signal
         through = None not in self._end_states(attempt)
-        if not (expected.issuperset(attempt.codes) or through or attempt.killed):
+        ended = [code for number, code in enumerate(attempt.codes) if number not in attempt.killed]
+        hung = attempt.killed and not (KINDS[plan.kind].waits and ended)
+        if hung or not (expected.issuperset(ended) or through):
             self.problems.append(
                 f'run {number}: after {plan.kind} at iteration {done} the processes ended with '
                 f'{attempt.codes}, expected {sorted(expected)}; see {folder}/rank0.log')
@@ -213,7 +214,8 @@ class Campaign:
         named = pointed(folder)
         problem = files.check_file(named) if os.path.isfile(named) else None
         if problem is not None:
-            self.problems.append(f'last_checkpoint names {named}, which {problem}, after {plan}')
+            self.problems.append(f'last_checkpoint names {named}, which {problem}, after '
+                                 f'{plan.kind if plan else "the end"}')
 
     def outcome(self) -> dict[str, Any]:
         """Return the outcome, as JSON can hold it."""

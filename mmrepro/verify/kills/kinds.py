@@ -38,6 +38,7 @@ class Kind(NamedTuple):
     workers: int = 0  # least number of data loader workers
     # exit codes with which the processes may end; negative: the number of a signal
     codes: tuple[int, ...] = (-signal.SIGKILL, )
+    waits: bool = False  # whether other ranks may wait for the one that was hit
 
 
 KINDS: dict[str, Kind] = {
@@ -50,11 +51,11 @@ KINDS: dict[str, Kind] = {
                            _all_processes, workers=1, codes=(PREEMPTED, )),
     # the trainer raises an error of PyTorch; nothing waits for a worker of a finished pass
     'SIGKILL of a worker': Kind('out of memory, the largest process first', signal.SIGKILL,
-                                _one_worker, workers=1, codes=(1, 0)),
+                                _one_worker, workers=1, codes=(1, 0), waits=True),
     'SIGKILL of a rank': Kind('one machine of several is gone', signal.SIGKILL, _one_rank,
-                              ranks=2, codes=(-signal.SIGKILL, 1)),
+                              ranks=2, codes=(-signal.SIGKILL, 1), waits=True),
     'SIGTERM to one rank': Kind('pre-emption of one machine of several', signal.SIGTERM,
-                                _one_rank, ranks=2, codes=(PREEMPTED, )),
+                                _one_rank, ranks=2, codes=(PREEMPTED, ), waits=True),
 }
 
 

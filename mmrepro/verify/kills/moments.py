@@ -4,6 +4,7 @@ The bits of the training itself are in its fingerprints.
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -87,9 +88,13 @@ class MomentReader:
         self._torn = b''
 
     def new(self) -> list[Moment]:
-        """Return the moments since the last call."""
+        """Return the moments since the last call, without those that a killed process tore."""
         *lines, self._torn = (self._torn + self._file.read()).split(b'\n')
-        return [Moment(*json.loads(line)) for line in lines if line]
+        moments = []
+        for line in filter(None, lines):
+            with contextlib.suppress(ValueError):  # torn
+                moments.append(Moment(*json.loads(line)))
+        return moments
 
 
 def durations(moments: list[Moment]) -> dict[str, float]:
