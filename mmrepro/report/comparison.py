@@ -260,7 +260,10 @@ def manifest_differences(a: RunView, b: RunView) -> tuple[list[FactDifference], 
         # a run was resumed from a run elsewhere: weights of different iterations do not count
         return [row for row in rows if WEIGHTS not in (row.about, row.name)], []
     notes = [f'{letter}: not recorded: {", ".join(unknown(run.facts))}' for letter, run in
-             (('A', a), ('B', b)) if not run.manifest and unknown(run.facts)] + [NEVER]
+             (('A', a), ('B', b)) if not run.manifest and unknown(run.facts)]
+    notes.append(NEVER if not all(run.manifest or run.recorded for run in (a, b)) else
+                 'neither logs nor checkpoints hold initial weights and changes of the code: what '
+                 'differs in these cannot be known')
     facts = _settings(a), _settings(b)
     if a.old != b.old:
         *both, without = across_dialects(*facts)

@@ -46,6 +46,7 @@ class RunView:
     validated_after: dict[int, int] = field(default_factory=dict)
     # name -> value: settings from the dumped config, environment from the log; without a manifest
     facts: dict[str, Any] = field(default_factory=dict)
+    recorded: bool = False  # a checkpoint of mmrepro added facts that no log has
     manifest: dict[str, Any] = field(default_factory=dict)  # of the last start
     # manifest of the start that the later starts continue
     began: dict[str, Any] = field(default_factory=dict)
@@ -231,6 +232,8 @@ def _read_facts(view: RunView, logs: list[str], checkpoints: bool) -> None:
         break
     else:
         view.notes.append(f'{view.path}: no config to compare (vis_data/config.py)')
+    written = meta.get('mmrepro')
+    kept = written.get('facts') if isinstance(written, dict) else None
     told = stock_runs.recorded(stock_runs.lines_of_meta(meta))
     logged = {name: value for log in logs[-1:] for text in (
         stock_runs.lines_of_meta(stock_runs.head_of(log)), stock_runs.text_log(log))
@@ -239,7 +242,10 @@ def _read_facts(view: RunView, logs: list[str], checkpoints: bool) -> None:
     if None not in seeds and seeds[0] != seeds[1]:
         view.notes.append(f'its last checkpoint has seed {seeds[0]}, its last log {seeds[1]}: they '
                           'are of two trainings')
-    view.facts.update({**told, **logged})
+        kept = None
+    view.recorded = isinstance(kept, dict)
+    # in the form of logs where these tell it, because the other run may have nothing else
+    view.facts = {**(kept if view.recorded else {}), **view.facts, **told, **logged}
 
 
 def _last_meta(view: RunView) -> dict[str, Any]:

@@ -508,6 +508,18 @@ def test_without_log_and_config_the_checkpoint_says_what_it_knows(trained, tmp_p
     assert 'the environment' in note and 'the seed' not in note
 
 
+def test_checkpoints_of_mmrepro_have_facts_that_no_log_has(trained):
+    for name, threads in (('c', 1), ('d', 2)):
+        shutil.copytree(trained / 'a', name)
+        checkpoint = torch.load(f'{name}/epoch_2.pth', weights_only=False)
+        checkpoint['meta']['mmrepro'] = dict(facts={'torch.num_threads': threads})
+        torch.save(checkpoint, f'{name}/epoch_2.pth')
+    comparison = compare('c', 'd')
+    assert [(row.name, row.severity) for row in comparison.manifest] == [
+        ('torch.num_threads', 'changes bits')]
+    assert any('hold initial weights and changes of the code' in note for note in comparison.notes)
+
+
 def test_a_checkpoint_of_another_training_is_said(trained):
     shutil.copytree(trained / 'a', 'c')
     shutil.copy(trained / 'b' / 'epoch_2.pth', 'c')
