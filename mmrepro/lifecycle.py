@@ -58,6 +58,7 @@ class RunLifecycle:
         evaluated: buffers of the model that is validated or tested.
         validation: what a validation may not change.
     """
+    resuming = False  # MMEngine resumes from the checkpoint that it loads
 
     # ------------------------------------------------------------------ the runner is built
 
@@ -153,7 +154,7 @@ class RunLifecycle:
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
-        if not self.config.legacy:
+        if self.resuming and not self.config.legacy:
             self.resume.take_state(checkpoint, runner)
 
     def before_train(self, runner: Any) -> Iterator[None]:
