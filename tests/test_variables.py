@@ -87,7 +87,7 @@ class Unreadable:
         raise RuntimeError(name)
 
 
-LATER = None
+LATER, PROXY = None, Unreadable()
 
 
 def test_captured_values_are_back_in_the_block_only(monkeypatch):
@@ -116,8 +116,14 @@ class Forgets:
 
 
 def test_a_variable_that_was_deleted_stays_deleted():
+    bound, unbound = [1], 1
+    Forgets.method = lambda self: (bound, unbound)
+    del unbound  # as a name that is bound later
     variables = UserVariables([Forgets])
-    del Forgets.first
+    assert variables.changed() == []
+    del Forgets.first, bound
     with variables.as_captured():
-        assert Forgets.first == 1
-    assert 'first' not in vars(Forgets) and variables.changed()
+        assert Forgets.first == 1 and bound == [1]
+    assert 'first' not in vars(Forgets) and len(variables.changed()) == 2
+    with pytest.raises(NameError):
+        Forgets().method()

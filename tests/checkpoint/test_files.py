@@ -94,10 +94,13 @@ def test_newest_good_passes_over_what_is_damaged_and_says_so(good, tmp_path):
     for name, content in (('iter_2.pth', b''), ('iter_3.pth', b'PK\x03\x04 cut off')):
         (tmp_path / name).write_bytes(content)
         os.utime(tmp_path / name, ns=(2**62, 2**62))  # newer than the good one
+    (tmp_path / 'iter_4.pth').mkdir()
+    (tmp_path / 'latest.pth').symlink_to('gone.pth')
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_3.pth'))
     path, passed = newest_good(str(tmp_path))
     assert os.path.samefile(path, good)
     assert 'iter_3.pth' in passed[0] and any('iter_2.pth is empty' in text for text in passed)
+    assert any('iter_4.pth cannot be read (Is a directory)' in text for text in passed)
     (tmp_path / 'last_checkpoint').write_text('')  # an empty pointer is not the end
     assert os.path.samefile(newest_good(str(tmp_path))[0], good)
 
