@@ -13,13 +13,15 @@ from ..config import RandomnessConfig
 from ..data import placement_of
 from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
-from ..errors import CheckpointError, RandomnessError, ResumeError
+from ..errors import CheckpointError, RandomnessError
 from ..facts import compatibility
 from . import rank_state
 from .choosing import newest_good, pointed, with_paths_beside
 from .completeness import judge, lacks, stock_facts
 from .files import load
 from .fit import Fit
+
+_END_OF_EPOCH = 'resume from a checkpoint of the end of an epoch'
 
 
 @dataclass(frozen=True)
@@ -201,11 +203,8 @@ class Resume:
         if self._state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
             text = (f'the run that wrote the checkpoint was in pass {self._state["passes"] + 1} '
                     f'over the data of epoch {checkpoint["meta"]["epoch"]}, and '
-                    f'{type(runner.train_loop).__name__} would resume in the first')
-            if self._strict:
-                raise ResumeError(f'{text}. Resume from a checkpoint of the end of an epoch; or '
-                                  'accept a different result: randomness.resume_strict=False')
-            runner.logger.warning(f'{text}. The result is not that of the uninterrupted run')
+                    f'{type(runner.train_loop).__name__} would resume in the first. ')
+            runner.logger.warning(compatibility.inexact(text, self._strict, _END_OF_EPOCH))
         hub = checkpoint['message_hub']
         hub['runtime_info'] = with_paths_beside(self.point.path, hub['runtime_info'])
 
@@ -222,15 +221,11 @@ class Resume:
         problem = _streams_problem(runner, runner.iter, self._cursor)
         if not problem:
             return
-        text = (f'randomness.worker_seed={runner.repro.worker_seed!r}, and the run resumes at '
-                f'iteration {runner.iter}: {problem}. ')
-        if self._strict and self.point.written_by:
-            instead = 'Either ' if runner.repro.legacy else \
-                'Resume from a checkpoint of the end of an epoch; or '
-            raise ResumeError(
-                f'{text}{instead}accept a different result: randomness.resume_strict=False; or '
-                "begin a new run with worker_seed='sample', which resumes from any iteration")
-        runner.logger.warning(f'{text}The result is not that of the uninterrupted run')
+        runner.logger.warning(compatibility.inexact(
+            f'randomness.worker_seed={runner.repro.worker_seed!r}, and the run resumes at '
+            f'iteration {runner.iter}: {problem}. ', self._strict and bool(self.point.written_by),
+            f'{"" if runner.repro.legacy else f"{_END_OF_EPOCH}; or "}begin a new run with '
+            "worker_seed='sample', which resumes from any iteration"))
 
     @property
     def _cursor(self) -> DataCursor | None:

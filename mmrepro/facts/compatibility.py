@@ -210,18 +210,32 @@ def check(path: str, then: dict[str, Any], now: dict[str, Any], strict: bool) ->
                 for row in rows if row.severity == HARMLESS]
     lines = []
     if serious:
-        text = f'This run differs from the one that wrote {path}:\n{table(serious)}\n'
-        if strict:
-            raise ResumeError(
-                f'{text}The result would not be that of the uninterrupted run. Put the settings '
-                'back; or accept a different result: randomness.resume_strict=False; or begin a '
-                'new run from these weights: load_from=..., resume=False')
-        lines.append(f'{text}The result is not that of the uninterrupted run.')
+        lines.append(inexact(
+            f'This run differs from the one that wrote {path}:\n{table(serious)}\n', strict,
+            'Put the settings back; or begin a new run from these weights: load_from=..., '
+            'resume=False'))
     if harmless:
         more = [f'and {len(harmless) - 8} more'] if len(harmless) > 8 else []
         lines.append('different from the resumed run, without effect on its bits: '
                      + '; '.join([*harmless[:8], *more]))
     return lines
+
+
+def inexact(text: str, strict: bool, advice: str) -> str:
+    """Return a warning that a resume does not give the uninterrupted run.
+
+    Args:
+        text: why; what follows begins a sentence.
+        strict: ``resume_strict``.
+        advice: a sentence without its end.
+
+    Raises:
+        ResumeError: ``strict``.
+    """
+    if strict:
+        raise ResumeError(f'{text}The result would not be that of the uninterrupted run. {advice}; '
+                          'or accept a different result: randomness.resume_strict=False')
+    return f'{text}The result is not that of the uninterrupted run.'
 
 
 def _text(value: Any) -> str:

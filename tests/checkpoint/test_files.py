@@ -13,7 +13,7 @@ from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, Runner
 from small_runs import warnings_of
-from validated_runs import everything, killed, trained, validated
+from validated_runs import killed, trained, validated
 
 from mmrepro.checkpoint import files, safe_loading
 from mmrepro.checkpoint.choosing import newest_good
