@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
 from torch.nn.parallel import DistributedDataParallel
@@ -105,7 +106,7 @@ class RunLifecycle:
 
     def _guard(self) -> OperatorGuardHook:
         """Return the operator guard; a portable run has a table of torch's operators anyway."""
-        if self.config.numerics.cpu != 'portable':
+        if self.config.numerics.cpu != 'portable' or get_device() != 'cpu':
             return OperatorGuardHook()
         on_unknown = 'error' if self.config.deterministic is True else 'warn'
         return OperatorGuardHook(allow=['aten::*'], devices=['cpu'], on_unknown=on_unknown)

@@ -11,7 +11,12 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from ..config import randomness_of
-from ..errors import SampleDiffersError, StepDiffersError, ValidationChangesError
+from ..errors import (
+    BuildDiffersError,
+    SampleDiffersError,
+    StepDiffersError,
+    ValidationChangesError,
+)
 from ..exit_codes import DIFFERENT, DONE
 from .config_files import read_config
 from .startup import build_runner, on_ranks, restart_for
@@ -76,7 +81,8 @@ def outcome(training: Training) -> int:
     """Train in this process; returns the exit code, and prints what a self-check has found."""
     try:
         train_here(training)
-    except (SampleDiffersError, StepDiffersError, ValidationChangesError) as error:
+    except (BuildDiffersError, SampleDiffersError, StepDiffersError,
+            ValidationChangesError) as error:
         # the message says everything
         print(f'\n{FINDING}{json.dumps(str(error))}', flush=True)
         return DIFFERENT

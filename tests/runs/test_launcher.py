@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from harness import python
 
+from mmrepro import errors
 from mmrepro.errors import DeterminismError
-from mmrepro.runs import launcher, startup
+from mmrepro.exit_codes import DIFFERENT
+from mmrepro.runs import child, launcher, startup
 from mmrepro.runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 
 
@@ -113,6 +115,17 @@ def test_pre_emption_leaves_all_trainings_time_for_a_checkpoint(program, tmp_pat
 def test_threads_of_several_levels_are_those_of_the_first(monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '4,2')
     assert launcher.jobs_at_once() >= 1
+
+
+def test_every_self_check_that_finds_something_is_no_crash(monkeypatch, capsys):
+    def fail(training):
+        raise checks.pop()('said')
+
+    monkeypatch.setattr(child, 'train_here', fail)
+    checks = [errors.BuildDiffersError, errors.SampleDiffersError, errors.StepDiffersError,
+              errors.ValidationChangesError]
+    while checks:
+        assert child.outcome(None) == DIFFERENT and child.FINDING in capsys.readouterr().out
 
 
 class Restarted(Exception):
