@@ -68,7 +68,7 @@ def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
 
 
 def _no_digest_of(*names: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a condition: all that a run says of its data is their path."""
+    """Return a condition that holds if a run identifies its data by path only."""
     # before its data are loaded, and in a manifest, a run has no facts on them; logs have no scheme
     return lambda facts: ('train_samples' in facts or 'scheme' not in facts) and any(
         name not in facts for name in names)
@@ -108,7 +108,7 @@ CONDITIONS = {
     # order of their own
     'nccl': Condition(lambda facts: facts.get('hardware.gpu') is not None and facts.get(
         'world_size', 1) > 2 and facts.get('randomness.virtual_ranks.ranks') is None,
-                      'NCCL decides about no order of a sum'),
+                      'NCCL does not affect the order of any sum'),
     'worker streams': Condition(
         lambda facts: _without_mmrepro(facts)
         or facts.get('randomness.worker_seed', 'sample') != 'sample',

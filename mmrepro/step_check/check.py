@@ -142,7 +142,7 @@ class StepCheck:
 
     def _compare(self, first: PassDigests, differing: list[PassDigests],
                  second: PassDigests) -> None:
-        """End the step before the optimizer uses what differs."""
+        """Stop the step before the optimizer if gradients or losses of the two passes differ."""
         if self._left is not None:
             # before the ranks agree: behind that, the owner of shared weights may step
             with _disable_current_modes():

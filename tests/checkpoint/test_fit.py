@@ -117,7 +117,7 @@ def test_a_loop_with_two_passes_does_not_resume_in_the_second(tmp_path):
 
 
 @pytest.mark.parametrize('line', [
-    'gain = {}', '@property\n    def gain(self): return {}', '@staticmethod\n    def f(): return {}'])
+    'a = {}', '@property\n    def a(self): return {}', '@classmethod\n    def a(cls): return {}'])
 def test_any_line_of_a_class_counts_as_its_code(line, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for number in (1, 2):
