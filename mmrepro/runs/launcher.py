@@ -204,7 +204,7 @@ def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
         terminate([*running.values()])
         sys.exit(128 + number)
 
-    handlers = {}
+    handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.signal(number, leave)
                     for number in (signal.SIGTERM, signal.SIGHUP)}
