@@ -21,8 +21,6 @@ from .completeness import judge, lacks, stock_facts
 from .files import load
 from .fit import Fit
 
-_END_OF_EPOCH = 'resume from a checkpoint of the end of an epoch'
-
 
 @dataclass(frozen=True)
 class ResumePoint:
@@ -204,7 +202,8 @@ class Resume:
             text = (f'the run that wrote the checkpoint was in pass {self._state["passes"] + 1} '
                     f'over the data of epoch {checkpoint["meta"]["epoch"]}, and '
                     f'{type(runner.train_loop).__name__} would resume in the first. ')
-            runner.logger.warning(compatibility.inexact(text, self._strict, _END_OF_EPOCH))
+            runner.logger.warning(compatibility.inexact(
+                text, self._strict, 'Resume from a checkpoint of the end of an epoch'))
         hub = checkpoint['message_hub']
         hub['runtime_info'] = with_paths_beside(self.point.path, hub['runtime_info'])
 
@@ -224,8 +223,8 @@ class Resume:
         runner.logger.warning(compatibility.inexact(
             f'randomness.worker_seed={runner.repro.worker_seed!r}, and the run resumes at '
             f'iteration {runner.iter}: {problem}. ', self._strict and bool(self.point.written_by),
-            f'{"" if runner.repro.legacy else f"{_END_OF_EPOCH}; or "}begin a new run with '
-            "worker_seed='sample', which resumes from any iteration"))
+            "Begin a new run with worker_seed='sample', which resumes from any iteration"
+            + ('' if runner.repro.legacy else '; or resume from the end of an epoch')))
 
     @property
     def _cursor(self) -> DataCursor | None:

@@ -5,12 +5,12 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from harness import python
 
-from mmrepro import errors
-from mmrepro.errors import DeterminismError
+from mmrepro.errors import DeterminismError, SelfCheckError
 from mmrepro.exit_codes import DIFFERENT
 from mmrepro.runs import child, launcher, startup
 from mmrepro.runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
@@ -117,15 +117,10 @@ def test_threads_of_several_levels_are_those_of_the_first(monkeypatch):
     assert launcher.jobs_at_once() >= 1
 
 
-def test_every_self_check_that_finds_something_is_no_crash(monkeypatch, capsys):
-    def fail(training):
-        raise checks.pop()('said')
-
-    monkeypatch.setattr(child, 'train_here', fail)
-    checks = [errors.BuildDiffersError, errors.SampleDiffersError, errors.StepDiffersError,
-              errors.ValidationChangesError]
-    while checks:
-        assert child.outcome(None) == DIFFERENT and child.FINDING in capsys.readouterr().out
+@pytest.mark.parametrize('error', SelfCheckError.__subclasses__())
+def test_what_a_self_check_finds_is_no_crash(error, monkeypatch, capsys):
+    monkeypatch.setattr(child, 'train_here', Mock(side_effect=error('said')))
+    assert child.outcome(None) == DIFFERENT and child.FINDING in capsys.readouterr().out
 
 
 class Restarted(Exception):
