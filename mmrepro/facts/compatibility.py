@@ -222,15 +222,10 @@ def check(path: str, then: dict[str, Any], now: dict[str, Any], strict: bool) ->
 
 
 def inexact(text: str, strict: bool, advice: str) -> str:
-    """Return a warning that a resume does not give the uninterrupted run.
-
-    Args:
-        text: why; what follows begins a sentence.
-        strict: ``resume_strict``.
-        advice: a sentence without its end.
+    """Return a warning: ``text``, and that the result is not that of the uninterrupted run.
 
     Raises:
-        ResumeError: ``strict``.
+        ResumeError: ``strict``; it ends with ``advice``, a sentence without its full stop.
     """
     if strict:
         raise ResumeError(f'{text}The result would not be that of the uninterrupted run. {advice}; '
