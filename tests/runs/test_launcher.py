@@ -112,6 +112,14 @@ def test_pre_emption_leaves_all_trainings_time_for_a_checkpoint(program, tmp_pat
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_handler_that_python_cannot_put_back_becomes_the_default(monkeypatch):
+    given = []
+    monkeypatch.setattr(signal, 'signal', lambda *handler: given.append(handler))
+    with launcher.killed_at_exit({}):
+        pass
+    assert given[2:] == [(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)]
+
+
 def test_threads_of_several_levels_are_those_of_the_first(monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '4,2')
     assert launcher.jobs_at_once() >= 1
