@@ -106,11 +106,10 @@ def deactivate() -> None:
         getattr(sys.modules[module], TARGETS[module][0]).from_cfg = original
     _originals.clear()
     ops.uninstall()
-    if 'mmrepro.runner' in sys.modules:
-        from . import determinism, patches, seeds
-        patches.revert()
-        determinism.disable()
-        seeds.set_root(None)
+    from . import determinism, patches, seeds
+    patches.revert()
+    determinism.disable()
+    seeds.set_root(None)
 
 
 def is_active() -> bool:

@@ -22,7 +22,7 @@ from torch.utils.data._utils import worker
 
 from .digests import exact_digest
 from .generator_kinds import GENERATORS
-from .reachable import PLAIN, Walk, belongs_to_user, inside
+from .reachable import PLAIN, Walk, belongs_to_user, cells, inside
 from .scoped import replaced
 from .text import qualified_name
 
@@ -31,6 +31,7 @@ MAX_BYTES = 1 << 20  # of an array or tensor, likewise
 MAX_OBJECTS = 10_000  # visited; the nearest ones first
 MAX_IN_VARIABLE = 300  # objects; a variable that holds more, such as a runner, is left out
 _MISSING = object()  # the value of a variable that does not exist
+_CACHED = type(functools.lru_cache(print))
 # of a function: defaults and the variables of enclosing functions
 _CELL, _DEFAULTS = 'cell_contents', ('__defaults__', '__kwdefaults__')
 
@@ -152,35 +153,39 @@ class UserVariables:
     def _add_function(self, path: str, function: FunctionType) -> None:
         for name in _DEFAULTS:
             self._add_variable(f'{path}.{name}', function, name, getattr(function, name))
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        for name, cell in cells(function):
             if self._walk.is_new(cell):
-                self._add_variable(f'{path}.{name}', cell, _CELL, getattr(cell, _CELL, None))
+                self._add_variable(f'{path}.{name}', cell, _CELL, cell.cell_contents)
 
     def _add_variable(self, path: str, owner: Any, name: str, value: Any) -> None:
         plain_name = name.startswith('__') and name not in _DEFAULTS
-        if plain_name or not _may_change(value) or not _is_small(value):
+        if plain_name or not _may_change(value):
             return
-        content = _copy(value)
-        if content is not None or value is None:
-            with suppress(Exception):  # objects of the user, whose attributes may be properties
+        with suppress(Exception):  # objects of the user, whose attributes may be properties
+            content = _copy(value) if _is_small(value) else None
+            if content is not None or value is None:
                 self._variables.append(_Variable(path, owner, name, content, _digest(value)))
 
 
 def _value(owner: Any, name: str) -> Any:
     """Return a variable as its owner has it, not what a descriptor makes of it."""
-    return vars(owner).get(name, _MISSING) if isinstance(owner, (ModuleType, type)) else getattr(
-        owner, name, None)
+    if isinstance(owner, (ModuleType, type)):
+        return vars(owner).get(name, _MISSING)
+    try:
+        return getattr(owner, name)
+    except ValueError:  # a cell whose variable is not bound
+        return _MISSING
 
 
 def _assign(owner: Any, name: str, value: Any) -> None:
     if value is not _MISSING:
         setattr(owner, name, value)
-    elif name in vars(owner):
+    elif _value(owner, name) is not _MISSING:
         delattr(owner, name)
 
 
 def _is_cached(value: Any) -> bool:
-    return hasattr(value, 'cache_parameters') and hasattr(value, '__wrapped__')
+    return type(value) is _CACHED  # an object of the user may raise anything when it is asked
 
 
 def _may_change(value: Any) -> bool:

@@ -64,7 +64,7 @@ def compare(what: str, first: Any, second: Any, logger: logging.Logger) -> None:
                 f'{text}. So would the next run. Look for a clock, an unseeded generator, a '
                 'process id or the order of a set in __init__, init_weights or load_data_list. To '
                 'train without this check: randomness.self_checks=False')
-        logger.warning(f'{text}. If the training reads it, the next run has other bits')
+        logger.warning(f'{text}. If the training reads it, the next run has different bits')
 
 
 def content(thing: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ MOVED_KEYS = {
 }
 # earlier key of `randomness` -> values that have no effect, what to write instead of another one
 REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
-    'step_seed': ((True, ), "worker_seed='mmengine' for MMEngine's own streams"),
+    'step_seed': ((), "worker_seed='mmengine' for MMEngine's own streams"),
     'cudnn_benchmark': ((None, False), 'env_cfg = dict(cudnn_benchmark=True), as in MMEngine'),
     'cudnn_enabled': ((None, True), 'torch.backends.cudnn.enabled = False in a module that '
                                     'custom_imports names'),
@@ -329,9 +329,9 @@ def _with_todays_keys(randomness: Mapping[str, Any]) -> dict[str, Any]:
         value = given.pop(old)
         name, _, key = MOVED_KEYS[old].partition('.')
         section = given.get(name) or {}
-        if type(section) is int:  # virtual_ranks=8
+        if not isinstance(section, Mapping):  # virtual_ranks=8
             section = dict(ranks=section)
-        if isinstance(section, Mapping) and section.get(key, value) != value:
+        if section.get(key, value) != value:
             raise RandomnessError(f'randomness.{old}={value!r} and randomness.{name}.{key}='
                                   f'{section[key]!r} are two spellings of one key; remove the '
                                   'first')

@@ -47,7 +47,9 @@ def state_digest(state: Any) -> str:
 
 
 def exact_digest(state: Any) -> str:
-    """Return a digest that tells all values apart. Not for files: its form may change.
+    """Return a digest that tells all values apart, but for the order of a dict's keys.
+
+    Not for files: its form may change.
 
     >>> state_digest([1, 11]) == state_digest((11, 1))
     True
@@ -111,12 +113,16 @@ def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[
             write(repr(key))
             update(value[key])
     elif isinstance(value, np.ndarray):
+        if exact:
+            write(f'array of objects {value.shape}')
         update(value.tolist())
     elif isinstance(value, (list, tuple)):
         write(f'{type(value).__name__ if exact else "list"} {len(value)}')
         for item in value:
             update(item)
     elif isinstance(value, (set, frozenset)):
+        if exact:
+            write(type(value).__name__)
         update(sorted(map(repr, value)))
     elif _has_parts(value) and id(value) not in above:
         write(type(value).__qualname__)
@@ -180,6 +186,16 @@ def _shown(value: Any, compared: Any) -> str:
             compared.dtype != value.dtype):
         return text
     flat, flat_compared = value.reshape(-1), compared.reshape(-1)
-    first = next((i for i in range(len(flat))
-                  if exact_digest(flat[i:i + 1]) != exact_digest(flat_compared[i:i + 1])), 0)
+    first = int((_rows(flat) != _rows(flat_compared)).any(1).argmax())
     return f'{flat[first]!r} at {[int(i) for i in np.unravel_index(first, shape)]} of {text}'
+
+
+def _rows(flat: Any) -> np.ndarray:
+    """Return a row for each element of a flat array; rows are equal where bits are."""
+    if isinstance(flat, torch.Tensor):
+        content = as_bytes(flat.cpu()).numpy()
+    elif flat.dtype.hasobject:
+        content = np.array([exact_digest(element) for element in flat])
+    else:
+        content = np.frombuffer(flat.tobytes(), np.uint8)
+    return content.reshape(len(flat), -1)

@@ -28,12 +28,17 @@ def init_random_seed(seed: int | None = None, device: str = 'cuda') -> int:
 
 def set_random_seed(seed: int | None = None, deterministic: bool = False,
                     diff_rank_seed: bool = False) -> int:
-    """Seed Python, NumPy, torch and accelerators; with ``deterministic`` also set all flags.
+    """Seed Python, NumPy, torch and all accelerators.
 
-    Unlike MMEngine's, seeds next to each other and ranks (``diff_rank_seed``) share nothing.
+    ``deterministic=True`` also sets the determinism flags. Unlike with MMEngine's function,
+    neighboring seeds share no random numbers, and with ``diff_rank_seed`` neither do ranks.
 
     Returns:
         The seed in effect, the same on all ranks.
+
+    Raises:
+        TypeError, ValueError: for a seed that is not an integer in range.
+        DeterminismError: a setting contradicts determinism.
     """
     from mmengine.dist import get_rank
 

@@ -39,7 +39,11 @@ class TrainingError(MMReproError, RuntimeError):
     """A training ended with an error; commands exit with 1, not with 2 as for wrong settings."""
 
 
-class SampleDiffersError(TrainingError):
+class SelfCheckError(TrainingError):
+    """A self-check has found something; the message says everything."""
+
+
+class SampleDiffersError(SelfCheckError):
     """A sample was loaded twice from one stream, with two results."""
 
     def __init__(self, message: str = '') -> None:
@@ -49,15 +53,15 @@ class SampleDiffersError(TrainingError):
         super().__init__(raised.rstrip() if 'Original Traceback' in message else message)
 
 
-class StepDiffersError(TrainingError):
+class StepDiffersError(SelfCheckError):
     """A step was repeated from the same state on the same batch, and its bits differ."""
 
 
-class BuildDiffersError(TrainingError):
+class BuildDiffersError(SelfCheckError):
     """A model, dataset or sampler was built twice from the same random numbers, and differs."""
 
 
-class ValidationChangesError(TrainingError):
+class ValidationChangesError(SelfCheckError):
     """A validation has changed weights or settings that the training goes on with."""
 
 

@@ -13,7 +13,7 @@ MEANINGS = {
     DIFFERENT: 'a verdict of "not equal", or a training that failed',
     USAGE: 'wrong usage, or a setting that is not allowed',
     NOTHING_TO_COMPARE: 'nothing to compare: no common iteration, no golden for this machine',
-    NOT_VERIFIED: 'not verified: the same bits, and a run spoiled on purpose has them too',
+    NOT_VERIFIED: 'not verified: all bits agree, but so do those of a run spoiled on purpose',
     PREEMPTED: 'pre-empted, with a checkpoint; the same command with --resume continues',
     INTERRUPTED: 'interrupted by Ctrl-C (SIGINT)',
     READER_LEFT: 'the output is a pipe that was closed early',

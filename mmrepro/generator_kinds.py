@@ -7,8 +7,6 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import torch
 
-OPERATING_SYSTEM = 'operating system'  # the state of a generator that has none
-
 
 class GeneratorKind(NamedTuple):
     """How to change one class of generators in place."""
@@ -28,7 +26,7 @@ def _restore_bits(generator: Any, state: Any) -> None:
 
 
 KINDS = (
-    GeneratorKind(random.SystemRandom, lambda g, seeds: None, lambda g: OPERATING_SYSTEM,
+    GeneratorKind(random.SystemRandom, lambda g, seeds: None, lambda g: None,
                   lambda g, state: None),
     GeneratorKind(torch.Generator, lambda g, seeds: g.manual_seed(seeds.torch),
                   lambda g: g.get_state(), lambda g, state: g.set_state(state)),

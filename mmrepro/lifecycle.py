@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
+from torch.nn.parallel import DistributedDataParallel
 
 from . import determinism, seeds
 from .checkpoint.evaluated import EvaluatedModel
@@ -24,9 +26,11 @@ from .checkpoint.training_start import TrainingStart
 from .config import RandomnessConfig
 from .data import placement_of, use_stream
 from .data.sample_check import end_epoch, left_out
+from .digests import exact_digest
 from .distributed import agreement
 from .distributed.unwrap import unwrap
 from .distributed.virtual.cached_ranks import refuse_cached_ranks
+from .distributed.virtual.gradients import VirtualDataParallel
 from .distributed.virtual.process_state import keep_attributes
 from .distributed.virtual.runner_parts import settings_on_ranks
 from .distributed.virtual.scheduler import current
@@ -58,6 +62,7 @@ class RunLifecycle:
         evaluated: buffers of the model that is validated or tested.
         validation: what a validation may not change.
     """
+    resuming = False  # MMEngine resumes from the checkpoint that it loads
 
     # ------------------------------------------------------------------ the runner is built
 
@@ -101,7 +106,7 @@ class RunLifecycle:
 
     def _guard(self) -> OperatorGuardHook:
         """Return the operator guard; a portable run has a table of torch's operators anyway."""
-        if self.config.numerics.cpu != 'portable':
+        if self.config.numerics.cpu != 'portable' or get_device() != 'cpu':
             return OperatorGuardHook()
         on_unknown = 'error' if self.config.deterministic is True else 'warn'
         return OperatorGuardHook(allow=['aten::*'], devices=['cpu'], on_unknown=on_unknown)
@@ -153,10 +158,26 @@ class RunLifecycle:
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
-        if not self.config.legacy:
+        if self.resuming and not self.config.legacy:
             self.resume.take_state(checkpoint, runner)
 
+    def _check_start(self, runner: Any) -> None:
+        """Refuse a training whose ranks would begin elsewhere, with other data or other weights.
+
+        Where nodes have disks of their own, so have their ranks checkpoints and data.
+        """
+        if get_world_size() == 1:
+            return
+        start = {name: value for name, value in self.facts.items() if name.startswith('train_')}
+        replicated = isinstance(runner.model, (DistributedDataParallel, VirtualDataParallel))
+        if replicated and self.config.virtual_ranks.memory != 'sharded':  # compares by itself
+            # they are copied from rank 0 before a checkpoint is loaded, and never after that
+            start['weights at the start'] = exact_digest(
+                dict(unwrap(runner.model).named_parameters()))
+        agreement.check_agreement({'resume.iteration': runner.iter, **start})
+
     def before_train(self, runner: Any) -> Iterator[None]:
+        self._check_start(runner)
         self.resume.check_streams(runner)
         self.evaluated.leave()  # an error may have ended an evaluation early
         yield

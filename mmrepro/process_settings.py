@@ -43,7 +43,8 @@ class ProcessSettings:
         self._enable()
 
     def _enable(self) -> None:
-        # otherwise a thread that trains already stays the training thread
+        # before `enable`: otherwise the thread of an earlier training would still count as the one
+        # that trains
         if self._config.virtual_ranks.ranks is not None:
             training_thread.claim(turns=True)
         self.report = determinism.enable(cudnn_benchmark=self._cudnn_benchmark,

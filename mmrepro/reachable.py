@@ -11,6 +11,7 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -185,13 +186,17 @@ def named_globals(function: types.FunctionType) -> dict[str, Any]:
     return values
 
 
+def cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
+    """Yield name and cell of the bound variables of enclosing functions that a function uses."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        with suppress(ValueError):  # a name that is not bound
+            _ = cell.cell_contents
+            yield name, cell
+
+
 def closure(function: types.FunctionType) -> Iterator[Named]:
     """Yield name and value of the variables of enclosing functions that a function uses."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # a name that was never bound
-            continue
+    yield from ((name, cell.cell_contents) for name, cell in cells(function))
 
 
 def _inside_function(function: types.FunctionType, path: str) -> Iterator[Named]:

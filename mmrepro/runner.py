@@ -195,6 +195,10 @@ class ReproRunnerMixin(_Base):
         if warning:
             self.logger.warning(warning)
 
+    def resume(self, *args: Any, **kwargs: Any) -> None:
+        with replaced(self.lifecycle, resuming=True):
+            super().resume(*args, **kwargs)
+
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
         with local_loading(self.lifecycle.resume.read):
             return super().load_checkpoint(filename, *args, **kwargs)

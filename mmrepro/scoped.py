@@ -1,7 +1,8 @@
 """Attributes that have another value inside a block, or until a call."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Callable
 
@@ -31,6 +32,13 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
                 setattr(owner, name, value)
             elif name in vars(owner):
                 delattr(owner, name)
+
+
+def restore_handlers(handlers: Mapping[int, Any]) -> None:
+    """Put back the handlers of signals that ``signal.signal`` has returned, by number."""
+    for number, handler in handlers.items():
+        # None: not installed from Python, and Python cannot put it back
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def around_next_step(model: Any, around: Callable[..., Any]) -> None:

@@ -58,7 +58,7 @@ class Seeds(NamedTuple):
         python: 128-bit integer for ``random.seed``.
         numpy: four 32-bit words for ``numpy.random.seed``.
         torch: 64-bit integer for the CPU generator.
-        accelerator: 64-bit integer for the generators of CUDA, NPU, MPS and so on.
+        accelerator: 64-bit integer for the generators of CUDA, NPU, MLU, MUSA and XPU.
     """
     python: int
     numpy: tuple[int, int, int, int]
@@ -215,21 +215,24 @@ def set_root(root: Root | None) -> None:
 def capture_rng(accelerators: bool = True) -> tuple[Any, ...]:
     """Return the states of all global generators, for :func:`restore_rng`."""
     import torch
-    cuda = None
-    if accelerators and torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork():
-        cuda = torch.cuda.get_rng_state_all()
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+    states = {}
+    for name in ('cuda', *_other_accelerators()) if accelerators else ():
+        module = getattr(torch, name)
+        if getattr(module, 'is_initialized', bool)() and not getattr(
+                module, '_is_in_bad_fork', bool)():
+            states[name] = module.get_rng_state_all()
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), states
 
 
 def restore_rng(state: tuple[Any, ...]) -> None:
     """Put all global generators back to where :func:`capture_rng` saw them."""
     import torch
-    python, numpy, cpu, cuda = state
+    python, numpy, cpu, states = state
     random.setstate(python)
     np.random.set_state(numpy)
     torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
+    for name, of_devices in states.items():
+        getattr(torch, name).set_rng_state_all(of_devices)
 
 
 @contextmanager

@@ -57,7 +57,10 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def not_a(wanted: str, path: str) -> str:
-    """Say that a path does not exist, or what it is instead; quotes one that cannot be seen."""
+    """Say that a path does not exist, or what it is instead.
+
+    A path with unprintable characters is quoted.
+    """
     shown = path if path.strip() and path.isprintable() else repr(path)
     if not os.path.exists(path):
         return f'{shown}: no such {wanted}'

@@ -17,7 +17,7 @@ _PLAIN: Any = type(os.environ)
 
 
 class Read(NamedTuple):
-    """The first time that a line has asked for a variable."""
+    """The first read of a variable by one line of code."""
     name: str
     value: str | None  # None: it was not set
     module: str  # of the code

@@ -90,6 +90,7 @@ def test_earlier_keys_are_accepted_with_one_warning(old, new):
     (dict(cudnn_enabled=False), 'torch.backends.cudnn.enabled = False'),
     (dict(fill_uninitialized_memory=True), 'torch.utils.deterministic.fill_uninitialized_memory'),
     (dict(check_steps=5, self_checks=dict(steps=6)), 'two spellings of one key'),
+    (dict(virtual_ranks=True, virtual_ranks_memory='shared'), 'virtual_ranks=True'),
 ])
 def test_an_earlier_key_without_an_equal_says_what_to_write(old, instead):
     with pytest.raises(RandomnessError, match=instead):

@@ -8,6 +8,7 @@ from mmdet.structures.bbox import HorizontalBoxes
 from mmdet.structures.mask import BitmapMasks
 from mmengine.structures import InstanceData
 
+from mmrepro import digests
 from mmrepro.digests import exact_digest, first_difference, state_digest
 from mmrepro.fingerprint.digest import tensor_digest
 
@@ -53,12 +54,25 @@ def test_state_digest_of_today_is_that_of_every_version():
 def test_nothing_that_is_compared_within_a_run_counts_as_something_else():
     values = [[1, 11], [11, 1], (1, 11), [1, [11]], [[1, 1], 1], ['1', 11], dict(a=1), [1, '1'],
               {1: 1, 2: 1}, {1: (1, 2)}, [True, 1], [1., 1], [{1, 11}], [frozenset('a'), 'b'],
+              {1}, {'1'}, frozenset([1]), np.array([1, None]), [1, None],
               ['a', 'b'], ["a'b"], np.array([1, 11]), [np.array([1]), np.array([11])]]
     assert len(set(map(exact_digest, values))) == len(values)
     assert list(map(exact_digest, copy.deepcopy(values))) == list(map(exact_digest, values))
     assert first_difference([1, 11], [11, 1]) == ('[0]', '1', '11')
     assert first_difference(dict(shape=(1, 2)), dict(shape=[1, 2])) == (
         "['shape']", '(1, 2)', '[1, 2]')
+
+
+@pytest.mark.parametrize('kind', [np.float32, np.uint8, object, torch.bfloat16])
+def test_the_first_element_that_differs_is_found_without_digests_of_all(kind, monkeypatch):
+    before = np.zeros((40, 40)).astype(kind) if isinstance(kind, type) else \
+        torch.zeros(40, 40, dtype=kind)
+    after, calls = copy.deepcopy(before), []
+    after[30, 7] = 1
+    stock = digests._update
+    monkeypatch.setattr(digests, '_update', lambda *args: (calls.append(1), stock(*args)))
+    assert '[30, 7] of' in first_difference(before, after)[1]
+    assert kind is object or len(calls) == 2
 
 
 def test_objects_count_by_content_and_not_by_address():

@@ -67,6 +67,13 @@ def test_deactivate_brings_back_the_stock_runner_and_runner_type_needs_no_activa
         assert type(RUNNERS.build(config(tmp_path, runner_type=name))) is ReproRunner
 
 
+def test_deactivate_undoes_a_seed_without_a_runner():
+    code = ('import mmrepro, torch; mmrepro.set_random_seed(3, deterministic=True); '
+            'on = torch.are_deterministic_algorithms_enabled; print(on()); '
+            'mmrepro.deactivate(); print(on())')
+    assert python('-c', code) == 'True\nFalse\n'
+
+
 def test_importing_imports_neither_torch_nor_openmmlab_and_finds_operators_once():
     code = ('import sys, mmrepro; from mmrepro import ops; ops.install(); print('
             '[name for name in ("torch", "mmengine", "mmcv") if name in sys.modules],'

@@ -1,6 +1,7 @@
 """Streams are a pure function of (root, stream, key), pinned for all platforms and versions."""
 import itertools
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,6 +96,17 @@ def test_seed_all_seeds_all_whatever_ran_before():
     np.random.randn()  # leaves half a Gaussian pair behind
     seeds.seed_all(5, 'step', 1)
     assert draw() == first
+
+
+def test_isolate_rng_restores_other_accelerators(monkeypatch):
+    states = [1, 2]
+    monkeypatch.setattr(seeds, '_other_accelerators', lambda: ('npu', ))
+    monkeypatch.setattr(torch, 'npu', SimpleNamespace(
+        is_initialized=lambda: True, get_rng_state_all=lambda: list(states),
+        set_rng_state_all=lambda given: states.__setitem__(slice(None), given)), raising=False)
+    with seeds.isolate_rng():
+        states[0] = 3
+    assert states == [1, 2]
 
 
 def test_isolate_rng_restores_after_an_exception():

@@ -87,7 +87,7 @@ class Unreadable:
         raise RuntimeError(name)
 
 
-LATER = None
+LATER, PROXY = None, Unreadable()
 
 
 def test_captured_values_are_back_in_the_block_only(monkeypatch):
@@ -116,8 +116,12 @@ class Forgets:
 
 
 def test_a_variable_that_was_deleted_stays_deleted():
+    kept = [1]
+    Forgets.method = lambda self: (kept, later)  # noqa: F821
     variables = UserVariables([Forgets])
-    del Forgets.first
+    assert variables.changed() == []
+    del Forgets.first, kept
     with variables.as_captured():
-        assert Forgets.first == 1
-    assert 'first' not in vars(Forgets) and variables.changed()
+        assert Forgets.first == 1 and kept == [1]  # noqa: F821
+    assert 'first' not in vars(Forgets) and len(variables.changed()) == 2
+    later = 1

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from mmengine.logging import HistoryBuffer
 
-from ..errors import CheckpointError, ConfigError, ResumeError
+from ..errors import CheckpointError, ConfigError
 from ..facts.collect import read_settings, settings_of
+from ..facts.compatibility import inexact
 from ..reading import SCALAR, Rule, mismatch, or_none
 from ..seeds import MAX_SEED
 from ..text import qualified_name, shorten
@@ -93,12 +94,9 @@ def judge(path: str, content: Any, strict: bool) -> list[str]:
     if damage(content) or 'message_hub' not in content:
         raise CheckpointError(f'{path} {problem}. Weights are loaded with load_from=..., '
                               'resume=False')
-    if strict:
-        raise ResumeError(
-            f'{path} {problem}: it can be loaded, not resumed. Begin a new run from these '
-            'weights: load_from=..., resume=False; or name a checkpoint that has all of it; or '
-            'accept a different result: randomness.resume_strict=False')
-    return [f'{path} {problem}: the result is not that of the uninterrupted run']
+    return [inexact(f'{path} {problem}: it can be loaded, not resumed. ', strict,
+                    'Begin a new run from these weights: load_from=..., resume=False; or name a '
+                    'checkpoint that has all of it')]
 
 
 def check_readable(checkpoint: Mapping[str, Any]) -> None:

@@ -52,13 +52,13 @@ class EvaluatedModel:
         self._swap()
 
     def leave(self) -> None:
-        """Put back what this rank had. May be called at any time; called before every step."""
+        """Restore this rank's own buffers. May be called at any time; called before every step."""
         self._swap()
         self._replaced = []
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Put back what this rank had inside the block, in which a checkpoint is written."""
+        """Restore this rank's own buffers inside the block, while a checkpoint is written."""
         self._swap()
         try:
             yield

@@ -50,20 +50,20 @@ def seal(path: str) -> None:
 
 def check_file(path: str) -> str | None:
     """Return the problem of a checkpoint file, or None. A file needs no digest."""
+    tail_size = _END.size + _COMMENT
     try:
         size = os.path.getsize(path)
+        if size == 0:
+            return 'is empty'
+        with open(path, 'rb') as file:
+            file.seek(max(0, size - tail_size))
+            tail = file.read()
+            sealed = len(tail) == tail_size and tail.startswith(_END_MAGIC)
+            if sealed and tail[_END.size:] != MARK + file_digest(file, size - _COMMENT).encode():
+                return 'is damaged (its digest does not match its contents)'
+            return _check_archive(file, tail, sealed)
     except OSError as error:
         return f'cannot be read ({error.strerror})'
-    if size == 0:
-        return 'is empty'
-    tail_size = _END.size + _COMMENT
-    with open(path, 'rb') as file:
-        file.seek(max(0, size - tail_size))
-        tail = file.read()
-        sealed = len(tail) == tail_size and tail.startswith(_END_MAGIC)
-        if sealed and tail[_END.size:] != MARK + file_digest(file, size - _COMMENT).encode():
-            return 'is damaged (its digest does not match its contents)'
-        return _check_archive(file, tail, sealed)
 
 
 def _check_archive(file: BinaryIO, tail: bytes, sealed: bool) -> str | None:
@@ -130,10 +130,8 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
     if not os.path.isfile(path):
         raise MissingCheckpointError(f'checkpoint {path} does not exist')
     problem = None if checked else check_file(path)
-    if problem is not None:
-        with open(path, 'rb') as file:
-            if not (legacy and file.read(2) == b'\x80\x02'):
-                raise CheckpointError(f'checkpoint {path} {problem}')
+    if problem is not None and not (legacy and _is_legacy(path)):
+        raise CheckpointError(f'checkpoint {path} {problem}')
     try:
         return safe_load(path, map_location, mapped and problem is None)
     except pickle.UnpicklingError as error:
@@ -144,6 +142,12 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
     except Exception as error:  # a damaged pickle may raise anything
         line, *_ = f'{type(error).__name__}: {error}'.splitlines()
         raise CheckpointError(f'checkpoint {path} is damaged ({line})') from error
+
+
+def _is_legacy(path: str) -> bool:
+    with suppress(OSError), open(path, 'rb') as file:
+        return file.read(2) == b'\x80\x02'
+    return False
 
 
 @contextmanager

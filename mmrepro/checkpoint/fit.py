@@ -21,8 +21,7 @@ from torch import nn
 from ..data import dataset_tree
 from ..digests import local, state_digest
 from ..distributed.unwrap import class_of, optim_wrappers, param_schedulers, unwrap
-from ..errors import ResumeError
-from ..facts.compatibility import ABSENT, CHANGES, FactDifference, table
+from ..facts.compatibility import ABSENT, CHANGES, FactDifference, inexact, table
 from ..reachable import belongs_to_user
 from ..text import listed
 
@@ -126,12 +125,12 @@ def _settings(module: nn.Module) -> str:
 @functools.cache
 def _source(cls: type) -> str:
     """Return a digest of the source of a class and of the user's classes that it inherits from."""
-    lines = []
+    sources = []
     for base in cls.__mro__:
-        for value in vars(base).values() if belongs_to_user(base.__module__) else ():
+        if belongs_to_user(base.__module__):
             with suppress(OSError, TypeError):  # typed into an interpreter, or made by exec()
-                lines.append(inspect.getsource(value) if inspect.isfunction(value) else '')
-    return state_digest(lines)[:12]
+                sources.append(inspect.getsource(base))
+    return state_digest(sources)[:12]
 
 
 class Fit:
@@ -191,11 +190,7 @@ class Fit:
                 and all(then.get(name) != parts.get(name) for parts in before)]
         if not rows:
             return
-        text = f'{self._path} does not fit this run:\n{table(rows)}\n'
-        if self._strict:
-            raise ResumeError(
-                f'{text}The result would not be that of the uninterrupted run. A hook that changes '
-                'the model or the optimizer has to do so again when a run resumes, before the '
-                'checkpoint is loaded (before_run); or accept a different result: '
-                'randomness.resume_strict=False')
-        runner.logger.warning(f'{text}The result is not that of the uninterrupted run.')
+        runner.logger.warning(inexact(
+            f'{self._path} does not fit this run:\n{table(rows)}\n', self._strict,
+            'A hook that changes the model or the optimizer has to do so again when a run resumes, '
+            'before the checkpoint is loaded (before_run)'))

@@ -58,6 +58,7 @@ def gather(state: dict[str, dict[str, Any]],
 
 
 def _different(ranks: list[dict[str, str]]) -> list[str]:
+    """Return the names whose digests differ between ranks, and all gradients, undigested."""
     names = sorted({name for digests in ranks for name in digests})
     return [name for name in names if name.startswith('gradients/')
             or len({digests.get(name) for digests in ranks}) > 1]

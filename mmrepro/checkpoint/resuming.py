@@ -7,13 +7,13 @@ from typing import Any
 
 from mmengine.dist import get_rank
 from mmengine.hooks import CheckpointHook
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
+from mmengine.runner import CheckpointLoader, EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..config import RandomnessConfig
 from ..data import placement_of
 from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
-from ..errors import CheckpointError, RandomnessError, ResumeError
+from ..errors import CheckpointError, RandomnessError
 from ..facts import compatibility
 from . import rank_state
 from .choosing import newest_good, pointed, with_paths_beside
@@ -67,33 +67,33 @@ class Resume:
     """
 
     def __init__(self, settings: Mapping[str, Any], strict: bool) -> None:
-        # the checkpoint; None for a new run, or when MMEngine has to fetch the checkpoint
-        self.point: ResumePoint | None = None
+        self.point: ResumePoint | None = None  # the checkpoint; None for a new run
         # lines for the log: files that a run cannot continue from, how it differs from the resumed
         self.passed_over: list[str] = []
         self.differences: list[str] = []
         self._strict = strict
         self._asked = bool(settings.get('resume'))
-        # MMEngine has to fetch the checkpoint, and its seed is not known beforehand
-        self._remote = self._asked and '://' in (
-            settings.get('load_from') or pointed(settings['work_dir']))
         self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
         self._fit: Fit | None = None
         self._start: int | None = None  # iteration to which the data still have to move
         self.loop: Any = None  # the training loop, once it was built and moved
-        if not self._asked or self._remote:
+        if not self._asked:
             return
         path = settings.get('load_from')
+        if path is None and '://' in pointed(settings['work_dir']):
+            path = pointed(settings['work_dir'])
         if path is None:
             path, self.passed_over = newest_good(settings['work_dir'], self._refuse)
             if path is None:
                 self.passed_over.append(
-                    'nothing is left to resume from: the run begins at the beginning'
+                    'nothing is left to resume from: the run starts from the beginning'
                     if self.passed_over else f'{settings["work_dir"]} has no checkpoint to resume '
-                    'from: the run begins at the beginning')
+                    'from: the run starts from the beginning')
         else:
-            content = load(path, mapped=True)
+            # every rank fetches a remote file, as MMEngine does when it loads the file again
+            content = CheckpointLoader.load_checkpoint(path, 'cpu') if '://' in path else \
+                load(path, mapped=True)
             self.passed_over = judge(path, content, strict)
             self._choose(path, content)
 
@@ -118,11 +118,7 @@ class Resume:
         """Arguments of the runner that have to change, so that MMEngine chooses no other file."""
         if self.point is not None:
             return dict(load_from=self.point.path)
-        return {} if self._remote or not self._asked else dict(resume=False)
-
-    @property
-    def _active(self) -> bool:
-        return self.point is not None or self._remote
+        return dict(resume=False) if self._asked else {}
 
     def log(self, logger: Any) -> None:
         """Log what was passed over, what is resumed, and how this run differs."""
@@ -195,28 +191,21 @@ class Resume:
         Raises:
             ResumeError: the checkpoint does not fit the run, with ``resume_strict``.
         """
-        if not self._active:
+        if self.point is None:
             return
         self._state = checkpoint.get('mmrepro', {})
         parts = self._state.get('parts')
         if parts:
-            path = 'the checkpoint' if self.point is None else self.point.path
-            self._fit = Fit(path, parts, self._strict)
+            self._fit = Fit(self.point.path, parts, self._strict)
             self._fit.check_restored(runner)
         if self._state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
             text = (f'the run that wrote the checkpoint was in pass {self._state["passes"] + 1} '
                     f'over the data of epoch {checkpoint["meta"]["epoch"]}, and '
-                    f'{type(runner.train_loop).__name__} would resume in the first')
-            if self._strict:
-                raise ResumeError(f'{text}. Resume from a checkpoint of the end of an epoch; or '
-                                  'accept a different result: randomness.resume_strict=False')
-            runner.logger.warning(f'{text}. The result is not that of the uninterrupted run')
-        if self.point is not None:
-            hub = checkpoint['message_hub']
-            hub['runtime_info'] = with_paths_beside(self.point.path, hub['runtime_info'])
-            return
-        for line in judge('the checkpoint', checkpoint, self._strict):  # MMEngine has fetched it
-            runner.logger.warning(line)
+                    f'{type(runner.train_loop).__name__} would resume in the first. ')
+            runner.logger.warning(compatibility.inexact(
+                text, self._strict, 'Resume from a checkpoint of the end of an epoch'))
+        hub = checkpoint['message_hub']
+        hub['runtime_info'] = with_paths_beside(self.point.path, hub['runtime_info'])
 
     # ------------------------------------------------------------------------- in training
 
@@ -226,21 +215,16 @@ class Resume:
         Raises:
             ResumeError: under ``resume_strict``; otherwise it is a warning.
         """
-        if not self._active or not runner.iter or runner.repro.worker_seed == 'sample':
+        if self.point is None or not runner.iter or runner.repro.worker_seed == 'sample':
             return
         problem = _streams_problem(runner, runner.iter, self._cursor)
         if not problem:
             return
-        text = (f'randomness.worker_seed={runner.repro.worker_seed!r}, and the run resumes at '
-                f'iteration {runner.iter}: {problem}. ')
-        stock = self.point is not None and not self.point.written_by
-        if self._strict and not stock:
-            instead = 'Either ' if runner.repro.legacy else \
-                'Resume from a checkpoint of the end of an epoch; or '
-            raise ResumeError(
-                f'{text}{instead}accept a different result: randomness.resume_strict=False; or '
-                "begin a new run with worker_seed='sample', which resumes from any iteration")
-        runner.logger.warning(f'{text}The result is not that of the uninterrupted run')
+        runner.logger.warning(compatibility.inexact(
+            f'randomness.worker_seed={runner.repro.worker_seed!r}, and the run resumes at '
+            f'iteration {runner.iter}: {problem}. ', self._strict and bool(self.point.written_by),
+            "Begin a new run with worker_seed='sample', which resumes from any iteration"
+            + ('' if runner.repro.legacy else '; or resume from the end of an epoch')))
 
     @property
     def _cursor(self) -> DataCursor | None:
@@ -253,7 +237,7 @@ class Resume:
         Returns:
             bool: whether the interrupted run ended before a validation that its loop makes here.
         """
-        if not self._active or runner.iter == 0:
+        if self.point is None or runner.iter == 0:
             return False
         self._start = runner.iter
         if self._fit is not None:

@@ -13,7 +13,8 @@ from .. import built_twice, determinism
 from ..config import RandomnessConfig
 from ..digests import exact_digest
 from ..distributed.unwrap import unwrap
-from ..errors import RandomnessError, ResumeError
+from ..errors import RandomnessError
+from ..facts.compatibility import inexact
 from ..seeds import capture_rng, isolate_rng, restore_rng
 from ..text import listed
 
@@ -113,9 +114,9 @@ class TrainingStart:
         """
         problem = None if self._config.legacy else self._cannot_go_on(runner)
         if problem is not None:
-            if self._config.resume_strict:
-                raise ResumeError(problem)
-            runner.logger.warning(problem)
+            runner.logger.warning(inexact(
+                problem, self._config.resume_strict, 'Build a new runner with resume=True, which '
+                'goes on from the newest checkpoint'))
         if self._loaded:
             # a validation came first. MMEngine initializes the weights now, and would keep those
             # instead of the loaded ones; averages of weights start again as well
@@ -129,9 +130,7 @@ class TrainingStart:
         return (
             f'runner.train() was called before, and ended in epoch {runner.epoch}, iteration '
             f'{runner.iter}. The same runner cannot go on from there: the loop would begin with '
-            'the first batch of the epoch again, and a step may be half done. Build a new runner '
-            'with resume=True, which goes on from the newest checkpoint; or accept a different '
-            'result: randomness.resume_strict=False')
+            'the first batch of the epoch again, and a step may be half done. ')
 
 
 def _at_its_end(loop: Any) -> bool:

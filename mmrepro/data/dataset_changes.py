@@ -61,7 +61,7 @@ class _Part(NamedTuple):
         return reachable.items(self.content, self.path, self.read in (vars, reachable.attributes))
 
 
-def _agree(content: Any, now: Any) -> bool:
+def _equal(content: Any, now: Any) -> bool:
     try:
         return bool(content == now)
     except (TypeError, ValueError, RuntimeError):  # arrays have no single truth
@@ -85,7 +85,7 @@ class DatasetSnapshot:
         """Return the path of something that has changed since, or None."""
         for part in self._parts:
             now = part.read(part.thing)
-            if not _agree(now, part.content):
+            if not _equal(now, part.content):
                 return _first_change(part, part._replace(content=now))
         return None
 
@@ -94,6 +94,6 @@ def _first_change(part: _Part, now: _Part) -> str:
     before, after = dict(part.items()), dict(now.items())
     for path in (*after, *before):
         # in lists, which compare their items by identity first: arrays have no single truth
-        if path not in before or path not in after or not _agree([after[path]], [before[path]]):
+        if path not in before or path not in after or not _equal([after[path]], [before[path]]):
             return path
     return part.path

@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 
 from .. import seeds
 from ..digests import exact_digest
+from ..errors import RandomnessError
 from ..text import qualified_name
 from . import dataset_tree, generators, training_thread
 from .batch_context import BatchContext, loading
@@ -83,12 +84,12 @@ class KeyedFetch:
         """Load the samples at the positioned indices of a batch.
 
         Raises:
-            TypeError: for an index without its position.
-            RandomnessError: called in a thread of the main process that does not train.
+            RandomnessError: for an index without its position, or called in a thread of the main
+                process that does not train.
         """
         for index in batch:
             if not isinstance(index, (PositionedInt, PositionedTuple)):
-                raise TypeError(
+                raise RandomnessError(
                     f'the batch sampler passed {index!r} of type {type(index).__name__} without '
                     'its position; it must pass on what the sampler yields. Use '
                     "randomness.worker_seed='mmengine' for this data loader")

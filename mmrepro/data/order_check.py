@@ -42,7 +42,7 @@ def checked_order(sampler: Any, order: Callable[[Any], Iterator[Any]], block: in
     items = order(sampler)
     first = list(itertools.islice(items, block))
     if first != expected:
-        place = next((place for place, (ours, other) in enumerate(zip(first, expected))
+        position = next((position for position, (ours, other) in enumerate(zip(first, expected))
                       if ours != other), min(len(first), len(expected)))
         reason = (f'earlier passes have changed {listed(sorted(changed))} of it, which no '
                   'checkpoint keeps: derive the order from the epoch (set_epoch)' if changed else
@@ -50,7 +50,7 @@ def checked_order(sampler: Any, order: Callable[[Any], Iterator[Any]], block: in
                   'global generators')
         raise SampleDiffersError(
             f'{sampler._mmrepro_stock.__name__}: a run that resumes in this pass has another '
-            f'order of samples, from position {place} on. {reason[0].upper()}{reason[1:]}. To '
+            f'order of samples, from position {position} on. {reason[0].upper()}{reason[1:]}. To '
             'train without this check: randomness.self_checks.samples=0')
     now = _kept(sampler)
     changed.update(name for name in {**kept, **now}

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
+from ..errors import RandomnessError
 from ..scoped import replaced
 from ..text import qualified_name
 from .sampling_orders import is_endless, isolated_order, sampling_order_of
@@ -54,14 +55,14 @@ def with_position(index: Any, epoch: int, position: int) -> Any:
     """Attach a position to the index that a sampler yields.
 
     Raises:
-        TypeError: the sampler yields neither an integer nor a tuple.
+        RandomnessError: the sampler yields neither an integer nor a tuple.
     """
     if isinstance(index, tuple):
         return PositionedTuple(index, epoch, position)
     try:
         return PositionedInt(operator.index(index), epoch, position)
     except TypeError:
-        raise TypeError(
+        raise RandomnessError(
             f'the sampler yields {index!r} of type {type(index).__name__}; sample streams need an '
             "int or a tuple. Use randomness.worker_seed='mmengine' for this data loader") from None
 
@@ -224,12 +225,12 @@ def adopt_sampler(sampler: Any, placement: Placement, batches: bool = False) -> 
     """Give a built sampler or batch sampler (``batches``) its keyed order, in place; return it.
 
     Raises:
-        TypeError: its class cannot be extended.
+        RandomnessError: its class cannot be extended.
     """
     try:
         adopt(sampler, _BATCH_SAMPLER if batches else _SAMPLER, placement=placement)
     except TypeError as error:
-        raise TypeError(
+        raise RandomnessError(
             f'the sampler {sampler!r} of type {type(sampler).__name__} cannot be given a keyed '
             f'order ({error}); it must be an object of a Python class with __iter__ and __len__, '
             'without __slots__') from None

@@ -20,6 +20,7 @@ import numpy as np
 from mmengine import dist
 
 from .. import seeds
+from ..errors import RandomnessError
 from ..text import qualified_name
 from . import generators, training_thread
 from .order_check import checked_order
@@ -57,7 +58,7 @@ def _endless(root: seeds.Root, size: int, shuffle: bool, first: int, step: int,
              *key: seeds.Key) -> Iterator[tuple[int, int]]:
     """Yield (index, position) of endless passes over ``size`` items."""
     if size == 0:
-        raise ValueError(f'cannot draw from an empty source ({", ".join(map(str, key))})')
+        raise RandomnessError(f'cannot draw from an empty source ({", ".join(map(str, key))})')
     current = -1
     indices: Sequence[int] = range(size)
     for position in itertools.count(first, step):

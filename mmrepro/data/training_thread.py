@@ -52,7 +52,7 @@ def check(action: str) -> None:
         # raise_signal() would not end its wait for a lock
         signal.pthread_kill(main.ident or 0, _SIGNAL)
     else:
-        text += '. The training may now wait for ever for this thread, and cannot be interrupted'
+        text += '. The training may now wait forever for this thread, and cannot be interrupted'
     raise RandomnessError(text)
 
 

@@ -7,7 +7,7 @@ first object in the pickle, and its class lives here.
 Workers end with the trainer that started them, and not before it. Schedulers send SIGTERM to all
 processes of a job; a worker that dies of it takes the trainer along, in the middle of the iteration
 that the trainer means to finish. Conversely, a trainer that is killed leaves workers behind: the
-thread of a worker that writes a large batch waits for ever, because its siblings hold the reading
+thread of a worker that writes a large batch waits forever, because its siblings hold the reading
 end of their common pipe.
 """
 from __future__ import annotations

@@ -122,10 +122,11 @@ def enable(mode: Mode = True,
 
     Raises:
         DeterminismError: settings that contradict each other, all in one message, with the values
-            that are accepted. Nothing has been changed then.
+            that are accepted. Nothing has been changed then, nor after any other error.
     """
     settings = PolicySettings(mode, float32_precision, num_threads, cudnn_benchmark, cpu)
     warned = _check_conflicts(settings, env)
+    earlier, entry = _active.value, _save(env)
     disable()
     baseline = _save(env)
     try:
@@ -141,11 +142,10 @@ def enable(mode: Mode = True,
             Change(name, before[name], after[name], _WHY[name]) for name in before
             if before[name] != after[name]), warned)
     except BaseException:
-        _restore(baseline)
+        _restore(entry)
+        _put_in_force(earlier)
         raise
-    _active.set((baseline, report))
-    for module in _LATE_MODULES:
-        after_import(module, _set_late)
+    _put_in_force((baseline, report))
     # `mmrepro train` sets it; of several ranks, the first one warns
     unseeded = mode and 'PYTHONHASHSEED' not in env
     for text in (*warned, *([_HASH_SEED] if unseeded and env.get('RANK', '0') == '0' else ())):
@@ -153,6 +153,12 @@ def enable(mode: Mode = True,
             _said.add(text)
             _logger.warning(text)
     return report
+
+
+def _put_in_force(policy: tuple[_Saved, Report] | None) -> None:
+    _active.set(policy)
+    for module in _LATE_MODULES if policy is not None else ():
+        after_import(module, _set_late)
 
 
 def disable() -> None:

@@ -68,7 +68,7 @@ def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
 
 
 def _no_digest_of(*names: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a condition: all that a run says of its data is their path."""
+    """Return a condition that holds if a run identifies its data by path only."""
     # before its data are loaded, and in a manifest, a run has no facts on them; logs have no scheme
     return lambda facts: ('train_samples' in facts or 'scheme' not in facts) and any(
         name not in facts for name in names)
@@ -108,7 +108,7 @@ CONDITIONS = {
     # order of their own
     'nccl': Condition(lambda facts: facts.get('hardware.gpu') is not None and facts.get(
         'world_size', 1) > 2 and facts.get('randomness.virtual_ranks.ranks') is None,
-                      'NCCL decides about no order of a sum'),
+                      'NCCL does not affect the order of any sum'),
     'worker streams': Condition(
         lambda facts: _without_mmrepro(facts)
         or facts.get('randomness.worker_seed', 'sample') != 'sample',
@@ -210,18 +210,27 @@ def check(path: str, then: dict[str, Any], now: dict[str, Any], strict: bool) ->
                 for row in rows if row.severity == HARMLESS]
     lines = []
     if serious:
-        text = f'This run differs from the one that wrote {path}:\n{table(serious)}\n'
-        if strict:
-            raise ResumeError(
-                f'{text}The result would not be that of the uninterrupted run. Put the settings '
-                'back; or accept a different result: randomness.resume_strict=False; or begin a '
-                'new run from these weights: load_from=..., resume=False')
-        lines.append(f'{text}The result is not that of the uninterrupted run.')
+        lines.append(inexact(
+            f'This run differs from the one that wrote {path}:\n{table(serious)}\n', strict,
+            'Put the settings back; or begin a new run from these weights: load_from=..., '
+            'resume=False'))
     if harmless:
         more = [f'and {len(harmless) - 8} more'] if len(harmless) > 8 else []
         lines.append('different from the resumed run, without effect on its bits: '
                      + '; '.join([*harmless[:8], *more]))
     return lines
+
+
+def inexact(text: str, strict: bool, advice: str) -> str:
+    """Return a warning: ``text``, and that the result is not that of the uninterrupted run.
+
+    Raises:
+        ResumeError: ``strict``; it ends with ``advice``, a sentence without its full stop.
+    """
+    if strict:
+        raise ResumeError(f'{text}The result would not be that of the uninterrupted run. {advice}; '
+                          'or accept a different result: randomness.resume_strict=False')
+    return f'{text}The result is not that of the uninterrupted run.'
 
 
 def _text(value: Any) -> str:

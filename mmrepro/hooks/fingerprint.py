@@ -75,8 +75,8 @@ class FingerprintHook(Hook):
         for wrapper in optim_wrappers(runner.optim_wrapper).values():
             optimizer = wrapper.optimizer
             if not hasattr(optimizer, 'register_step_pre_hook'):
-                raise TypeError(f'FingerprintHook: {type(optimizer).__name__} has no '
-                                'register_step_pre_hook: gradients cannot be seen before it')
+                raise ConfigError(f'FingerprintHook: {type(optimizer).__name__} has no '
+                                  'register_step_pre_hook: gradients cannot be seen before it')
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         if self.level in RECORDERS:
             self._recorder = RECORDERS[self.level](model)

@@ -15,11 +15,11 @@ from ..scoped import around_next_step
 
 @HOOKS.register_module()
 class OperatorGuardHook(Hook):
-    """Name unknown custom operators on CUDA, once each.
+    """Report, once each, operators that are not known to be deterministic.
 
     Iterations 1, 2, 4, 8, ... of the run are watched: a step that takes another path later (masks,
-    a head that starts late) is still seen, and the cost vanishes. Registered by itself under
-    ``deterministic=True``; put it into ``custom_hooks`` to change its settings.
+    a head that starts late) is still seen, and the cost vanishes. Registered by every run with
+    ``deterministic=True`` or ``'warn'``; put it into ``custom_hooks`` to change its settings.
 
     Args:
         allow: Operators known to repeat, by the name under which they are reported.

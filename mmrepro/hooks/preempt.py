@@ -20,6 +20,7 @@ from ..distributed.agreement import agree
 from ..errors import ConfigError, Preempted
 from ..exit_codes import PREEMPTED
 from ..reading import write_whole
+from ..scoped import restore_handlers
 
 FILE_NAME = 'preempted.pth'
 
@@ -79,9 +80,7 @@ class PreemptHook(Hook):
     def end(self) -> None:
         """Put the handlers back. May be called at any time."""
         self._active = False
-        for number, handler in self._before.items():
-            # None: not installed from Python, and Python cannot put it back
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        restore_handlers(self._before)
         self._before = {}
 
     # ------------------------------------------------------------------------- the events

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from ..config import randomness_of
-from ..errors import SampleDiffersError, StepDiffersError, ValidationChangesError
+from ..errors import SelfCheckError
 from ..exit_codes import DIFFERENT, DONE
 from .config_files import read_config
 from .startup import build_runner, on_ranks, restart_for
@@ -76,8 +76,7 @@ def outcome(training: Training) -> int:
     """Train in this process; returns the exit code, and prints what a self-check has found."""
     try:
         train_here(training)
-    except (SampleDiffersError, StepDiffersError, ValidationChangesError) as error:
-        # the message says everything
+    except SelfCheckError as error:
         print(f'\n{FINDING}{json.dumps(str(error))}', flush=True)
         return DIFFERENT
     return DONE

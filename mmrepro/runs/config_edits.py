@@ -88,11 +88,11 @@ def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[
     return [*notes, 'no checkpoints and no validation, but for what is varied; fingerprints']
 
 
-def add_fingerprints(cfg: Any, level: str, interval: int = 1) -> None:
+def add_fingerprints(cfg: Any, level: str) -> None:
     """Add a FingerprintHook of this level; it replaces those of the config."""
     kept = [hook for hook in cfg.get('custom_hooks') or [] if not (
         isinstance(hook, Mapping) and class_name(hook.get('type')) == 'FingerprintHook')]
-    cfg.custom_hooks = [*kept, dict(type='FingerprintHook', level=level, interval=interval)]
+    cfg.custom_hooks = [*kept, dict(type='FingerprintHook', level=level)]
 
 
 def without_checkpoints(cfg: Config) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Callable, NamedTuple
 from ..errors import TrainingError
 from ..exit_codes import meaning
 from ..fingerprint.schema import FOLDER
+from ..scoped import restore_handlers
 from .child import FINDING, Training
 
 LOG_TAIL = 30  # lines of the output of a failed training that are shown
@@ -119,16 +120,19 @@ class LaunchedTraining:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def terminate(self) -> None:
-        """Send SIGTERM, wait for a last checkpoint, then kill."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
-        end = time.monotonic() + GRACE
-        for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(end - time.monotonic(), 0))
-        self.kill()
+
+def terminate(trainings: Sequence[LaunchedTraining]) -> None:
+    """Send SIGTERM to all processes, wait for their last checkpoints, then kill."""
+    processes = [process for training in trainings for process in training._processes]
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    end = time.monotonic() + GRACE
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(end - time.monotonic(), 0))
+    for training in trainings:
+        training.kill()
 
 
 class PlannedRun(NamedTuple):
@@ -197,11 +201,10 @@ def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
     The trainings have sessions of their own: no terminal ends them with this process.
     """
     def leave(number: int, frame: Any) -> None:
-        for training in running.values():
-            training.terminate()
+        terminate([*running.values()])
         sys.exit(128 + number)
 
-    handlers = {}
+    handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.signal(number, leave)
                     for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -210,8 +213,7 @@ def killed_at_exit(running: Mapping[str, LaunchedTraining]) -> Iterator[None]:
     finally:
         for training in running.values():
             training.kill()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        restore_handlers(handlers)
 
 
 def rank_variables(rank: int, ranks: int, port: int | None) -> dict[str, str]:
@@ -243,5 +245,6 @@ def jobs_at_once(processes: int = 1) -> int:
     import torch
     if torch.cuda.is_available():
         return 1
-    threads = int(one_thread_each()['OMP_NUM_THREADS'])
-    return max(1, min(2, (os.cpu_count() or 1) // (threads * processes)))
+    threads, *_ = one_thread_each()['OMP_NUM_THREADS'].split(',')  # OpenMP: one for each level
+    count = int(threads) if threads.strip().isdecimal() else 1
+    return max(1, min(2, (os.cpu_count() or 1) // (max(count, 1) * processes)))

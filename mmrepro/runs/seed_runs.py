@@ -29,7 +29,7 @@ LOG = 'seed.log'
 # MMDetection's metrics log this instead of reporting a number
 NOTHING_FOUND = 'The testing results of the whole dataset is empty'
 # settings that say where and how fast a run trains
-NOT_COMPARED = ('work_dir', 'resume', 'load_from', 'launcher')
+NOT_COMPARED = ('work_dir', 'resume', 'launcher')
 
 Metrics = dict[str, list[tuple[int, float]]]  # metric -> (step, value) of all validations
 _SHAPE = {'config_digest': str, 'metrics': {str: Rule(
@@ -81,7 +81,8 @@ def jobs_of(config: str, label: str, seeds: Sequence[int], work_dir: str,
             options: Sequence[str] = (), changes: dict[str, Any] | None = None) -> list[SeedJob]:
     """Return the jobs of one config; ``changes`` is ``options`` parsed."""
     cfg = read_config(config, changes, imports=False)
-    settings = {key: value for key, value in cfg.items() if key not in NOT_COMPARED}
+    settings = {key: value for key, value in cfg.items() if key not in NOT_COMPARED
+                and (key != 'load_from' or value)}
     randomness = dict(settings.pop('randomness', None) or {})
     randomness.pop('seed', None)
     text = Config(settings).pretty_text + repr(sorted(randomness.items()))

@@ -73,7 +73,7 @@ class StepCheck:
         second: list[PassDigests] = []
         with suppress(_Reached):
             result = Observer(
-                self._runner, partial(self._agree, first, second), self._names).run(
+                self._runner, partial(self._compare, first, second), self._names).run(
                     step, args, kwargs)
             self._done(self._runner, None)
             return result
@@ -140,8 +140,9 @@ class StepCheck:
                 Observer(self._runner, reached, self._names).run(self._step, args, kwargs)
         return computed[0]
 
-    def _agree(self, first: PassDigests, differing: list[PassDigests], second: PassDigests) -> None:
-        """End the step before the optimizer uses what differs."""
+    def _compare(self, first: PassDigests, differing: list[PassDigests],
+                 second: PassDigests) -> None:
+        """Stop the step before the optimizer if gradients or losses of the two passes differ."""
         if self._left is not None:
             # before the ranks agree: behind that, the owner of shared weights may step
             with _disable_current_modes():

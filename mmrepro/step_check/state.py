@@ -45,7 +45,7 @@ class StartAttributes:
 
     @contextmanager
     def as_resumed(self, paths: Collection[str]) -> Iterator[None]:
-        """Put attributes back to the start, and variables for the time of the block."""
+        """Restore attributes to their initial values; inside the block, restore variables too."""
         self._start.put_back_lost(paths)
         with self._variables.as_captured(paths):
             yield

@@ -1,6 +1,7 @@
 """Checkpoint files are whole or absent, cannot run code, and hold all that a run resumes from."""
 import collections
 import datetime
+import io
 import os
 import shutil
 from pathlib import Path, PurePosixPath
@@ -10,9 +11,9 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer
-from mmengine.runner import Runner
+from mmengine.runner import CheckpointLoader, Runner
 from small_runs import warnings_of
-from validated_runs import everything, killed, trained, validated
+from validated_runs import killed, trained, validated
 
 from mmrepro.checkpoint import files, safe_loading
 from mmrepro.checkpoint.choosing import newest_good
@@ -93,10 +94,13 @@ def test_newest_good_passes_over_what_is_damaged_and_says_so(good, tmp_path):
     for name, content in (('iter_2.pth', b''), ('iter_3.pth', b'PK\x03\x04 cut off')):
         (tmp_path / name).write_bytes(content)
         os.utime(tmp_path / name, ns=(2**62, 2**62))  # newer than the good one
+    (tmp_path / 'iter_4.pth').mkdir()
+    (tmp_path / 'latest.pth').symlink_to('gone.pth')
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_3.pth'))
     path, passed = newest_good(str(tmp_path))
     assert os.path.samefile(path, good)
     assert 'iter_3.pth' in passed[0] and any('iter_2.pth is empty' in text for text in passed)
+    assert any('iter_4.pth cannot be read (Is a directory)' in text for text in passed)
     (tmp_path / 'last_checkpoint').write_text('')  # an empty pointer is not the end
     assert os.path.samefile(newest_good(str(tmp_path))[0], good)
 
@@ -230,7 +234,7 @@ def test_an_incomplete_checkpoint_is_refused_and_announced(option, missing, tmp_
     runner = Runner.from_cfg(again(cfg))
     resuming = runner.lifecycle.resume
     assert resuming.point is None and f'no {missing}' in resuming.passed_over[0]
-    assert 'begins at the beginning' in resuming.passed_over[-1]
+    assert 'starts from the beginning' in resuming.passed_over[-1]
     runner.train()
     assert runner.iter == 4
 
@@ -314,32 +318,25 @@ def test_what_can_be_read_is_written():
                         c=collections.OrderedDict(a=torch.Size([1])), d={1, 2}, e=torch.float32))
 
 
-def test_what_lies_far_away_is_for_mmengine_to_fetch(tmp_path, monkeypatch):
+@pytest.mark.parametrize('by_epoch', [True, False])
+def test_a_remote_file_is_fetched_and_judged_as_a_local_one(by_epoch, tmp_path, monkeypatch):
     """``last_checkpoint`` names a remote file: none of the local ones is taken instead."""
-    cfg = settings(tmp_path, interval=1)
-    cfg.train_cfg.max_epochs = 2
+    cfg = validated(tmp_path, by_epoch)
     expected = trained(cfg)
-    monkeypatch.setattr(Runner, 'load_checkpoint', lambda self, name, **kwargs: fetched(self, name))
-    content = {name: files.load(str(path)) for name, path in (
-        ('s3://kept/epoch_1.pth', tmp_path / 'epoch_1.pth'),
-        ('s3://kept/best.pth', next(tmp_path.glob('best_*'))))}
-
-    def fetched(runner, name):
-        checkpoint = content[name]
-        runner.call_hook('after_load_checkpoint', checkpoint=checkpoint)
-        runner.model.load_state_dict(checkpoint['state_dict'])
-        return checkpoint
-
-    for name in content:
-        (tmp_path / 'last_checkpoint').write_text(name)
-        runner = Runner.from_cfg(again(cfg))
-        assert runner._resume and runner.lifecycle.resume.point is None
-        if 'best' in name:
-            with pytest.raises(ResumeError, match='holds no optimizer'):
-                runner.train()
-        else:
-            runner.train()
-            assert everything(runner) == expected
+    kept, best = tmp_path / ('epoch_1.pth' if by_epoch else 'iter_4.pth'), *tmp_path.glob('best_*')
+    content = {'s3://kept.pth': kept.read_bytes(), 's3://best.pth': best.read_bytes()}
+    monkeypatch.setattr(CheckpointLoader, '_schemes', {
+        's3://': lambda name, device: torch.load(io.BytesIO(content[name]), weights_only=False),
+        **CheckpointLoader._schemes})
+    for changes in (dict(load_from='s3://kept.pth'), {}):
+        (tmp_path / 'last_checkpoint').write_text('s3://kept.pth')
+        assert trained(validated(tmp_path, by_epoch, resume=True, **changes)) == expected
+    (tmp_path / 'last_checkpoint').write_text('s3://best.pth')
+    with pytest.raises(ResumeError, match='holds no optimizer'):
+        Runner.from_cfg(validated(tmp_path, by_epoch, resume=True))
+    with pytest.raises(ResumeError, match='optim_wrapper.*lr'):
+        Runner.from_cfg(validated(tmp_path, by_epoch, resume=True, load_from='s3://kept.pth',
+                                  **{'optim_wrapper.optimizer.lr': 0.5}))
 
 
 @pytest.mark.parametrize('pointer, said', [
@@ -352,7 +349,7 @@ def test_without_a_checkpoint_a_resume_begins_at_the_beginning_and_says_so(point
     cfg.train_cfg.max_epochs = 1
     runner = Runner.from_cfg(cfg)
     assert runner.lifecycle.resume.passed_over[-1] == (
-        f'{said.format(tmp_path)}: the run begins at the beginning')
+        f'{said.format(tmp_path)}: the run starts from the beginning')
     assert not runner._resume
     runner.train()
     assert runner.iter == 4

@@ -1,5 +1,6 @@
 """A resume is refused, by name, where the checkpoint does not fit the run that hooks have made."""
 import copy
+import importlib
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from small_runs import finish, warnings_of
 
 from dev.user_setups import loading, reshaping  # noqa: F401  register set-ups
 from dev.user_setups.setup import SETUPS
+from mmrepro.checkpoint import fit
 from mmrepro.errors import ResumeError
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -112,3 +114,13 @@ def test_a_loop_with_two_passes_does_not_resume_in_the_second(tmp_path):
     finish(cfg)
     with pytest.raises(ResumeError, match='pass 2 over the data of epoch 0, and TwoPasses'):
         finish(resumed(cfg, 6, tmp_path / 'resumed'))
+
+
+@pytest.mark.parametrize('line', [
+    'a = {}', '@property\n    def a(self): return {}', '@classmethod\n    def a(cls): return {}'])
+def test_any_line_of_a_class_counts_as_its_code(line, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f'edited_{number}.py').write_text(f'class A:\n    {line.format(number)}\n')
+    codes = {fit._source(importlib.import_module(f'edited_{number}').A) for number in (1, 2)}
+    assert len(codes) == 2

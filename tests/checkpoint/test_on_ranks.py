@@ -12,9 +12,13 @@ from mmengine.runner import Runner
 from preempted_runs import Small
 from preempted_runs import settings as small_settings
 from ranks import as_rank, joined, on_ranks
-from small_runs import NoisyLine  # noqa: F401  registered
+from small_runs import (
+    NoisyLine,  # noqa: F401  registered
+    Points,
+)
 
 import mmrepro  # noqa: F401
+from mmrepro.checkpoint import files
 from mmrepro.checkpoint.evaluated import mean_of_ranks
 
 
@@ -231,6 +235,35 @@ def test_every_rank_continues_with_its_own_state(world, points, tmp_path):
                 assert after[key] == before[key][point:], f'{where}: {key}'
             for key in ('model', 'own', 'ema', 'optimizer'):
                 assert after[key] == before[key], f'{where}: {key}'
+
+
+def with_a_disk_of_its_own(rank, world, port, cfg, work_dir):
+    """Rank 1 has no checkpoint, another one, or one image less."""
+    from mmrepro.checkpoint import resuming
+    if rank and cfg.get('resume'):
+        resuming.newest_good = lambda *args: (None, [])
+    elif rank and cfg.get('load_from'):
+        files.safe_load = lambda path, *args: torch.load(
+            path.replace('iter_3', 'iter_4'), weights_only=False)
+    elif rank:
+        Points.__len__ = lambda self: self.size - 1
+    return as_rank(rank, world, port, cfg, work_dir)
+
+
+@pytest.mark.parametrize('changes, said', [
+    (dict(resume=True), 'resume.iteration: rank 0 has 3, rank 1 has 0'),
+    (dict(load_from='iter_3.pth'), 'weights at the start: rank 0 has '),
+    ({}, 'train_samples: rank 0 has 48, rank 1 has 47')])
+def test_ranks_that_would_begin_differently_all_stop(changes, said, tmp_path):
+    cfg = resume_settings(tmp_path)
+    cfg.randomness.update(seed=5, self_checks=dict(steps=0, samples=0))
+    cfg.train_cfg.max_epochs = 1
+    on_ranks(2, cfg, tmp_path)
+    (tmp_path / 'last_checkpoint').write_text(str(tmp_path / 'iter_3.pth'))
+    cfg.merge_from_dict(changes)
+    cfg.load_from = cfg.get('load_from') and str(tmp_path / cfg.load_from)
+    for text in on_ranks(2, cfg, tmp_path, function=with_a_disk_of_its_own):
+        assert isinstance(text, str) and 'AgreementError' in text and said in text, text
 
 
 def test_ranks_that_are_equal_hand_nothing_over(tmp_path):

@@ -230,6 +230,9 @@ def test_a_run_publishes_its_last_checkpoint(tmp_path):
     content = torch.load(published, weights_only=False)
     assert set(content) == {'meta', 'state_dict'}
     assert content['state_dict']['line.weight'].numpy().tobytes() == expected['line.weight']
+    runner = Runner.from_cfg(resumed(tmp_path))
+    runner.train()
+    runner.load_checkpoint(str(published))  # no state of the resumed run is taken from it
 
 
 def test_weights_can_be_saved_before_the_optimizer_is_built(tmp_path):

@@ -146,6 +146,12 @@ def test_a_seed_without_a_result_says_why(config, tmp_path, ended, code, output,
         result_of(job)
 
 
+def test_pretrained_weights_are_settings(config):
+    jobs = [jobs_of(config(), 'base', [0], '', changes=changes)[0] for changes in (
+        {}, dict(load_from=None), dict(load_from='a.pth'), dict(load_from='b.pth'))]
+    assert [len({job.digest for job in jobs[:count]}) for count in (2, 3, 4)] == [1, 2, 3]
+
+
 def test_mmdetection_says_so_in_these_words():
     import inspect
 

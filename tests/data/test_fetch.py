@@ -13,6 +13,7 @@ from mmrepro.data import adopt_loader
 from mmrepro.data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch, loading
 from mmrepro.data.fetch import KeyedFetch
 from mmrepro.data.samplers import with_position
+from mmrepro.errors import RandomnessError
 from mmrepro.patches.cached_transforms import partners
 
 
@@ -135,7 +136,7 @@ def test_a_sample_whose_pipeline_lacks_the_transform_is_an_error():
 
 def test_an_index_without_position_is_refused():
     fetch = KeyedFetch(Pictures(pipeline=[draw]), 0, 'sample', True, 0)
-    with pytest.raises(TypeError, match='without its position'):
+    with pytest.raises(RandomnessError, match='without its position'):
         fetch.__getitems__([3])
 
 

@@ -150,7 +150,7 @@ def test_a_batch_sampler_that_draws_has_a_stream_of_its_own(tmp_path):
 
 
 def test_a_sampler_that_cannot_be_adopted_is_named():
-    with pytest.raises(TypeError, match=r'the sampler deque\(\[3, 1\]\) of type deque cannot'):
+    with pytest.raises(RandomnessError, match=r'sampler deque\(\[3, 1\]\) of type deque cannot'):
         adopted(DataLoader(Noisy(), sampler=deque([3, 1])))
 
 

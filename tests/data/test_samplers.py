@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler
 
 from mmrepro.data.samplers import Placement, adopt_sampler, plain, with_position
 from mmrepro.data.sampling_orders import infinite
+from mmrepro.errors import RandomnessError
 
 
 def concat(*sizes):
@@ -137,8 +138,8 @@ def test_positions_travel_to_workers():
 
 
 def test_an_index_of_another_type_and_a_source_without_images_are_refused():
-    with pytest.raises(TypeError, match="the sampler yields 'a.jpg' of type str"):
+    with pytest.raises(RandomnessError, match="the sampler yields 'a.jpg' of type str"):
         with_position('a.jpg', 0, 0)
     sampler = SimpleNamespace(dataset=[], shuffle=True, rank=0, world_size=1)
-    with pytest.raises(ValueError, match='empty source'):
+    with pytest.raises(RandomnessError, match='empty source'):
         next(infinite(sampler, 0, 0))

@@ -4,7 +4,7 @@ import torch
 from harness import fresh
 from policy_state import nothing_leaks  # noqa: F401  a fixture
 
-from mmrepro import determinism
+from mmrepro import determinism, lifecycle
 from mmrepro.config import RandomnessConfig
 from mmrepro.determinism import cpu_level
 from mmrepro.distributed.agreement import start_fields
@@ -178,12 +178,14 @@ def test_a_resume_on_another_cpu_continues_and_goldens_are_common():
 
 
 @pytest.mark.parametrize('mode, on_unknown', [(True, True), ('warn', False)])
-def test_operators_of_others_are_watched_in_a_portable_run(mode, on_unknown):
+def test_operators_of_others_are_watched_in_a_portable_run(mode, on_unknown, monkeypatch):
     numerics = dict(cpu='portable', num_threads=1)
     guard = RunLifecycle(dict(randomness=dict(deterministic=mode, numerics=numerics))).hooks([])[0]
     assert guard._devices == ('cpu', ) and guard._error is on_unknown
-    assert RunLifecycle(dict(randomness=dict(deterministic=mode))).hooks([])[0]._devices == (
-        'cuda', )
+    monkeypatch.setattr(lifecycle, 'get_device', lambda: 'cuda')
+    for given in (numerics, {}):
+        settings = dict(randomness=dict(deterministic=mode, numerics=given))
+        assert RunLifecycle(settings).hooks([])[0]._devices == ('cuda', )
 
 
 def test_ranks_may_be_on_machines_with_other_instruction_sets(monkeypatch):

@@ -6,7 +6,7 @@ import torch
 from policy_state import flags, nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
-from mmrepro.determinism import tables
+from mmrepro.determinism import policy, tables
 from mmrepro.errors import DeterminismError
 
 BAD = {
@@ -73,12 +73,15 @@ def test_all_conflicts_are_said_at_once():
     assert len(str(error.value).splitlines()) == 2
 
 
-def test_a_refused_call_leaves_the_earlier_one_in_force():
+def test_a_call_that_fails_leaves_the_earlier_one_in_force(monkeypatch):
     env = {}
     determinism.enable(env=env)
     inside = flags()
     with pytest.raises(DeterminismError):
         determinism.enable(env={**env, 'NCCL_ALGO': 'Tree'})
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(policy, 'Report', lambda *args: 1 / 0)
+        determinism.enable(False, env=env)
     assert flags() == inside and env['NCCL_ALGO'] == 'Ring' and determinism.is_enabled() is True
 
 

@@ -249,7 +249,7 @@ def test_a_collective_operation_in_another_thread_ends_the_run():
 
 
 class Ahead(threading.Thread):
-    """Loads ahead; who waits for it waits for ever when it ends with an error."""
+    """Loads ahead; who waits for it waits forever when it ends with an error."""
 
     def __init__(self, batches):
         super().__init__(name='ahead', daemon=True)
@@ -287,7 +287,7 @@ def _loads_ahead(cfg, ranks=None):
 def test_a_thread_that_loads_ends_the_training(ranks, cfg):
     found = Child(_loads_ahead, cfg, ranks).result()
     assert "the thread 'ahead' " in found and 'in the process that trains' in found
-    assert 'wait for ever' not in found
+    assert 'wait forever' not in found
 
 
 def _trains_in_a_thread(cfg):
@@ -300,7 +300,7 @@ def _trains_in_a_thread(cfg):
 
 def test_where_the_training_cannot_be_interrupted_the_error_says_so(cfg):
     found = Child(_trains_in_a_thread, cfg).result()
-    assert "the thread 'ahead' " in found and 'may now wait for ever' in found
+    assert "the thread 'ahead' " in found and 'may now wait forever' in found
 
 
 def _with_a_handler_of_its_own():

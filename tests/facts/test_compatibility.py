@@ -84,6 +84,7 @@ FOLLOWS = [
     # another precision matters by its flags, not by its key
     (PRECISION, {'randomness.numerics.float32_precision': 'high'}, HARMLESS, ''),
     (PRECISION, {'torch.backends.cudnn.allow_tf32': False}, CHANGES, ''),
+    ({}, {'randomness.numerics.num_threads': 4}, HARMLESS, 'compared by itself'),
     # validation matters where training reacts to it
     *(({'config.custom_hooks[0].type': hook}, {INTERVAL: 2}, severity, '') for hook, severity in (
         ('EarlyStoppingHook', CHANGES), ('CheckInvalidLossHook', HARMLESS))),

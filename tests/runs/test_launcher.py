@@ -5,12 +5,14 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from harness import python
 
-from mmrepro.errors import DeterminismError
-from mmrepro.runs import launcher, startup
+from mmrepro.errors import DeterminismError, SelfCheckError
+from mmrepro.exit_codes import DIFFERENT
+from mmrepro.runs import child, launcher, startup
 from mmrepro.runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 
 
@@ -90,18 +92,43 @@ def test_when_a_rank_cannot_be_started_the_others_are_killed(program, tmp_path, 
     assert started[0].returncode == -signal.SIGKILL
 
 
-def test_pre_emption_leaves_time_for_a_checkpoint(program):
-    log = program('trap "echo saved; exit 75" TERM; echo started; sleep 600 & wait')
+def test_pre_emption_leaves_all_trainings_time_for_a_checkpoint(program, tmp_path, monkeypatch):
+    """The first one ends when the second has got the signal as well."""
+    monkeypatch.setattr(launcher, 'GRACE', 10)
+    os.mkfifo(tmp_path / 'pipe')
+    log = program(f'trap "$3 {tmp_path}/pipe; echo saved; exit 75" TERM; '
+                  'echo started; sleep 600 & wait')
     before = signal.getsignal(signal.SIGTERM)
 
     def announce_the_end():
-        if lines(log) == ['started']:
+        if lines(log) == ['started'] * 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(SystemExit) as error:
-        run_all([PlannedRun('A', '', [Launch(['module'], log)])], tick=announce_the_end)
-    assert error.value.code == 128 + signal.SIGTERM and lines(log) == ['started', 'saved']
+        run_all([PlannedRun(how, '', [Launch(['module', how], log)]) for how in (
+            'cat', 'tee </dev/null')], jobs=2, tick=announce_the_end)
+    assert error.value.code == 128 + signal.SIGTERM
+    assert lines(log) == ['started'] * 2 + ['saved'] * 2
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_handler_that_python_cannot_put_back_becomes_the_default(monkeypatch):
+    given = []
+    monkeypatch.setattr(signal, 'signal', lambda *handler: given.append(handler))
+    with launcher.killed_at_exit({}):
+        pass
+    assert given[2:] == [(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)]
+
+
+def test_threads_of_several_levels_are_those_of_the_first(monkeypatch):
+    monkeypatch.setenv('OMP_NUM_THREADS', '4,2')
+    assert launcher.jobs_at_once() >= 1
+
+
+@pytest.mark.parametrize('error', SelfCheckError.__subclasses__())
+def test_what_a_self_check_finds_is_no_crash(error, monkeypatch, capsys):
+    monkeypatch.setattr(child, 'train_here', Mock(side_effect=error('said')))
+    assert child.outcome(None) == DIFFERENT and child.FINDING in capsys.readouterr().out
 
 
 class Restarted(Exception):
