@@ -87,12 +87,20 @@ def slot_names(obj: Any) -> tuple[str, ...]:
 
 def in_slots(obj: Any) -> dict[str, Any]:
     """Return the attributes that an object has in slots."""
-    return {name: getattr(obj, name) for name in slot_names(obj) if hasattr(obj, name)}
+    return {name: getattr(obj, name) for name in slot_names(obj) if _has(obj, name)}
 
 
 def attributes(obj: Any) -> dict[str, Any]:
     """Return the attributes of an object, in slots or not."""
-    return {**in_slots(obj), **getattr(obj, '__dict__', {})}
+    return {**in_slots(obj), **(obj.__dict__ if _has(obj, '__dict__') else {})}
+
+
+def _has(obj: Any, name: str) -> bool:
+    """Whether an object has an attribute; a proxy of the user's may raise any error when asked."""
+    try:
+        return hasattr(obj, name)
+    except Exception:
+        return False
 
 
 # packages whose objects hold state of the process, not of the training
@@ -106,9 +114,8 @@ def is_stateful(obj: Any) -> bool:
 
     Modules and classes do not count: they are looked at by themselves.
     """
-    return (hasattr(obj, '__dict__') or bool(slot_names(obj))) and not (
-        isinstance(obj, (type, torch.nn.Module))
-        or callable(getattr(obj, '__get__', None))
+    return (_has(obj, '__dict__') or bool(slot_names(obj))) and not (
+        isinstance(obj, (type, torch.nn.Module)) or _has(type(obj), '__get__')
         or type(obj).__module__.partition('.')[0] in _PROCESS)
 
 
@@ -229,7 +236,7 @@ def inside(thing: Any, path: str) -> Iterable[Named]:
                 (f'{path}.keywords', thing.keywords)]
     if isinstance(thing, CONTAINERS):
         return items(thing, path) if len(thing) <= MAX_ITEMS else ()
-    return _inside_object(thing, path) if hasattr(thing, '__dict__') else ()
+    return _inside_object(thing, path) if _has(thing, '__dict__') else ()
 
 
 def hidden(thing: Any, path: str) -> Iterator[Named]:
@@ -265,7 +272,7 @@ def _named(owner: Any, path: str) -> list[Named]:
 
 def _can_hold(value: Any) -> bool:
     """Whether a global is, or may hold, a generator of the user."""
-    if isinstance(value, (*GENERATORS, *CONTAINERS)) or hasattr(value, '__wrapped__'):
+    if isinstance(value, (*GENERATORS, *CONTAINERS)) or _has(value, '__wrapped__'):
         return True
     if isinstance(value, (type, types.FunctionType)):
         return belongs_to_user(value.__module__)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mmrepro import variables
+from mmrepro import reachable, variables
 from mmrepro.another_process import UserVariables
 from mmrepro.fingerprint.provenance import variables as recorded
 from mmrepro.variables import Read
@@ -94,6 +94,7 @@ def test_captured_values_are_back_in_the_block_only(monkeypatch):
     thing = Derived()
     variables = UserVariables([thing])
     assert variables.changed() == []
+    assert reachable.is_stateful(PROXY) and reachable.attributes(PROXY) == {}
     cached = thing.cached()
     Base.count = 5
     Base.table['key'] = 1

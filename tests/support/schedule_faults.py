@@ -12,7 +12,7 @@ from mmrepro.step_check.check import StepCheck
 def _restored_weights():
     """A repeated step puts back the weights of before the step, behind the agreement."""
     init = Attributes.__init__
-    agree = StepCheck._agree
+    agree = StepCheck._compare
 
     def without(self, model, more, saved, left_out=()):
         init(self, model, more, saved)
@@ -25,7 +25,7 @@ def _restored_weights():
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Attributes, '__init__', without))
-        stack.enter_context(mock.patch.object(StepCheck, '_agree', late))
+        stack.enter_context(mock.patch.object(StepCheck, '_compare', late))
         yield
 
 
