@@ -233,7 +233,7 @@ def _read_facts(view: RunView, logs: list[str], checkpoints: bool) -> None:
     else:
         view.notes.append(f'{view.path}: no config to compare (vis_data/config.py)')
     written = meta.get('mmrepro')
-    kept = written.get('facts') if isinstance(written, dict) else None
+    kept: Any = written.get('facts') if isinstance(written, dict) else None
     told = stock_runs.recorded(stock_runs.lines_of_meta(meta))
     logged = {name: value for log in logs[-1:] for text in (
         stock_runs.lines_of_meta(stock_runs.head_of(log)), stock_runs.text_log(log))
