@@ -82,6 +82,7 @@ def test_every_page_is_in_the_navigation_once():
     text = (ROOT / 'mkdocs.yml').read_text(encoding='utf-8')
     listed: list[str] = re.findall(r'^ *- (?:[^:\n]+: )?(\S+\.md)$', text, re.M)
     assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
+    assert [page for page in PAGES if '\n# ' not in '\n' + page.read_text('utf-8')] == []
 
 
 @pytest.mark.parametrize('page', [*PAGES, *OUTSIDE], ids=name)
