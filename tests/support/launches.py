@@ -1,4 +1,4 @@
-"""Stand-ins for fresh processes: what was asked of them, and forks of this warm one."""
+"""Stubs of fresh processes: what was asked of them, and forks of this warm one."""
 from __future__ import annotations
 
 import gc
