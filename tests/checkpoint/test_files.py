@@ -239,15 +239,6 @@ def test_an_incomplete_checkpoint_is_refused_and_announced(option, missing, tmp_
     assert runner.iter == 4
 
 
-def test_a_best_checkpoint_that_is_named_is_refused(tmp_path):
-    cfg = settings(tmp_path, interval=1)
-    cfg.train_cfg.max_epochs = 1
-    trained(cfg)
-    best, = tmp_path.glob('best_*')
-    with pytest.raises(ResumeError, match='best_.* holds no optimizer .* and no schedules'):
-        Runner.from_cfg(again(settings(tmp_path, interval=1), best))
-
-
 def test_schedules_of_a_checkpoint_of_stock_mmengine_are_known_from_its_config():
     for text, expected in (("param_scheduler = [dict(type='LinearLR')]", True),
                            ("param_scheduler = dict(a=dict(type='LinearLR'))", True),

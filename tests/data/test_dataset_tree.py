@@ -126,7 +126,6 @@ def test_a_transform_is_found_where_it_is():
 
 
 def test_a_transform_of_a_wrapper_mixes_all_parts():
-    """What wraps the join sees all of it."""
     dataset = MultiImageMixDataset.__new__(MultiImageMixDataset)
     dataset.dataset, dataset.pipeline = DATA['one part without'](), cached()[2:]
     assert holder(dataset, dataset.pipeline[0]) == ((), dataset)
