@@ -9,10 +9,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pytest
 import torch
-from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, Runner
-from small_runs import warnings_of
+from small_runs import hook_with, warnings_of
 from validated_runs import killed, trained, validated
 
 from mmrepro.checkpoint import files, safe_loading
@@ -292,12 +291,9 @@ UNREADABLE = {
 
 @pytest.mark.parametrize('name', UNREADABLE)
 def test_what_no_resume_could_read_is_refused_when_it_is_written(name, tmp_path):
-    class Keeps(Hook):
-        def before_save_checkpoint(self, runner, checkpoint):
-            checkpoint['mine'] = dict(fine=torch.ones(2), mine=[1, UNREADABLE[name]])
-
     runner = Runner.from_cfg(settings(tmp_path, interval=1))
-    runner.register_hook(Keeps())
+    runner.register_hook(hook_with(before_save_checkpoint=lambda runner, checkpoint:
+                                   checkpoint.update(mine=dict(mine=[1, UNREADABLE[name]]))))
     with pytest.raises(CheckpointError, match=r"checkpoint\['mine'\]\['mine'\]\[1\] is a .*"
                                               f"{type(UNREADABLE[name]).__name__}"):
         runner.train()

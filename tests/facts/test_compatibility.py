@@ -6,9 +6,8 @@ import os
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from small_runs import Points, finish, small_run
+from small_runs import Points, finish, hook_with, small_run
 
 import mmrepro
 from mmrepro.demo.shipped_configs import demo_config
@@ -243,15 +242,12 @@ def test_a_checkpoint_of_stock_mmengine_resumes(tmp_path):
     weights = torch.load(tmp_path / 'stock' / 'iter_3.pth', weights_only=False)
     seen = {}
 
-    class First(Hook):
-        priority = 0
+    def look(runner, batch_idx, data_batch):
+        if not seen:
+            seen.update(iter=runner.iter, batch_idx=batch_idx, weights=copy.deepcopy(
+                runner.model.state_dict()))
 
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            if not seen:
-                seen.update(iter=runner.iter, batch_idx=batch_idx, weights=copy.deepcopy(
-                    runner.model.state_dict()))
-
-    runner.register_hook(First())
+    runner.register_hook(hook_with(before_train_iter=look), priority=0)
     runner.train()
     assert (seen['iter'], seen['batch_idx']) == (3, 3) and runner.iter == 8
     for name, value in weights['state_dict'].items():

@@ -21,6 +21,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
 from ranks import on_ranks
+from small_runs import hook_with
 from torch.utils.checkpoint import checkpoint
 
 from mmrepro.checkpoint import adapters
@@ -446,16 +447,10 @@ class Watching(tiny.Tiny):
                     if isinstance(one, torch.Tensor) and one.numel() == SIZE})
 
 
-class Connect(Hook):
-    """Gives the model the optimizer."""
-
-    def before_train(self, runner):
-        runner.model.connect(runner.optim_wrapper.optimizer)
-
-
 def connected(tmp_path, model, **changes):
     runner = Runner.from_cfg(config(tmp_path, model=model, train_cfg=dict(max_epochs=1), **changes))
-    runner.register_hook(Connect())
+    runner.register_hook(hook_with(
+        before_train=lambda runner: runner.model.connect(runner.optim_wrapper.optimizer)))
     return runner
 
 
