@@ -94,6 +94,7 @@ def test_workers_hooks_validation_and_earlier_runs_do_not_change_bits(runs):
     assert expected['step'] == list(range(6))
     for name in results.keys() - {'seed 43'}:
         assert_same_bits(results[name], expected, f'{model}, {name}')
+    assert results['one worker']['metrics'] == expected['metrics']
 
 
 def test_seeds_and_epochs_differ(runs):
@@ -104,12 +105,6 @@ def test_seeds_and_epochs_differ(runs):
     assert all(a != b for a, b in zip(baseline['data'], another['data']))
     assert baseline['weights'] != another['weights']
     assert baseline['seed'] == 42 and another['seed'] == 43
-
-
-def test_metrics_do_not_depend_on_workers(runs):
-    _, _, results = runs
-    expected = results['baseline']['metrics']
-    assert results['one worker']['metrics'] == expected
 
 
 @pytest.mark.parametrize('runs', [

@@ -10,7 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, RUNNERS, VISBACKENDS
 from mmengine.runner import FlexibleRunner, Runner
 from mmengine.visualization import LocalVisBackend
-from small_runs import Points, config, small_run, validating
+from small_runs import Points, config, hook_with, small_run, validating
 
 import mmrepro
 from mmrepro import determinism, seeds
@@ -81,11 +81,6 @@ def test_importing_imports_neither_torch_nor_openmmlab_and_finds_operators_once(
     assert python('-c', code) == '[] 1\n'
 
 
-class Forwarding(Runner):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-
-
 class OtherName(Runner):
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -101,7 +96,7 @@ class Direct(Runner):
         Runner.__init__(self, *args, **kwargs)
 
 
-@pytest.mark.parametrize('cls', [Forwarding, OtherName, Named, Direct])
+@pytest.mark.parametrize('cls', [OtherName, Named, Direct])
 def test_a_runner_of_ones_own_may_take_its_arguments_in_any_way(cls, tmp_path):
     expected = trained(config(tmp_path / 'stock'))
     cfg = config(tmp_path / 'own')
@@ -250,18 +245,11 @@ def test_a_runner_that_a_hook_builds_leaves_the_run_alone(tmp_path):
     assert torch.equal(runner.model.line.weight, trained(config(tmp_path / 'b', **settings)))
 
 
-@HOOKS.register_module(force=True)
-class SwitchesOff(Hook):
-    priority = 'VERY_HIGH'
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.parametrize('mode, warnings', [(True, 0), ('warn', 1), (False, 0)])
 def test_a_flag_that_somebody_changed_stops_the_run_or_is_a_warning(mode, warnings, tmp_path):
-    runner = Runner.from_cfg(config(tmp_path, custom_hooks=[dict(type='SwitchesOff')],
-                                    randomness=dict(seed=3, deterministic=mode)))
+    runner = Runner.from_cfg(config(tmp_path, randomness=dict(seed=3, deterministic=mode)))
+    runner.register_hook(hook_with(after_train_iter=lambda runner, **kwargs:
+                                   torch.use_deterministic_algorithms(False)), 'VERY_HIGH')
     said = []
     runner.logger.warning = said.append
     with pytest.raises(determinism.DeterminismError, match='deterministic.*must put it back'

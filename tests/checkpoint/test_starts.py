@@ -10,8 +10,7 @@ from counted import Counted
 from faults import tiny
 from harness import Child
 from mmengine.config import Config
-from mmengine.hooks import Hook
-from mmengine.registry import DATASETS, HOOKS, MODELS
+from mmengine.registry import DATASETS, MODELS
 from mmengine.runner import Runner
 from small_runs import NoisyLine, Points, finish, small_run, warnings_of, weights_of
 
@@ -75,39 +74,34 @@ def test_what_comes_before_a_training_changes_nothing(loop, resume, before, tmp_
     assert weights_of(runner) == expected
 
 
-@HOOKS.register_module(force=True)
-class PressesCtrlC(Hook):
-    armed = True
+def interrupted(cfg):
+    """Return a runner that was interrupted once, in its fifth iteration."""
+    armed = [True]
 
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if self.armed and runner.iter == 4:
-            PressesCtrlC.armed = False
+    def press_ctrl_c(runner, **kwargs):
+        if runner.iter == 4 and armed:
+            armed.clear()
             raise KeyboardInterrupt
+
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(small_runs.hook_with(after_train_iter=press_ctrl_c))
+    with pytest.raises(KeyboardInterrupt):
+        runner.train()
+    return runner
 
 
 @pytest.mark.parametrize('loop', LOOPS)
-def test_a_training_that_was_interrupted_is_not_begun_again(loop, tmp_path, monkeypatch):
-    monkeypatch.setattr(PressesCtrlC, 'armed', True)
-    runner = Runner.from_cfg(validating(tmp_path, loop, custom_hooks=[dict(type='PressesCtrlC')]))
-    with pytest.raises(KeyboardInterrupt):
-        runner.train()
+def test_a_training_that_was_interrupted_is_not_begun_again(loop, tmp_path):
+    runner = interrupted(validating(tmp_path, loop))
     with pytest.raises(ResumeError, match='iteration 4.*resume=True'):
         runner.train()
     assert runner.iter == 4
-    cfg = validating(tmp_path, loop, custom_hooks=[dict(type='PressesCtrlC')])
-    cfg.resume = True
-    resumed = Runner.from_cfg(cfg)
-    resumed.train()
-    assert weights_of(resumed) == finish(validating(tmp_path / 'whole', loop))
+    resumed = finish(validating(tmp_path, loop, resume=True))
+    assert resumed == finish(validating(tmp_path / 'whole', loop))
 
 
-def test_who_accepts_another_result_may_begin_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(PressesCtrlC, 'armed', True)
-    cfg = validating(tmp_path, custom_hooks=[dict(type='PressesCtrlC')])
-    cfg.randomness = dict(seed=3, resume_strict=False)
-    runner = Runner.from_cfg(cfg)
-    with pytest.raises(KeyboardInterrupt):
-        runner.train()
+def test_who_accepts_another_result_may_begin_again(tmp_path):
+    runner = interrupted(validating(tmp_path, **{'randomness.resume_strict': False}))
     assert sum('cannot go on' in text for text in warnings_of(runner)) == 1 and runner.epoch == 2
 
 

@@ -50,6 +50,9 @@ def cached():
             CachedMixUp(img_scale=(2 * SIZE, 2 * SIZE), max_cached_images=4)]
 
 
+built = DATASETS.build
+
+
 def part(number, size, pipeline=None):
     return dict(type=Part, number=number, size=size,
                 pipeline=cached() if pipeline is None else pipeline)
@@ -61,10 +64,6 @@ def repeated(dataset, times):
 
 def joined(*datasets):
     return dict(type=ConcatDataset, datasets=list(datasets))
-
-
-def built(cfg):
-    return DATASETS.build(cfg)
 
 
 DATA = {
@@ -126,7 +125,6 @@ def test_a_transform_is_found_where_it_is():
 
 
 def test_a_transform_of_a_wrapper_mixes_all_parts():
-    """What wraps the join sees all of it."""
     dataset = MultiImageMixDataset.__new__(MultiImageMixDataset)
     dataset.dataset, dataset.pipeline = DATA['one part without'](), cached()[2:]
     assert holder(dataset, dataset.pipeline[0]) == ((), dataset)

@@ -95,7 +95,6 @@ def test_partners_come_from_the_batch_and_cost_few_extra_loads():
 
 
 def test_what_a_transform_sees_of_a_partner_is_what_the_partner_saw():
-    """Asked for before or after it is loaded itself, a sample's state is the same."""
     dataset = Pictures(pipeline=pipeline())
     batch = [with_position(i, 0, 40 + i) for i in range(4)]
     mixup = dataset.pipeline.transforms[3]

@@ -187,23 +187,17 @@ def concat():
     return ConcatDataset([Pictures(17), Pictures(15)])
 
 
-def mixed():
-    return MultiImageMixDataset(Pictures(23), pipeline=[])
-
-
-def balanced():
-    return ClassBalancedDataset(Pictures(13), oversample_thr=0.9)
-
-
+WRAPPED = {
+    'repeated': lambda: RepeatDataset(Pictures(7), 3), 'several sets': concat,
+    'class balanced': lambda: ClassBalancedDataset(Pictures(13), oversample_thr=0.9),
+    'mixed images': lambda: MultiImageMixDataset(Pictures(23), pipeline=[]),
+}
 # a sampler takes a dataset, a batch sampler takes a sampler; nothing: torch's BatchSampler
 CASES = {
     'Default': (lambda: Pictures(23), DefaultSampler),
     'Default, not shuffled, ragged': (
         lambda: Pictures(23), lambda data: DefaultSampler(data, shuffle=False, round_up=False)),
-    'Default, repeated': (lambda: RepeatDataset(Pictures(7), 3), DefaultSampler),
-    'Default, class balanced': (balanced, DefaultSampler),
-    'Default, several sets': (concat, DefaultSampler),
-    'Default, mixed images': (mixed, DefaultSampler),
+    **{f'Default, {name}': (data, DefaultSampler) for name, data in WRAPPED.items()},
     'Infinite': (lambda: Pictures(11), InfiniteSampler),
     'ClassAware': (lambda: Pictures(23), samplers.ClassAwareSampler),
     'MultiSource': (concat, lambda data: samplers.MultiSourceSampler(data, 4, [1, 3])),
@@ -213,11 +207,8 @@ CASES = {
     'TrackImg': (Videos, samplers.TrackImgSampler),
     'TrackImg, test': (lambda: Videos(test_mode=True), samplers.TrackImgSampler),
     'AspectRatio': (lambda: Pictures(23), DefaultSampler, samplers.AspectRatioBatchSampler),
-    'AspectRatio, repeated': (
-        lambda: RepeatDataset(Pictures(7), 3), DefaultSampler, samplers.AspectRatioBatchSampler),
-    'AspectRatio, class balanced': (balanced, DefaultSampler, samplers.AspectRatioBatchSampler),
-    'AspectRatio, several sets': (concat, DefaultSampler, samplers.AspectRatioBatchSampler),
-    'AspectRatio, mixed images': (mixed, DefaultSampler, samplers.AspectRatioBatchSampler),
+    **{f'AspectRatio, {name}': (data, DefaultSampler, samplers.AspectRatioBatchSampler)
+       for name, data in WRAPPED.items()},
     'AspectRatio, class aware': (
         lambda: Pictures(23), samplers.ClassAwareSampler, samplers.AspectRatioBatchSampler),
     'AspectRatio, endless': (
@@ -289,8 +280,7 @@ def test_an_endless_sampler_jumps_any_distance(case, make):
 
 
 @pytest.mark.parametrize('case', [
-    'Default', 'Default, repeated', 'Default, class balanced', 'Default, several sets',
-    'Default, mixed images', 'CustomSampleSize'])
+    'Default', *(f'Default, {name}' for name in WRAPPED), 'CustomSampleSize'])
 def test_the_order_of_an_epoch_is_entered_without_counting(case, make, monkeypatch):
     loader = make(case)
     last = len(loader) - 1

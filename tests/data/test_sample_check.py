@@ -165,11 +165,6 @@ def test_a_worker_names_the_cause_without_its_traceback(start):
     assert 'Traceback' not in str(error.value)
 
 
-def test_without_the_check_nobody_notices():
-    for transform, _ in CAUSES.values():
-        assert len(list(checking(transform, self_checks=False))) == 4
-
-
 class Loads(Noisy):
     def __init__(self, size=40):
         self.size, self.asked = size, []

@@ -11,7 +11,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from preempted_runs import settings
-from small_runs import finish
+from small_runs import finish, hook_with
 
 from mmrepro.errors import Preempted
 
@@ -60,15 +60,7 @@ def test_a_hook_draws_the_same_where_an_epoch_goes_on_or_ends(by_epoch, event, p
         assert finish(cfg, Scales(event)) == expected, point
 
 
-class InValidation(Hook):
-    def __init__(self, act):
-        self.act = act
-
-    def before_val_iter(self, runner, batch_idx, data_batch=None):
-        self.act()
-
-
-def killed():
+def killed(runner, **kwargs):
     raise KeyboardInterrupt
 
 
@@ -79,10 +71,10 @@ def test_a_signal_in_the_validation_that_comes_first_changes_no_bit(tmp_path):
 
     expected = finish(cfg('whole'))
     with pytest.raises(KeyboardInterrupt):
-        finish(cfg('killed'), InValidation(killed))
+        finish(cfg('killed'), hook_with(before_val_iter=killed))
     with pytest.raises(Preempted):
-        finish(cfg('killed', resume=True),
-                InValidation(lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        finish(cfg('killed', resume=True), hook_with(
+            before_val_iter=lambda runner, **kwargs: os.kill(os.getpid(), signal.SIGTERM)))
     assert finish(cfg('killed', resume=True)) == expected
 
 

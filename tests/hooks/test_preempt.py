@@ -7,9 +7,9 @@ import threading
 
 import pytest
 from harness import Child
-from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from preempted_runs import Signals, run, settings
+from small_runs import hook_with
 
 from mmrepro.hooks import PreemptHook
 
@@ -133,17 +133,14 @@ def test_a_validation_or_test_alone_ends_on_a_signal_at_once(tmp_path, loop):
     """The handlers are those of before while it runs, and behind it."""
     before, seen = signal.getsignal(signal.SIGTERM), []
 
-    class Looks(Hook):
-        def after_val_iter(self, *args, **kwargs):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-        after_test_iter = after_val_iter
+    def look(*args, **kwargs):
+        seen.append(signal.getsignal(signal.SIGTERM))
 
     cfg = settings(tmp_path)
     cfg.test_dataloader, cfg.test_evaluator, cfg.test_cfg = (
         cfg.val_dataloader, cfg.val_evaluator, {})
     runner = Runner.from_cfg(cfg)
-    runner.register_hook(Looks())
+    runner.register_hook(hook_with(after_val_iter=look, after_test_iter=look))
     getattr(runner, loop)()
     assert set(seen) == {before} == {signal.getsignal(signal.SIGTERM)}
 

@@ -122,24 +122,14 @@ def test_the_node_with_a_planted_weight_is_named_with_its_module(
     assert said['first'].startswith(f'the output of node {name} (Conv), of module {module} (Conv2d')
 
 
-def gone(dets, labels):
-    dets[0, 0, 4] = 0
-
-
-def renamed(dets, labels):
-    labels[0, 0] = (labels[0, 0] + 1) % 6
-
-
-def moved(dets, labels):
-    dets[0, 0, 0] += 1
-
-
 @pytest.mark.parametrize('detector', [RETINANET], indirect=True)
 @pytest.mark.parametrize('change, code, text', [
     (lambda dets, labels: None, 0, 'same bits'),
-    (gone, 1, '0 appear, 1 vanish, 0 have another label'),
-    (renamed, 1, '0 appear, 0 vanish, 1 have another label'),
-    (moved, 1, 'boxes differ by up to 1 pixels, scores by up to 0'),
+    (lambda dets, labels: dets[0, 0, 4].zero_(), 1, '0 appear, 1 vanish, 0 have another label'),
+    (lambda dets, labels: labels[0, 0].add_(1).remainder_(6), 1,
+     '0 appear, 0 vanish, 1 have another label'),
+    (lambda dets, labels: dets[0, 0, 0].add_(1), 1,
+     'boxes differ by up to 1 pixels, scores by up to 0'),
 ])
 def test_detections_are_compared_as_boxes_scores_and_labels(
         detector, change, code, text, tmp_path, capsys, monkeypatch):

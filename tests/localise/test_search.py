@@ -95,8 +95,7 @@ class Scripted:
 
 def scripted(tmp_path, losses, records):
     launch = Scripted(losses, records)
-    specs = RunSpec('A', 'a.py'), RunSpec('B', 'b.py')
-    return launch, Localiser(specs, str(tmp_path), launch).search(3, values=False)
+    return launch, Localiser(specs(), str(tmp_path), launch).search(3, values=False)
 
 
 def test_equal_runs_run_once(tmp_path):
@@ -109,8 +108,7 @@ def test_runs_that_differ_in_a_validation_only_are_not_called_equal(tmp_path):
     runs = [run_of('1', '2') for _ in 'ab']
     for run, metric in zip(runs, ((0.5).hex(), (0.25).hex())):
         run.ranks[0].vals.append(dict(iteration=2, metrics={'coco/bbox_mAP': metric}))
-    specs = RunSpec('A', 'a.py'), RunSpec('B', 'b.py')
-    result = Localiser(specs, str(tmp_path), None).explain(*runs)
+    result = Localiser(specs(), str(tmp_path), None).explain(*runs)
     assert result.verdict == 'metrics'
     assert text_of(result).splitlines()[0] == (
         'DIFFERENT BITS: 2 iterations of training agree, and iteration 2, metric coco/bbox_mAP of '
@@ -158,8 +156,7 @@ def test_an_iteration_without_fingerprints_is_found_in_the_repetition(tmp_path):
            **RecordingPlan('', 1)._asdict())
     assert hook.interval == 1
     launch = Scripted(dict(A=['123'] * 2, B=['199'] * 2), dict(A=['2', '2'], B=['2', '3']))
-    specs = RunSpec('A', 'a.py'), RunSpec('B', 'b.py')
-    result = Localiser(specs, str(tmp_path), launch).explain(*runs, values=False)
+    result = Localiser(specs(), str(tmp_path), launch).explain(*runs, values=False)
     assert result.diagnosis.iteration == 1 and 'intermittent' not in text_of(result)
 
 

@@ -655,27 +655,6 @@ def test_revert_respects_a_later_replacement(table, monkeypatch):
     assert ADE20KSegDataset.load_data_list is len
 
 
-def test_an_inherited_method_is_inherited_again_after_revert(table):
-    from mmdet.datasets import CocoDataset
-    table(row('mmdet.datasets.coco:CocoDataset.full_init'))
-    assert 'full_init' not in vars(CocoDataset)
-    patches.apply()
-    assert 'full_init' in vars(CocoDataset)
-    patches.revert()
-    assert 'full_init' not in vars(CocoDataset)
-
-
-def test_a_shadowed_builtin_stays_inside_its_module():
-    from mmdet.datasets.transforms import text_transformers, transforms
-
-    from mmrepro.patches.ordered import OrderedSet
-    patches.apply()
-    assert text_transformers.set is OrderedSet
-    assert not hasattr(transforms, 'set')
-    patches.revert()
-    assert not hasattr(text_transformers, 'set')
-
-
 def test_names_and_docstrings_stay():
     from mmdet.datasets.ade20k import ADE20KSegDataset
     stock_method = ADE20KSegDataset.load_data_list

@@ -9,7 +9,6 @@ from checked_runs import bits, registered, stopped
 from faults import tiny
 from harness import Child
 from mmengine.logging import MessageHub
-from mmengine.runner import Runner
 from validated_runs import TwoPlayers, settings
 from virtual_runs import run as on_virtual_ranks
 
@@ -79,8 +78,7 @@ def players(work_dir, model, checks, **changes):
 
 def played(cfg):
     torch.set_num_threads(1)
-    runner = Runner.from_cfg(cfg)
-    runner.train()
+    runner = checked_runs.finish(cfg)
     return bits(runner), runner.model.calls
 
 

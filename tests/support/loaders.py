@@ -6,9 +6,9 @@ import torch
 from harness import digest
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.evaluator import BaseMetric
-from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import METRICS, MODELS
+from small_runs import hook_with
 from torch.utils.data import DataLoader, Sampler
 
 from mmrepro.config import RandomnessConfig
@@ -104,13 +104,9 @@ def settings(make, work_dir, loop='epochs', resume_at=None, validation=True):
 def train(make, work_dir, *args, prepare=lambda runner: None, cfg=None, **kwargs):
     """Digests of all batches, and of the weights at the end; ``cfg`` in place of settings."""
     seen = []
-
-    class Look(Hook):
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            seen.append(digest(data_batch))
-
     runner = ReproRunner(**cfg or settings(make, work_dir, *args, **kwargs))
-    runner.register_hook(Look())
+    runner.register_hook(hook_with(before_train_iter=lambda runner, batch_idx, data_batch:
+                                   seen.append(digest(data_batch))))
     prepare(runner)
     runner.train()
     return seen, digest(runner.model.state_dict())

@@ -2,6 +2,7 @@
 import torch
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import DATASETS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
@@ -92,6 +93,13 @@ def small_run(work_dir, **changes):
 def continued(folder, point, **changes):
     return small_run(folder / f'from_{point}', resume=True,
                      load_from=str(folder / f'iter_{point}.pth'), **changes)
+
+
+def hook_with(**events):
+    """Return a hook that calls these functions at events of a run."""
+    hook = Hook()
+    vars(hook).update(events)
+    return hook
 
 
 def warnings_of(runner):

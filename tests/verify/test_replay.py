@@ -183,12 +183,6 @@ def test_the_page_says_what_the_manifest_knows_and_no_more(original, tmp_path):
     assert (tmp_path / 'less' / 'requirements.txt').read_text() == ''
 
 
-def test_settings_say_where_files_lie_on_this_machine(original, tmp_path):
-    path = prepare(read_manifest(str(original)), str(tmp_path / 'r'),
-                   {'train_dataloader.dataset.root': '/elsewhere'})
-    assert '/elsewhere' in Path(path).read_text()
-
-
 @pytest.mark.parametrize('arguments, message', [
     (['no_run', '--export', 'x'], 'no such run'),
     (['RUN', '--export', 'RUN'], 'is there already; choose a new folder'),
