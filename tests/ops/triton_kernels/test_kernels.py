@@ -28,11 +28,10 @@ CLOSE = {torch.float64: 1e-14, torch.float32: 3e-7, torch.float16: 1e-3, torch.b
 
 def check_close(found, expected):
     assert found.shape == expected.shape and found.dtype == expected.dtype
-    close = CLOSE[found.dtype]
     found, expected = found.double(), expected.double()
     assert torch.equal(found.isnan(), expected.isnan())
     found, expected = found.nan_to_num(), expected.nan_to_num()
-    limit = close * max(1., float(expected.abs().max()))
+    limit = CLOSE[check_close.dtype] * max(1., float(expected.abs().max()))
     assert float((found - expected).abs().max()) <= limit
 
 
@@ -60,6 +59,7 @@ def align(module, feature, rois, grad, *arguments):
     (torch.float64, 1, True), (torch.float32, 0, True), (torch.float32, 2, False),
     (torch.float16, 0, True), (torch.bfloat16, 2, True)])
 def test_roi_align(interpreted, wave, dtype, sampling_ratio, aligned):
+    check_close.dtype = dtype
     feature, rois = wave(2, 5, 9, 13, dtype=dtype), boxes(wave, 6, 100., 70., dtype)
     grad = wave(6, 5, 3, 2, phase=2., dtype=dtype)
     arguments = (1 / 8, sampling_ratio, 1, aligned)
@@ -71,6 +71,7 @@ def test_roi_align(interpreted, wave, dtype, sampling_ratio, aligned):
 def test_roi_align_of_other_layouts(interpreted, wave):
     """One bin, a map of one line, more channels than a program has, tensors that are
     not contiguous, and infinite features and gradients that no sample reads."""
+    check_close.dtype = torch.float64
     feature = wave(1, 9, 40, 70).permute(0, 3, 1, 2)
     rois = torch.tensor([[0., 8, 8, 40, 60], [0, 30, 0, 66, 70]], dtype=torch.float64)
     grad = wave(2, 1, 1, 70).permute(0, 3, 1, 2)
@@ -86,6 +87,7 @@ def test_roi_align_of_other_layouts(interpreted, wave):
 
 
 def test_roi_align_of_a_box_that_is_no_number(interpreted, wave):
+    check_close.dtype = torch.float64
     rois = torch.tensor([[0., float('nan'), 8, 40, 60], [0, 8, 8, 40, 60]], dtype=torch.float64)
     feature, grad = wave(1, 3, 9, 13), wave(2, 3, 2, 2)
     for ratio in (0, 2):
@@ -155,6 +157,7 @@ def test_roi_align_of_no_box_and_what_is_refused(interpreted, wave):
 def test_roi_align_of_any_shape(interpreted, wave, data):
     def number(low, high):
         return data.draw(st.integers(low, high))
+    check_close.dtype = torch.float64
     images, rois, channels = number(1, 2), number(1, 3), number(1, 5)
     bins = number(1, 3), number(1, 3)
     feature = wave(images, channels, number(1, 9), number(1, 20))
@@ -174,6 +177,7 @@ def test_roi_align_of_any_shape(interpreted, wave, data):
 def test_attention_of_any_shape(interpreted, wave, data):
     def number(low, high):
         return data.draw(st.integers(low, high))
+    check_close.dtype = torch.float64
     shapes = torch.tensor([[number(1, 4), number(1, 4)] for _ in range(number(1, 3))])
     keys = shapes.prod(1)
     batch, queries, heads, points = number(1, 2), number(1, 4), number(1, 3), number(1, 3)
@@ -240,6 +244,7 @@ def attend(module, *inputs, grad):
 
 @pytest.mark.parametrize('dtype', CLOSE, ids=str)
 def test_attention(interpreted, wave, dtype):
+    check_close.dtype = dtype
     batch, queries, heads, depth, points = 2, 5, 3, 6, 2
     shapes, starts = torch.tensor([[5, 7], [3, 4], [1, 1]]), torch.tensor([0, 35, 47])
     location = (wave(batch, queries, heads, 3, points, 2) * 0.8 + 0.5).to(dtype)
@@ -254,6 +259,7 @@ def test_attention(interpreted, wave, dtype):
 
 def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
     """Where the taps of all heads are too many at once, groups of heads are used; same bits."""
+    check_close.dtype = torch.float64
     inputs = (wave(2, 12, 4, 5), torch.tensor([[3, 4]]), torch.tensor([0]),
               wave(2, 7, 4, 1, 2, 2) * 0.6 + 0.5, wave(2, 7, 4, 1, 2))
     grad = wave(2, 7, 20)
