@@ -90,12 +90,6 @@ def load(path: str, device: str = 'cpu', env: Mapping[str, str] | None = None,
          options: Mapping[str, Any] | None = None) -> Subject:
     """Read a config; the modules in its ``custom_imports`` are imported, nothing is run.
 
-    Args:
-        path: as for :func:`find_config`.
-        device: ``'cpu'`` or ``'cuda'``.
-        env: environment variables; the process's by default.
-        options: changes, as ``--cfg-options`` gives them.
-
     Raises:
         ConfigError: the file is missing or is not a config, or an option does not fit it.
     """

@@ -72,11 +72,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def shared(title: str = '', **defaults: Any) -> argparse.ArgumentParser:
-    """Return a parent parser with options of :data:`SHARED`; the values are defaults.
-
-    Args:
-        title: of the group of options.
-    """
+    """Return a parent parser with options of :data:`SHARED`, with these defaults, in a group."""
     parent = argparse.ArgumentParser(add_help=False)
     group = parent.add_argument_group(title) if title else parent
     for name, default in defaults.items():

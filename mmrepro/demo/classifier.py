@@ -19,11 +19,7 @@ from .photos import CLASSES, objects_of, photo_dir, read_photo, resize
 
 
 class PhotoDataset(BaseDataset):
-    """Objects on the photographs; all categories are equally frequent.
-
-    Args:
-        length: number of samples.
-    """
+    """Objects on the photographs, ``length`` of them; all categories are equally frequent."""
     METAINFO: dict[str, Any] = dict(classes=CLASSES)
 
     def __init__(self, length: int = 24, **kwargs: Any) -> None:

@@ -82,11 +82,7 @@ def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> tuple[DemoRun, .
 
 def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int,
             portable: bool = False) -> Config:
-    """Return the config of one run: few images, no validation, no checkpoints, fingerprints.
-
-    Args:
-        portable: with the bits of every x86-64 CPU.
-    """
+    """Return the config of one run: few images, no validation, no checkpoints, fingerprints."""
     cfg = copy.deepcopy(_read(config))
     use_data(cfg, root)
     cfg.train_dataloader.num_workers = run.num_workers
@@ -120,11 +116,7 @@ def write_config(cfg: Config, path: str) -> None:
 
 
 def planned(run: DemoRun, config: str, folder: str, env: Mapping[str, str] = {}) -> PlannedRun:
-    """Return the fresh processes that train a run.
-
-    Args:
-        env: more variables of the processes.
-    """
+    """Return the fresh processes that train a run, with further variables."""
     # one thread per operator is the fastest for images this small, and by far on a busy machine
     env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed, **env}
     training = Training(config, folder, prepare=f'{__name__}:only_operators' if run.stock else None)
@@ -191,10 +183,9 @@ def _differing(logs: Sequence[Ranks]) -> set[int]:
 
 
 def loss_curves(runs: Sequence[DemoRun], columns: Sequence[Sequence[float]]) -> bytes:
-    """Draw the losses: runs without mmrepro on the left if there are any, the others on the right.
+    """Draw the losses as a PNG: runs without mmrepro on the left if there are any.
 
-    Returns:
-        A PNG. Later lines are narrower, so that lines that agree are seen as several.
+    Later lines are narrower, so that lines that agree are seen as several.
     """
     kinds = [kind for kind in (True, False) if any(run.stock is kind for run in runs)]
     with figure(1, len(kinds), figsize=(5 * len(kinds), 3.4), squeeze=False, sharey=True) as (

@@ -20,12 +20,7 @@ _OPERATORS = 0.35
 
 
 class Budget:
-    """A time limit for rows.
-
-    Args:
-        seconds: in total.
-        clock: replaces the monotonic clock in tests.
-    """
+    """A time limit for rows."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

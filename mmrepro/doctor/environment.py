@@ -48,9 +48,6 @@ def machine(device: str) -> dict[str, Any]:
 def environment(device: str) -> dict[str, dict[str, Any]]:
     """Report what may decide about bits on this machine, before any run.
 
-    Args:
-        device: 'cuda' or 'cpu'.
-
     Returns:
         ``machine``: :func:`machine`. ``operators``: the kind of mmcv, and what the Triton kernels
         lack. ``settings``: flags of torch and environment variables that change bits, without the

@@ -70,10 +70,7 @@ def _plain(value: Any) -> Any:
 def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     """Return all that may decide about bits, as ``{name: string, number, boolean or None}``.
 
-    Args:
-        config: the effective config, an ``mmengine.Config``.
-        randomness: the effective values, the seed included.
-        world_size: number of ranks.
+    ``config`` and ``randomness`` are those in effect, the seed included.
     """
     facts = start_fields('', randomness)
     del facts['config']

@@ -157,13 +157,9 @@ def _judged(rule: FactRule, *runs: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDifference]:
-    """Compare two environments.
+    """Return the differences of two environments, facts and fields of manifests by name.
 
-    Args:
-        then, now: values by name: facts, and fields of manifests.
-
-    Returns:
-        The differences, in the order of :data:`SEVERITIES`, by name within.
+    They are in the order of :data:`SEVERITIES`, by name within.
     """
     rows = []
     then, now = without_watchers(then), without_watchers(now)

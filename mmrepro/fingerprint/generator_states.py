@@ -97,10 +97,8 @@ def _short(data: bytes) -> str:
 class Watch:
     """Notes calls of :data:`WATCHED` functions in this thread and block, with the calling line.
 
-    Uses the profiling hook of the interpreter, unless another tool has set one.
-
-    Args:
-        only_user: leave out calls that libraries make for themselves.
+    Uses the profiling hook of the interpreter, unless another tool has set one. With ``only_user``,
+    calls that libraries make for themselves are left out.
     """
 
     def __init__(self, only_user: bool = False) -> None:

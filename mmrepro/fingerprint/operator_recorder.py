@@ -71,8 +71,7 @@ def _operator(func: Any) -> _Operator:
 class OperatorRecorder(TorchDispatchMode):
     """Records the operators of a model while it is active.
 
-    Args:
-        keep: number of a record whose results are copied into ``kept``.
+    The results of record number ``keep`` are copied into ``kept``.
     """
 
     def __init__(self, model: torch.nn.Module, keep: int | None = None) -> None:

@@ -117,15 +117,9 @@ class _Trace:
 
 def explain(datasets: Sequence[Any], load: Callable[[], Any],
             load_another: Callable[[], Any]) -> list[str]:
-    """Find where two loads of a sample first differ, and what they read or found kept.
+    """Return lines on where two loads of a sample first differ, and what they read or found kept.
 
-    Args:
-        datasets: datasets that load the sample, the outermost first.
-        load: loads the sample from its stream.
-        load_another: loads another sample.
-
-    Returns:
-        Lines for a message.
+    ``datasets`` load the sample, the outermost first; ``load`` does so from its stream.
     """
     named = [(f'{path} of {type(dataset).__name__}', transform) for dataset in datasets
              for path, transform in dataset_tree.transforms(getattr(dataset, 'pipeline', None))]

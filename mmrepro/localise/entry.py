@@ -56,12 +56,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
 
 
 def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) -> LocaliseResult:
-    """Find the first difference of two trained runs: repeat them up to their divergence.
-
-    Args:
-        path_a, path_b: work directories of the runs.
-        work_dir, values: see :func:`localise_config`.
-    """
+    """Find the first difference of two trained runs: repeat them up to their divergence."""
     runs = read_run(path_a), read_run(path_b)
     _, first = first_iteration(*runs)
     specs = [_repetition(name, run, first.iteration if first else 0, work_dir)

@@ -118,13 +118,7 @@ class LocaliseResult(NamedTuple):
 
 
 class Localiser:
-    """Trains and compares runs A and B.
-
-    Args:
-        work_dir: a new folder.
-        launch: trains a run and waits for it.
-        say: is called with lines about the progress.
-    """
+    """Trains runs A and B in a new folder, and compares them; ``launch`` waits for its run."""
 
     def __init__(self, specs: Sequence[RunSpec], work_dir: str, launch: Launch = start,
                  say: Callable[[str], None] = lambda line: None) -> None:

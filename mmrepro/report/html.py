@@ -14,12 +14,7 @@ STYLE = Path(__file__).with_suffix('.css').read_text('utf-8')
 
 
 def page(title: str, verdict: str, same: bool, sections: Iterable[tuple[str, str]]) -> str:
-    """Return a whole HTML document.
-
-    Args:
-        same: whether the verdict is a good one.
-        sections: titles and bodies in HTML; those without a body are left out.
-    """
+    """Return a whole HTML document, without the sections (title, HTML) that hold nothing."""
     kind = 'same' if same else 'other'
     body = [f'<h1>{escape(title)}</h1>',
             *(f'<div class="verdict {kind}">{escape(line)}</div>' for line in verdict.splitlines())]

@@ -72,11 +72,7 @@ def relative(a: float, b: float) -> float:
 
 
 def measure(comparison: Comparison, tolerance: float) -> Tolerance:
-    """Measure the distance of every number that both runs have.
-
-    Args:
-        tolerance: the largest relative difference that is accepted.
-    """
+    """Measure the distance of every number that both runs have."""
     if not 0 < tolerance < math.inf:
         raise ConfigError(f'--tolerance {tolerance:g} is not allowed; allowed is a number above 0, '
                           'such as 1e-4')

@@ -52,13 +52,9 @@ def share(part: list[float], whole: list[float]) -> Share:
 
 def report_of(metric: str, pick: str, label: str, seeds: list[int],
               values: dict[str, list[float]]) -> Report:
-    """Report a metric while one stream or all of them vary.
+    """Report a metric of the config ``label`` while one stream, or all of them, has these seeds.
 
-    Args:
-        pick: the validation that counts, ``'last'`` or ``'best'``.
-        label: name of the config.
-        seeds: those of the streams that vary; all other streams have the first of them.
-        values: 'all' and the streams -> a value per seed.
+    All other streams have the first seed. ``values``: 'all' and the streams -> a value per seed.
     """
     summaries = {name: summary(sample) for name, sample in values.items()}
     try:

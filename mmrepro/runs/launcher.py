@@ -237,11 +237,7 @@ def one_thread_each() -> dict[str, str]:
 
 
 def jobs_at_once(processes: int = 1) -> int:
-    """Return how many runs to train at a time: 1 on a GPU, at most 2 on the cores of a CPU.
-
-    Args:
-        processes: of each run.
-    """
+    """Return how many runs to train at a time: 1 on a GPU, at most 2 on the cores of a CPU."""
     import torch
     if torch.cuda.is_available():
         return 1

@@ -40,11 +40,7 @@ def progress_line(stream: Any) -> Iterator[Callable[[str], None]]:
 
 def run_with_progress(runs: Sequence[PlannedRun], iterations: int, say: Callable[[str], None],
                       jobs: int = 1) -> None:
-    """Train all runs, and report the number of finished iterations when it changes.
-
-    Args:
-        iterations: number of iterations of each run.
-    """
+    """Train all runs of ``iterations`` each, and report how many are finished when it changes."""
     ended: set[str] = set()
     started, last = time.monotonic(), ''
 

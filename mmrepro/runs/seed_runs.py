@@ -137,11 +137,7 @@ def result_of(job: SeedJob) -> dict[str, Any] | None:
 
 
 def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any]:
-    """Train one seed in a fresh process; continue where an earlier attempt was interrupted.
-
-    Args:
-        metrics_of: reads the metrics of a work directory.
-    """
+    """Train one seed in a fresh process; continue where an earlier attempt was interrupted."""
     options = list(job.options)
     if job.stream:
         options.append(f'randomness.streams.{job.stream}={job.seed}')

@@ -57,11 +57,8 @@ def control(training: Training, reference: str, part: str = '',
             say: Callable[[str], None] = lambda text: None, **how: Any) -> Control:
     """Spoil a training in one way after the other, until it differs from the reference.
 
-    Args:
-        training: has a work directory; one that resumes names its checkpoint.
-        reference: work directory of the run with which it is compared.
-        part: see :func:`only`.
-        how: ``env`` and ``processes`` of :func:`~mmrepro.runs.launcher.plan`.
+    The training has a work directory, and names its checkpoint if it resumes; ``reference`` is a
+    work directory. ``part`` is for :func:`only`, ``how`` for :func:`~mmrepro.runs.launcher.plan`.
     """
     equal, failed = [], []
     for name in RESUMES if training.resume else RUNS:

@@ -119,12 +119,9 @@ def _read_recipe(path: str) -> Recipe:
 
 def train(recipe: Recipe, cfg: Config, work_dir: str,
           say: Callable[[str], None] = lambda text: None) -> str:
-    """Train a recipe in a fresh process and return the folder of the run.
+    """Train a recipe in a fresh process, and return the folder of the run within ``work_dir``.
 
-    Args:
-        cfg: config of the recipe with its options; is changed.
-        work_dir: for the folder; an earlier run in it is replaced.
-        say: is called with a line on the progress.
+    ``cfg``, its config with its options, is changed. An earlier run in the folder is replaced.
     """
     randomness = cfg.get('randomness') or {}
     for key, valid in (('seed', randomness.get('seed') is not None),

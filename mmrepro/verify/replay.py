@@ -68,9 +68,8 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     Args:
         work_dir: of the replay; fingerprints of an earlier replay in it are removed.
         iterations: stop after so many; None: as many as the original has.
-        say: is called with a line on the progress.
         report: is called with the differences of the manifests, as soon as the second exists.
-        changes: changed settings of the config, for example where the data are.
+        changes: see :func:`prepare`.
     """
     original, manifest = read_run(run_dir), read_manifest(run_dir)
     checked(manifest.path, manifest.content, FingerprintError, REPEATED)

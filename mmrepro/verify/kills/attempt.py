@@ -42,13 +42,9 @@ class Attempt(NamedTuple):
 
 def watch(launch: Launch, folder: str, plan: Interruption | None, gaps: dict[str, float],
           random: Random) -> Attempt:
-    """Train until the end, or until the planned interruption.
+    """Train in a work directory until the end, or until the planned interruption.
 
-    Args:
-        launch: starts the processes.
-        folder: work directory of the training.
-        gaps: see :func:`.moments.durations`.
-        random: chooses processes.
+    ``gaps`` are those of :func:`.moments.durations`.
     """
     reader = MomentReader(folder)
     reader.new()  # those of an earlier start
