@@ -101,17 +101,17 @@ def without_checkpoints(cfg: Config) -> None:
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=-1, save_last=False)
 
 
-def without_evaluation(cfg: Config) -> None:
+def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> None:
     """Let the training neither validate nor test."""
-    for phase in ('val', 'test'):
+    for phase in phases:
         for key in ('cfg', 'dataloader', 'evaluator'):
             cfg[f'{phase}_{key}'] = None
 
 
-def only_fingerprints(cfg: Config, level: str) -> None:
+def only_fingerprints(cfg: Config, level: str, validate: bool = False) -> None:
     """Let the training write fingerprints of this level, and neither checkpoints nor metrics."""
     add_fingerprints(cfg, level)
-    without_evaluation(cfg)
+    without_evaluation(cfg, ('test', ) if validate else ('val', 'test'))
     without_checkpoints(cfg)
 
 

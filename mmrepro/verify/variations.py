@@ -132,33 +132,31 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
     The arguments are those of :func:`mmrepro.reports.verify`; what an earlier call has left in
     ``work_dir`` is removed.
     """
-    prepared = copy.deepcopy(cfg)
-    only_fingerprints(prepared, level)
-    prepared.resume = False
     table = variations_of(cfg)
     skipped = {name: reason for name in names
                if (reason := _impossible(cfg, table[name], iterations))}
-    planned = {REFERENCE: Variation('reference')}
-    for name in names:
-        if name not in skipped:
-            planned.update({_reference_of(name, table[name]): table[name], name: table[name]}
-                           if table[name].twice else {name: table[name]})
-    runs = [_planned(name, variation, prepared, work_dir, iterations, at, cfg)
-            for name, variation in planned.items()]
+    references = {name: f'{name}.{REFERENCE}' if table[name].twice else REFERENCE
+                  for name in names if name not in skipped}
+    trained = {REFERENCE: Variation('reference')}
+    for name, reference in references.items():
+        trained.setdefault(reference, table[name])
+        trained[name] = table[name]
+    runs = []
+    for name, variation in trained.items():
+        varied = copy.deepcopy(cfg)
+        only_fingerprints(varied, level, variation.validate)
+        variation.change(varied, at)
+        varied.resume, varied.work_dir = False, os.path.abspath(os.path.join(work_dir, name))
+        runs.append(_planned(name, variation, varied, iterations, at))
     run_with_progress(runs, iterations, say, jobs)
-    for reference in {_reference_of(name, table[name]) for name in names if name not in skipped}:
+    for reference in {*references.values()}:
         ranks = read_ranks(os.path.join(work_dir, reference))
         count = min((len(log.steps) for log in ranks.values()), default=0)
         if count < iterations:
             raise ConfigError(f'--iters {iterations}: this config, as trained here, ends after '
                               f'{count} iterations')
-    return [result_of(name, os.path.join(work_dir, _reference_of(name, table[name])),
-                      os.path.join(work_dir, name), iterations, skipped.get(name, ''), table[name])
-            for name in names]
-
-
-def _reference_of(name: str, variation: Variation) -> str:
-    return f'{name}.{REFERENCE}' if variation.twice else REFERENCE
+    return [VariationResult(name, table[name].title, skipped=skipped[name]) if name in skipped else
+            result_of(name, table[name], work_dir, references[name], iterations) for name in names]
 
 
 def _devices() -> tuple[int, str]:
@@ -178,28 +176,19 @@ def _impossible(cfg: Config, variation: Variation, iterations: int) -> str:
     return variation.impossible(cfg, iterations)
 
 
-def _planned(name: str, variation: Variation, prepared: Config, work_dir: str, iterations: int,
-             at: int, original: Config) -> PlannedRun:
-    folder = os.path.abspath(os.path.join(work_dir, name))
+def _planned(name: str, variation: Variation, cfg: Config, iterations: int, at: int) -> PlannedRun:
+    folder = cfg.work_dir
     os.makedirs(folder, exist_ok=True)
     for stale in os.listdir(folder):
         if stale == 'last_checkpoint' or stale.endswith('.pth'):
             os.remove(os.path.join(folder, stale))
-    cfg = copy.deepcopy(prepared)
-    variation.change(cfg, at)
-    cfg.work_dir = folder
     path = os.path.join(folder, 'config.py')
-    training = Training(path, iterations=iterations, prepare=variation.prepare)
-    if variation.validate:
-        for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
-            cfg[key] = original[key]
-        training = training._replace(validate_after=at)
     cfg.dump(path)
-    trainings = [training]
-    if variation.kill:
-        # one iteration beyond the checkpoint is lost and trained again
-        trainings = [training._replace(kill_after=min(at + 1, iterations - 1)),
-                     training._replace(resume=True)]
+    training = Training(path, iterations=iterations, prepare=variation.prepare,
+                        validate_after=at if variation.validate else None)
+    # one iteration beyond the checkpoint is lost and trained again
+    trainings = [training] if not variation.kill else [
+        training._replace(kill_after=min(at + 1, iterations - 1)), training._replace(resume=True)]
     cwd = surroundings.linked_folder(os.path.join(folder, 'elsewhere'), os.getcwd()) \
         if variation.elsewhere else None
     env = {'PYTHONHASHSEED': '0', **one_thread_each(), **variation.env()}
@@ -228,18 +217,14 @@ def control_of(results: Sequence[VariationResult], work_dir: str, at: int,
                    processes=variation.processes if result.reference != REFERENCE else 1)
 
 
-def result_of(name: str, reference: str, folder: str, iterations: int, skipped: str = '',
-              variation: Variation | None = None) -> VariationResult:
+def result_of(name: str, variation: Variation, work_dir: str, reference: str,
+              iterations: int) -> VariationResult:
     """Compare the fingerprints in the folders of a variation and of its reference."""
-    variation = variation or VARIATIONS[name]
-    if skipped:
-        return VariationResult(name, variation.title, skipped=skipped)
-    a, b = read_ranks(reference), read_ranks(folder)
+    a, b = (read_ranks(os.path.join(work_dir, folder)) for folder in (reference, name))
     difference = difference_up_to(only(variation.only, a), only(variation.only, b), iterations)
     remark = '' if difference is not None or not variation.only else _remark(
         difference_up_to(a, b, iterations))
-    return VariationResult(name, variation.title, iterations, difference,
-                           os.path.basename(reference), remark=remark)
+    return VariationResult(name, variation.title, iterations, difference, reference, remark=remark)
 
 
 def _remark(difference: Divergence | None) -> str:

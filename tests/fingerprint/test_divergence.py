@@ -15,7 +15,7 @@ from mmrepro.fingerprint.reader import RankLog, read_run
 from mmrepro.fingerprint.schema import FIELDS, STREAMS, value_of
 from mmrepro.localise.search import first_iteration
 from mmrepro.report.comparison import compare_paths as compare
-from mmrepro.verify.variations import result_of
+from mmrepro.verify.variations import Variation, result_of
 
 RECORD = dict(
     kind='step', iteration=0, epoch=0, batch=dict(positions=[0, 1], indices=[4, 2], data='d'),
@@ -185,7 +185,7 @@ def test_every_verb_names_the_same_first_difference(planted, stream):
         write(b, planted, stream)
         compared = compare(a, b, weights=False)
         runs = read_run(a), read_run(b)
-        found = [result_of('process', a, b, ITERATIONS).difference,
+        found = [result_of('b', Variation(''), folder, 'a', ITERATIONS).difference,
                  first_iteration(*runs)[1],
                  compare_logs(runs[0].ranks, runs[1].ranks, ITERATIONS)]
     planted = [one for one in planted if CAUSES[one[2]][1] in {*FIELDS, stream}]
