@@ -24,18 +24,13 @@ _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mm
              'mmdet', 'triton', 'torchvision')
 
 
-def _versions() -> dict[str, str]:
-    """Return versions of those of ``_PACKAGES`` that are installed."""
-    found = {package: package_version('', (package, )) for package in _PACKAGES}
-    return {package: version for package, version in found.items() if version is not None}
-
-
 def machine(device: str) -> dict[str, Any]:
     """Describe the processor, the GPU (for ``device='cuda'``), and the versions of packages."""
     facts: dict[str, Any] = dict(
         device=device, cpu=cpu_name(), cores=os.cpu_count(), threads=torch.get_num_threads(),
         system=platform.system(), python=platform.python_version(), torch=torch.__version__,
-        mmrepro=__version__, **_versions())
+        mmrepro=__version__, **{package: version for package in _PACKAGES
+                                if (version := package_version('', (package, ))) is not None})
     if device == 'cuda':
         gpu = torch.cuda.get_device_properties(0)
         facts.update(gpu=gpu.name, capability=f'{gpu.major}.{gpu.minor}',

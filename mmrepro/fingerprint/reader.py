@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import EmptyFingerprints, FingerprintError
@@ -108,17 +109,13 @@ def read_rank(path: str) -> RankLog:
     """Read one ``fingerprints.rankN.jsonl``."""
     log = RankLog(path, [], {}, [], False, [])
     ended = False
-    lines = lines_of(path)
     earlier: dict[int, dict[str, Any]] = {}
     differing: list[int] = []
-    for number, line in enumerate(lines, 1):
-        # a killed process leaves the beginning of a line; a resumed run starts below it
-        torn = number == len(lines) or lines[number].startswith(START_LINE)
-        record = _record(path, number, line, torn, log.notes)
-        if record is None:
-            continue
+    for where, record in json_lines(path, {'kind': str}, log.notes):
+        checked(where, record, FingerprintError, schema.SHAPES.get(record['kind'], object))
         ended = record['kind'] == schema.END
         if record['kind'] == schema.START:
+            _check_format(where, record)
             log.starts.append(record)
             # iterations of an earlier start from there on were lost
             for lost in [i for i in log.steps if i >= record['iteration']]:
@@ -150,28 +147,22 @@ def lines_of(path: str) -> list[bytes]:
         raise FingerprintError(f'{path}: {error.strerror}') from error
 
 
-def read_line(path: str, number: int, line: bytes, torn: bool, notes: list[str],
-              shape: Any = object) -> Any:
-    """Return the value of a line of JSON; None for an empty or torn line."""
-    if not line.strip():
-        return None
-    where = f'{path}, line {number}'
-    try:
-        value = parse_json(where, line, FingerprintError)
-    except FingerprintError:
-        if not torn:
-            raise
-        notes.append(f'{where}: torn off, the process was killed while writing')
-        return None
-    return checked(where, value, FingerprintError, shape)
+def json_lines(path: str, shape: Any, notes: list[str],
+               tail: int = 1) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the value of each line of JSON; torn lines become notes.
 
-
-def _record(path: str, number: int, line: bytes, torn: bool, notes: list[str]) -> Any:
-    record = read_line(path, number, line, torn, notes, {'kind': str})
-    if record is None:
-        return None
-    where = f'{path}, line {number}'
-    checked(where, record, FingerprintError, schema.SHAPES.get(record['kind'], object))
-    if record['kind'] == schema.START:
-        _check_format(where, record)
-    return record
+    A killed process tears one of the last ``tail`` lines, or the line above that of a new start.
+    """
+    lines = lines_of(path)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f'{path}, line {number}'
+        try:
+            value = parse_json(where, line, FingerprintError)
+        except FingerprintError:
+            if number <= len(lines) - tail and not lines[number].startswith(START_LINE):
+                raise
+            notes.append(f'{where}: torn off, the process was killed while writing')
+        else:
+            yield where, checked(where, value, FingerprintError, shape)

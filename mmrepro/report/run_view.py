@@ -16,7 +16,7 @@ from ..errors import (
     RunError,
 )
 from ..facts.collect import read_settings
-from ..fingerprint.reader import RankLog, lines_of, only_checkpoints, read_line, read_run
+from ..fingerprint.reader import RankLog, json_lines, only_checkpoints, read_run
 from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name, number
 from ..reading import NUMBER, Rule
 from ..text import not_a
@@ -179,14 +179,12 @@ def _read_log(view: RunView, path: str) -> bool:
     Returns:
         Whether it replaces all of them: a training that began at the first iteration.
     """
-    lines = lines_of(path)
     first, whole = True, False
-    rows = [read_line(path, count, line, count >= len(lines) - 1, view.notes, _LOGGED)
-            for count, line in enumerate(lines, 1)]
+    rows = [row for _, row in json_lines(path, _LOGGED, view.notes, tail=2)]
     view.old = path.endswith(MMCV_LOG)
     if view.old:
         rows = stock_runs.as_mmengine(path, rows, view.notes)
-    for row in filter(None, rows):
+    for row in rows:
         step = row.get('iter', row.get('step'))  # MMEngine counts iterations from 1
         if not isinstance(step, int):
             continue
