@@ -31,24 +31,19 @@ WARM = 4
 # Cells per side of SOLOv2's levels on a CPU; with its own a step there takes a minute.
 SMALL_GRIDS = [10, 8, 6, 4, 2]
 
-
 # Configs relative to MMDetection's folder, and why each is in the list.
 DETECTORS: dict[str, str] = {
     'Faster R-CNN': 'faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',  # RoIAlign, NMS, topk
     'Mask R-CNN': 'mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py',  # RoIAlign of masks
-    # three heads on the same boxes
-    'Cascade R-CNN': 'cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',
+    'Cascade R-CNN': 'cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',  # three heads, same boxes
     'YOLOX': 'yolox/yolox_s_8xb8-300e_coco.py',  # SimOTA, max pooling
-    # dynamic convolutions, bilinear resize
-    'RTMDet-Ins': 'rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py',
+    'RTMDet-Ins': 'rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py',  # dynamic convolutions, resize
     'SOLOv2': 'solov2/solov2_r50_fpn_1x_coco.py',  # bilinear resize everywhere
-    # deformable attention, cumsum
-    'Deformable DETR': 'deformable_detr/deformable-detr_r50_16xb2-50e_coco.py',
+    'Deformable DETR': 'deformable_detr/deformable-detr_r50_16xb2-50e_coco.py',  # its attention
     'DINO': 'dino/dino-4scale_r50_8xb2-12e_coco.py',  # topk of queries, gather
     'Mask2Former': 'mask2former/mask2former_r50_8xb2-lsj-50e_coco.py',  # grid_sample
     'PointRend': 'point_rend/point-rend_r50-caffe_fpn_ms-1x_coco.py',  # grid_sample of features
-    # modulated deformable convolution
-    'DCNv2': 'dcnv2/faster-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py',
+    'DCNv2': 'dcnv2/faster-rcnn_r50-mdconv-c3-c5_fpn_1x_coco.py',  # modulated deformable conv
     'CARAFE': 'carafe/mask-rcnn_r50_fpn-carafe_1x_coco.py',  # CARAFE in neck and head
     'HTC': 'htc/htc_r50_fpn_1x_coco.py',  # adaptive average pooling, semantic branch
 }

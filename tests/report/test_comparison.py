@@ -213,8 +213,9 @@ def test_a_log_alone_is_a_run_a_torn_one_is_said_and_a_damaged_one_is_an_error()
     for path in (START, SCALARS.parent, SCALARS):
         assert len(load_run(str(path)).scalars) == 20
     text = SCALARS.read_text()
-    SCALARS.write_text(text + '{"loss": 0.')
-    assert any('torn off' in note for note in load_run('a').notes)
+    for end in ('', '\n'):
+        SCALARS.write_text(f'{text}{{"loss": 0.{end}')
+        assert any('torn off' in note for note in load_run('a').notes)
     SCALARS.write_text(text.replace('{"lr"', '{lr', 1))
     with pytest.raises(RunError, match='line 1: not JSON'):
         load_run('a')
