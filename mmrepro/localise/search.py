@@ -136,56 +136,60 @@ class Localiser:
         With ``values``, run once more to measure how far the results of the operator are apart.
         Runs that were ``finished`` before may have had other code, versions and data than now.
         """
-        compared, first = first_iteration(run_a, run_b)
-        notes = tuple(f'run {spec.name}: {note}' for spec, run in zip(self.specs, (run_a, run_b))
-                      for note in run.notes)
+        runs = run_a, run_b
+        compared, first = first_iteration(*runs)
+        notes = [f'run {spec.name}: {note}' for spec, run in zip(self.specs, runs)
+                 for note in run.notes]
         if first is not None and not any(spec.asked for spec in self.specs):
-            notes += tuple(different_by_design((run_a, run_b)))
-        notes += tuple(settings_without_effect(self.specs, (run_a, run_b)))
-        notes += tuple(not_compared(run_a.ranks, run_b.ranks))
+            notes += different_by_design(runs)
+        notes += settings_without_effect(self.specs, runs)
+        notes += not_compared(run_a.ranks, run_b.ranks)
         if first is None:
             metric = first_differing_metric(run_a.ranks, run_b.ranks)
-            return LocaliseResult('metrics' if metric else 'equal', compared, metric, notes=notes)
-        differing, positions = first, positions_of(run_a, run_b, first.iteration)
-        runs = run_a, run_b
-        result = LocaliseResult('flaky', compared, first, positions, unequal=tuple(
-            not_known_equal(runs) if finished else known_differences(runs, CHANGES, MAY)))
-        intermittent = False
+            return LocaliseResult('metrics' if metric else 'equal', compared, metric,
+                                  notes=tuple(notes))
+        return self._recorded(runs, values, LocaliseResult(
+            'flaky', compared, first, positions_of(*runs, first.iteration), notes=tuple(notes),
+            unequal=tuple(not_known_equal(runs) if finished else
+                          known_differences(runs, CHANGES, MAY))))
+
+    def _recorded(self, runs: tuple[RecordedRun, RecordedRun], values: bool,
+                  result: LocaliseResult) -> LocaliseResult:
+        """Repeat both runs and record where they diverge; a repetition may differ before that."""
+        differing, positions, intermittent = result.divergence, result.positions, False
         for number in range(MAX_RECORDINGS):
             iteration = differing.iteration
             self.say(f'the runs diverge at iteration {iteration}; recording it')
             folders = self._run_both(f'record{number}', RecordingPlan(
                 '', iteration, iteration, positions))
-            repeated_a, repeated_b = map(read_run, folders)
-            earlier = first_iteration(repeated_a, repeated_b)[1]
-            if earlier is not None and earlier.iteration < iteration:
-                # that the runs have no fingerprints of it is no sign of chance
-                seen = all(earlier.iteration in log.steps for run in runs
-                           for log in run.ranks.values())
-                intermittent |= seen
-                notes += (f'in a repetition, the runs first differ at iteration '
-                          f'{earlier.iteration}, not {iteration}: ' + (
-                              'the cause is intermittent' if seen else
-                              'they have no fingerprints of that iteration'), )
-                differing = earlier
-                result = result._replace(earlier=(*result.earlier, str(earlier.iteration)))
-                positions = positions_of(repeated_a, repeated_b, earlier.iteration)
-                continue
-            diagnosis = diagnose_ranks(iteration, folders[0], folders[1], sorted(differing.ranks))
-            if diagnosis is not None:
+            repeated = read_run(folders[0]), read_run(folders[1])
+            _, earlier = first_iteration(*repeated)
+            if earlier is None or earlier.iteration >= iteration:
+                diagnosis = diagnose_ranks(iteration, folders[0], folders[1],
+                                           sorted(differing.ranks))
+                if diagnosis is None:
+                    continue
                 kept = self._values(diagnosis, iteration) if values and not intermittent else None
-                variables = differing_variables((repeated_a, repeated_b))
+                variables = differing_variables(repeated)
                 if variables:
-                    diagnosis = self._with_variables(diagnosis, variables, iteration, repeated_a)
+                    diagnosis = self._with_variables(diagnosis, variables, iteration, repeated[0])
                 elif diagnosis.cause in OF_THE_MACHINE and result.unequal:
                     diagnosis = diagnosis._replace(
                         sentence=f'{diagnosis.sentence} The runs are not known to be equal in '
                         'what is listed; look at it first.',
                         evidence=(*result.unequal, *diagnosis.evidence))
-                result = result._replace(verdict='found', divergence=differing,
-                                         positions=positions, diagnosis=diagnosis, values=kept)
-                break
-        return result._replace(notes=notes)
+                return result._replace(verdict='found', divergence=differing, positions=positions,
+                                       diagnosis=diagnosis, values=kept)
+            # that the runs have no fingerprints of it is no sign of chance
+            seen = all(earlier.iteration in log.steps for run in runs for log in run.ranks.values())
+            intermittent |= seen
+            note = (f'in a repetition, the runs first differ at iteration {earlier.iteration}, not '
+                    f'{iteration}: ' + ('the cause is intermittent' if seen else
+                                        'they have no fingerprints of that iteration'))
+            result = result._replace(notes=(*result.notes, note),
+                                     earlier=(*result.earlier, str(earlier.iteration)))
+            differing, positions = earlier, positions_of(*repeated, earlier.iteration)
+        return result
 
     def _with_variables(self, diagnosis: Diagnosis, variables: Sequence[Variable], iteration: int,
                         run_a: RecordedRun) -> Diagnosis:
