@@ -8,11 +8,9 @@ from collections.abc import Sequence
 
 from ..demo.dataset import write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
-from ..demo.two_runs import DemoRun, compare, on_processes, planned, prepare, runs_of, write_config
+from ..demo.two_runs import DemoRun, compare, lack_of_gpus, on_processes, runs_of, train
 from ..exit_codes import DONE
-from ..fingerprint.reader import read_ranks
-from ..runs.launcher import jobs_at_once
-from ..runs.progress import progress_line, run_with_progress
+from ..runs.progress import progress_line
 from ..runs.startup import has_mmdet
 from .arguments import DEMO_DATA, Parser, at_least, shared
 
@@ -89,22 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f'data: {args.data}, digest {write_dataset(args.data)[:16]}')
     else:
         print('data: cut out of the photographs')
-    env = {'CUDA_VISIBLE_DEVICES': ''} if args.portable else _variables(runs)
-    plans = []
-    for run in runs:
-        folder = os.path.join(args.work_dir, run.name.replace(' ', '_'))
-        os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, 'config.py')
-        cfg = prepare(args.config, run, args.data, args.images, args.epochs, args.portable)
-        write_config(cfg, path)
-        plans.append(planned(run, path, folder, env))
-    iterations = args.epochs * -(-args.images // (
-        cfg.train_dataloader.batch_size * (args.virtual_ranks or 1)))
+    lack = '' if args.portable else lack_of_gpus(runs)
+    if lack:
+        print(f'{lack}: all runs use the CPU')
     with progress_line(sys.stdout) as say:
-        jobs = jobs_at_once(max(run.processes for run in runs))
-        # the longest run first; one more where cores are shared, as no core is idle at the end then
-        run_with_progress(plans[::-1], iterations, say, jobs + (jobs > 1))
-    logs = [read_ranks(plan.folder) for plan in plans]
+        logs = train(args.config, runs, args.data, args.work_dir, args.images, args.epochs,
+                     args.portable, args.portable or bool(lack), say)
     report = compare(logs, runs)
     print('', *(run.title() for run in runs), '', sep='\n')
     report.show()
@@ -129,15 +117,3 @@ def _on_processes(ranks: int | None, processes: str | None, parser: Parser) -> S
     if len(numbers) < 2:
         parser.error(f'--processes {processes}: give two numbers or more, to compare them')
     return on_processes(ranks, numbers)
-
-
-def _variables(runs: Sequence[DemoRun]) -> dict[str, str]:
-    """Return variables by which all runs use the CPU if there are fewer GPUs than processes."""
-    import torch
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    most = max(run.processes for run in runs)
-    if not 0 < devices < most:
-        return {}
-    print(f'{most} processes need {most} GPUs, and there {"is" if devices == 1 else "are"} '
-          f'{devices}: all runs use the CPU')
-    return {'CUDA_VISIBLE_DEVICES': ''}

@@ -3,10 +3,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import pprint
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
+import torch
 from mmengine.config import Config
 
 from .. import ops
@@ -15,13 +17,15 @@ from ..config import with_virtual_ranks
 from ..digests import state_digest
 from ..exit_codes import DIFFERENT, DONE
 from ..fingerprint.divergence import Ranks, divergences
+from ..fingerprint.reader import read_ranks
 from ..hooks.fingerprint import FingerprintHook
 from ..report.plot_style import figure, palette, png
 from ..report.report import Figure, Report
 from ..report.table import Table
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints, without_evaluation
-from ..runs.launcher import PlannedRun, one_thread_each, plan
+from ..runs.launcher import jobs_at_once, one_thread_each, plan
+from ..runs.progress import run_with_progress
 from ..runs.reduction import few_images
 from .shipped_configs import use_data
 
@@ -108,21 +112,40 @@ def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int,
     return cfg
 
 
-def write_config(cfg: Config, path: str) -> None:
-    """Write a config to be read by a run; MMEngine's formatter takes a second for each."""
-    with open(path, 'w', encoding='utf-8') as file:
-        file.writelines(f'{name} = {pprint.pformat(value, sort_dicts=False)}\n'
-                        for name, value in cfg.to_dict().items())
+def lack_of_gpus(runs: Sequence[DemoRun]) -> str:
+    """Return why all runs use the CPU, if there are fewer GPUs than processes; '' otherwise."""
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    most = max(run.processes for run in runs)
+    return '' if not 0 < devices < most else (
+        f'{most} processes need {most} GPUs, and there {"is" if devices == 1 else "are"} {devices}')
 
 
-def planned(run: DemoRun, config: str, folder: str, env: Mapping[str, str] = {}) -> PlannedRun:
-    """Return the fresh processes that train a run, with further variables."""
-    # one thread per operator is the fastest for images this small, and by far on a busy machine
-    env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed, **env}
-    training = Training(config, folder, prepare=f'{__name__}:only_operators' if run.stock else None)
-    trainings = [training._replace(kill_after=KILLED_AFTER), training._replace(resume=True)] \
-        if run.killed else [training]
-    return plan(run.name, folder, trainings, env, run.processes)
+def train(config: str, runs: Sequence[DemoRun], root: str, work_dir: str, images: int, epochs: int,
+          portable: bool, on_cpu: bool, say: Callable[[str], None]) -> list[Ranks]:
+    """Train all runs in fresh processes, and return what they recorded."""
+    plans = []
+    for run in runs:
+        folder = os.path.join(work_dir, run.name.replace(' ', '_'))
+        path = os.path.join(folder, 'config.py')
+        trainings = [Training(path, folder,
+                              prepare=f'{__name__}:only_operators' if run.stock else None)]
+        if run.killed:
+            trainings = [trainings[0]._replace(kill_after=KILLED_AFTER),
+                         trainings[0]._replace(resume=True)]
+        # one thread per operator is the fastest for images this small, and by far on a busy machine
+        env = {**one_thread_each(), 'PYTHONHASHSEED': run.hash_seed,
+               **({'CUDA_VISIBLE_DEVICES': ''} if on_cpu else {})}
+        plans.append(plan(run.name, folder, trainings, env, run.processes))
+        cfg = prepare(config, run, root, images, epochs, portable)
+        with open(path, 'w', encoding='utf-8') as file:  # MMEngine's formatter takes a second
+            file.writelines(f'{name} = {pprint.pformat(value, sort_dicts=False)}\n'
+                            for name, value in cfg.to_dict().items())
+    iterations = epochs * -(-images // (
+        cfg.train_dataloader.batch_size * (run.virtual_ranks or 1)))
+    jobs = jobs_at_once(max(run.processes for run in runs))
+    # the longest run first; one more where cores are shared, as no core is idle at the end then
+    run_with_progress(plans[::-1], iterations, say, jobs + (jobs > 1))
+    return [read_ranks(planned.folder) for planned in plans]
 
 
 def only_operators() -> None:
