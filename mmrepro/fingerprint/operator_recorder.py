@@ -31,9 +31,8 @@ ALLOCATE = ('aten.empty', 'aten.new_empty', 'aten.empty_like', 'aten.empty_strid
 OVERWRITES = ('aten.fill_', 'aten.zero_', 'aten.copy_', 'aten.normal_', 'aten.uniform_',
               'aten.bernoulli_', 'aten.random_', 'aten.exponential_')
 # arguments that are updated in training, although the schema does not say so
-MUTATED = {'aten.native_batch_norm': ('running_mean', 'running_var'),
-           'aten.cudnn_batch_norm': ('running_mean', 'running_var'),
-           'aten.miopen_batch_norm': ('running_mean', 'running_var')}
+MUTATED = dict.fromkeys(('aten.native_batch_norm', 'aten.cudnn_batch_norm',
+                         'aten.miopen_batch_norm'), ('running_mean', 'running_var'))
 # aten.set_ is declared as a write and only re-points the storage of the tensor, as in
 # copy.deepcopy of a tensor before the copy is filled
 VIEWS = ('aten.set_', )

@@ -167,10 +167,9 @@ def _read_fingerprints(view: RunView) -> None:
 
 def _logs(folder: str) -> list[str]:
     """Return the logs of all starts, the oldest first, as MMEngine names folders by time."""
-    return sorted(glob.glob(os.path.join(glob.escape(folder), LOGS))
-                  + glob.glob(os.path.join(glob.escape(folder), '*', LOGS))
-                  + glob.glob(os.path.join(glob.escape(folder), 'scalars.json'))
-                  + glob.glob(os.path.join(glob.escape(folder), f'*{MMCV_LOG}')))
+    places = LOGS, os.path.join('*', LOGS), 'scalars.json', f'*{MMCV_LOG}'
+    return sorted(log for place in places
+                  for log in glob.glob(os.path.join(glob.escape(folder), place)))
 
 
 def _read_log(view: RunView, path: str) -> bool:

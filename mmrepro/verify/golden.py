@@ -29,7 +29,7 @@ from ..fingerprint.manifest import read_manifest
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FACTS as FACTS_SHAPE
 from ..fingerprint.schema import FOLDER
-from ..reading import checked, or_none, read_json
+from ..reading import checked, or_none, read_json, write_whole
 from ..report.report import plain
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, prepare
@@ -176,8 +176,7 @@ def _whole(recipe: Recipe, folder: str, advice: str) -> dict[int, RankLog]:
 
 
 def _write(path: str, content: dict[str, Any]) -> None:
-    with open(path, 'w', encoding='utf-8') as file:
-        file.write(json.dumps(content, indent=1, default=str, sort_keys=True) + '\n')
+    write_whole(path, json.dumps(content, indent=1, default=str, sort_keys=True) + '\n')
 
 
 def check(recipe: Recipe, goldens: str, run: str) -> Checked:

@@ -41,12 +41,7 @@ def digests(value: Any, name: str = '') -> Iterator[tuple[str, str]]:
 
 
 class KeptBits:
-    """The calls of one test, in order.
-
-    Args:
-        path: the JSON file, which need not exist.
-        test: the name of the test in the file.
-    """
+    """The calls of one test, in order, and the JSON file with their bits, which need not exist."""
 
     def __init__(self, path: Path, test: str) -> None:
         self.path, self.test = path, test

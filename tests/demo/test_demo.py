@@ -136,6 +136,14 @@ def test_each_number_of_processes_has_a_column_and_every_rank_counts():
     assert report.exit_code == 1 and report.verdict == ('DIFFERENT from iteration 2 on')
 
 
+def test_all_runs_use_the_cpu_where_there_are_fewer_gpus_than_processes(monkeypatch):
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr('torch.cuda.device_count', lambda: 1)
+    lack = two_runs.lack_of_gpus(two_runs.on_processes(4, (1, 2)))
+    assert lack == '2 processes need 2 GPUs, and there is 1'
+    assert not two_runs.lack_of_gpus(two_runs.on_processes(4, (1, )))
+
+
 @pytest.mark.parametrize('stock, verdict', [('axy', 'diverge at iteration 2'), ('abc', 'agree as')])
 def test_runs_without_mmrepro_are_shown_and_decide_nothing(stock, verdict):
     logs = [fingerprints(*run) for run in ('abc', stock, 'xyz', 'xyz')]
