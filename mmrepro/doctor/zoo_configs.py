@@ -6,6 +6,7 @@ from typing import Any
 
 from ..nested import dicts
 from ..runs.config_files import find_config
+from ..runs.reduction import random_weights
 
 BATCH_SIZES = ('BatchFixedSizePad', 'BatchSyncRandomResize', 'BatchResize')
 
@@ -25,17 +26,11 @@ def load(path: str, size: int = 64, small: bool = True) -> Any:
     """Return the config without downloads; ``small``: for images of ``size`` pixels."""
     from mmengine.config import Config
     cfg = Config.fromfile(find_config(f'mmdet::{path}'))
+    random_weights(cfg.model)
     for node in dicts(cfg.model):
         if isinstance(node.get('teacher_config'), str):  # written from MMDetection's root
             node['teacher_config'] = load(
                 os.path.relpath(node['teacher_config'], 'configs'), size, small)
-        init = node.get('init_cfg')
-        if isinstance(init, dict) and 'checkpoint' in init:
-            node['init_cfg'] = None
-        if isinstance(node.get('pretrained'), (str, bool)):
-            node['pretrained'] = None if isinstance(node['pretrained'], str) else False
-        if isinstance(node.get('teacher_ckpt'), (str, bool)):
-            node['teacher_ckpt'] = None
         for key, most in FEWER.items() if small else ():
             if isinstance(node.get(key), int):
                 node[key] = min(node[key], most)

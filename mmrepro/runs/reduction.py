@@ -25,7 +25,6 @@ SIZES = ('scale', 'scales', 'img_scale', 'img_scales', 'size', 'crop_size', 'ran
 
 def shrink(cfg: Any) -> int:
     """Shrink the images of pipelines and preprocessor; return the longest side before."""
-    from ..nested import dicts
     nodes = [cfg.get('train_dataloader'), cfg.get('val_dataloader'), cfg.get('custom_hooks'),
              cfg.model.get('data_preprocessor')]
     sizes = [size for node in nodes if node for size in _sizes(node)]
@@ -34,16 +33,26 @@ def shrink(cfg: Any) -> int:
         for node, key, size in sizes:
             node[key] = type(size)(max(STEP, round(side * LONGEST / longest / STEP) * STEP)
                                    for side in size)
-    for node in dicts(cfg._cfg_dict):  # random weights, so that none are downloaded
+    random_weights(cfg._cfg_dict)
+    cfg.train_dataloader.batch_size = min(cfg.train_dataloader.get('batch_size', 1), MAX_BATCH)
+    return longest
+
+
+def random_weights(settings: Any) -> None:
+    """Let the models of a config begin from random weights, so that none are downloaded."""
+    from ..nested import dicts
+    for node in dicts(settings):
         start = node.get('init_cfg')
         inits = start if isinstance(start, list) else [start]
         drawn = [init for init in inits if not (isinstance(init, dict) and 'checkpoint' in init)]
         if drawn != inits:
             node['init_cfg'] = drawn or None
+        if isinstance(node.get('pretrained'), (str, bool)):
+            node['pretrained'] = None if isinstance(node['pretrained'], str) else False
+        if 'teacher_ckpt' in node:
+            node['teacher_ckpt'] = None
         if 'load_from' in node and 'model' in node:
             node['load_from'] = None
-    cfg.train_dataloader.batch_size = min(cfg.train_dataloader.get('batch_size', 1), MAX_BATCH)
-    return longest
 
 
 def _sizes(node: Any, within: str = '') -> Iterator[tuple[Any, Any, Any]]:

@@ -116,9 +116,11 @@ def test_no_pretrained_weights_are_read_however_a_config_names_them():
     cfg = Config(dict(train_dataloader={}, model=dict(
         backbone=dict(init_cfg=dict(type=PretrainedInit, checkpoint='torchvision://resnet50')),
         neck=dict(init_cfg=[drawn, dict(type='mmengine.Pretrained', checkpoint='neck.pth')]),
-        head=dict(init_cfg=drawn))))
+        head=dict(init_cfg=drawn), teacher_ckpt='teacher.pth', timm=dict(pretrained=True),
+        rfp_backbone=dict(pretrained='torchvision://resnet50'))))
     reduction.shrink(cfg)
-    assert cfg.model.backbone.init_cfg is None
+    assert cfg.model.backbone.init_cfg is None and cfg.model.teacher_ckpt is None
+    assert cfg.model.timm.pretrained is False and cfg.model.rfp_backbone.pretrained is None
     assert cfg.model.neck.init_cfg == [drawn] and cfg.model.head.init_cfg == drawn
 
 
