@@ -61,7 +61,6 @@ def run_row(run: Callable[[], Row], budget: Budget, device: str, group: str = ''
         row = dict(error_text=error_line(error),
                    traceback=[line.strip() for line in traceback.format_tb(error.__traceback__)[-3:]
                               for line in line.strip().splitlines()[1:]])
-        del error
     free_memory(device)
     row['seconds'] = round(time.monotonic() - start, 1)
     budget.spent(row['seconds'], group)

@@ -10,7 +10,7 @@ from ..errors import MissingPackageError
 
 # Okabe and Ito's colors (jfly.uni-koeln.de/color), told apart with any color vision
 A, B, DIFFERENCE, INK, SOFT = '#0072B2', '#D55E00', '#009E73', '#22272e', '#8b949e'
-_MORE = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7a5195', '#000000')
+_MORE = (A, B, DIFFERENCE, '#CC79A7', '#E69F00', '#56B4E9', '#7a5195', '#000000')
 
 _STYLE: dict[str, Any] = {
     'figure.facecolor': 'white', 'axes.facecolor': 'white', 'savefig.facecolor': 'white',

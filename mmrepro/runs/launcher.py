@@ -237,7 +237,7 @@ def one_thread_each() -> dict[str, str]:
 
 
 def jobs_at_once(processes: int = 1) -> int:
-    """Return how many runs to train at a time: 1 on a GPU, at most 2 on the cores of a CPU."""
+    """Return how many runs of so many processes to train at once: 1 on a GPU, 2 at most on CPUs."""
     import torch
     if torch.cuda.is_available():
         return 1

@@ -125,8 +125,7 @@ def variations_of(cfg: Config) -> dict[str, Variation]:
 
 
 def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at: int, jobs: int,
-           level: str = 'step', say: Callable[[str], None] = lambda text: None
-           ) -> list[VariationResult]:
+           level: str, say: Callable[[str], None]) -> list[VariationResult]:
     """Train the reference and all variations in fresh processes.
 
     The arguments are those of :func:`mmrepro.reports.verify`; what an earlier call has left in
@@ -196,7 +195,7 @@ def _planned(name: str, variation: Variation, cfg: Config, iterations: int, at: 
 
 
 def control_of(results: Sequence[VariationResult], work_dir: str, at: int,
-               say: Callable[[str], None] = lambda text: None) -> Control | None:
+               say: Callable[[str], None]) -> Control | None:
     """Control one comparison of :func:`verify`, if no variation differs; None otherwise.
 
     All are made alike: that of ``resume`` is the cheapest to repeat.
