@@ -85,6 +85,10 @@ class Diagnosis(NamedTuple):
         return [('' if i else name, value) for name, values in rows.items()
                 for i, value in enumerate(values)]
 
+    def text(self) -> str:
+        """Return the rows as lines for a terminal."""
+        return '\n'.join(f'  {name:<9} {value}' for name, value in self.rows())
+
 
 def short_path(file: str) -> str:
     """Shorten a path to the part from the package on, or relative to the current directory."""

@@ -138,20 +138,23 @@ def _first_difference(a: Sequence[Any], b: Sequence[Any], tolerance: float
 
 
 def _how_far(a: Sequence[Any], b: Sequence[Any]) -> str:
-    if a[0] != b[0]:
-        return f'its shape is {list(a[0])} in A, {list(b[0])} in B'
-    difference = compare_tensors(a[2], b[2])
-    return difference.text() if difference else f'norms {a[1]:.9g} and {b[1]:.9g}'
+    (shape_a, norm_a, values_a), (shape_b, norm_b, values_b) = a, b
+    if shape_a != shape_b:
+        return f'its shape is {list(shape_a)} in A, {list(shape_b)} in B'
+    difference = compare_tensors(values_a, values_b)
+    return difference.text() if difference else f'norms {norm_a:.9g} and {norm_b:.9g}'
 
 
 def distance(a: Sequence[Any], b: Sequence[Any]) -> float:
     """Return the relative distance of two samples (shape, norm, values)."""
-    if a[0] != b[0]:
+    (shape_a, norm_a, x), (shape_b, norm_b, y) = a, b
+    if shape_a != shape_b:
         return math.inf
-    gap = torch.where((a[2] == b[2]) | (a[2].isnan() & b[2].isnan()), 0., (a[2] - b[2]).abs())
-    scale = a[2].abs().nan_to_num(0, 0, 0).max() if a[2].numel() else 1.
-    return max(relative(a[1], b[1]), float((gap / (scale or 1.)).nan_to_num(math.inf).max())
-               if a[2].numel() else 0.)
+    if not x.numel():
+        return relative(norm_a, norm_b)
+    gap = torch.where((x == y) | (x.isnan() & y.isnan()), 0., (x - y).abs())
+    scale = float(x.abs().nan_to_num(0, 0, 0).max()) or 1.
+    return max(relative(norm_a, norm_b), float((gap / scale).nan_to_num(math.inf).max()))
 
 
 def _outcomes(name: str, a: dict[str, Any], b: dict[str, Any]) -> Table:
