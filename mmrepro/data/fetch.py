@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
-from ..digests import exact_digest
 from ..errors import RandomnessError
 from ..text import qualified_name
 from . import dataset_tree, generators, training_thread
@@ -106,17 +105,9 @@ class KeyedFetch:
                 generators.begin_stream(self._kept, self.root, self.stream, batch[0].epoch,
                                         batch[0].position, 'batch')
                 return self._load(batch)
-            items, due = [], {}
             if self.check is not None:
-                self.check.begin(self.dataset, batch[0].epoch)
-            for handle in context.handles():
-                items.append(context.load(handle))
-                if self.check is not None and self.check.must_repeat(context, handle):
-                    # at once: samples that are loaded later must not change it
-                    due[handle] = exact_digest(items[-1])
-            if self.check is not None:
-                self.check.repeat(context, items, due)
-            return items
+                return self.check.load(context, batch[0].epoch)
+            return [context.load(handle) for handle in context.handles()]
 
     def _sequential(self, batch: Sequence[Any]) -> Any:
         epoch = batch[0].epoch
