@@ -40,11 +40,9 @@ class KeyedFetch:
 
     Args:
         dataset: a map-style dataset.
-        root: root seed.
         stream: 'sample', 'val' or 'test'.
         per_sample: start a stream for each sample; otherwise a stream belongs to the worker and
             the epoch (``worker_seed='worker'``).
-        rank: of this process.
         marked: return a :class:`_Fetched`, for :class:`KeyedCollate`.
         check: loads some samples twice.
     """
@@ -217,7 +215,6 @@ class WorkerInit:
 
     Args:
         placement: of the loader; a spawned worker gets its values at the moment of the start.
-        rank: rank of this process.
         prepare: called first, for example to patch libraries as in the main process.
         user_init: the user's ``worker_init_fn``, called last.
     """
