@@ -125,17 +125,21 @@ class SampleCheck:
 
     def _repeat(self, context: BatchContext, items: Sequence[Any],
                 due: Mapping[int, str]) -> None:
+        """Compare samples with what they were: now, loaded again, and as another process has them.
+
+        ``due`` are the digests of samples when they were loaded.
+        """
         for handle, first in due.items():
             if exact_digest(items[handle]) != first:
                 raise self._error(
                     context, handle, 'was overwritten when other samples were loaded',
                     'the pipeline returns memory that it keeps and writes again',
                     'to do: return a copy')
-        before: Handle = context.handles()[-1]
+        previous: Handle = context.handles()[-1]  # another sample has to come in between
         with loading(context.again()) as twin:
             for handle, first in due.items():
                 self._row()[_REPEATED] += 1
-                if before == handle:
+                if previous == handle:
                     self._load_another(twin, handle)
                 again = _loaded(twin, handle)
                 if exact_digest(again) != first:
@@ -143,7 +147,7 @@ class SampleCheck:
                         context, handle, 'was loaded twice from the same random numbers, and the '
                         'results differ', _difference(items[handle], again),
                         *self._explanation(context, handle))
-                before = handle
+                previous = handle
         start = self._start
         if start is None:
             return
