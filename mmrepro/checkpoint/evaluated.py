@@ -27,10 +27,8 @@ class EvaluatedModel:
     """Puts the common buffers into the model of one runner while it is evaluated.
 
     EMAHook puts averages of weights into the model before the first batch and takes them out after
-    the last: :meth:`enter` comes after the former, :meth:`leave` before the latter.
-
-    Args:
-        legacy: the run keeps MMEngine's own streams: every rank evaluates with its own buffers.
+    the last: :meth:`enter` comes after the former, :meth:`leave` before the latter. If ``legacy``,
+    as in MMEngine, every rank evaluates with its own buffers.
     """
 
     def __init__(self, legacy: bool) -> None:

@@ -86,11 +86,9 @@ def _check_archive(file: BinaryIO, tail: bytes, sealed: bool) -> str | None:
 def replace_with(partial: str, path: str, complete: bool = True) -> None:
     """Seal ``partial`` and put it at ``path`` in one step.
 
-    A hard link keeps the newest complete file alive, because MMEngine's CheckpointHook removes the
-    old checkpoint before it writes the new one.
-
-    Args:
-        complete: a run can continue from it; the best checkpoints of MMEngine have no optimizer.
+    A hard link keeps the newest ``complete`` file alive, from which a run can continue: MMEngine's
+    CheckpointHook removes the old checkpoint before it writes the new one, and its best checkpoints
+    have no optimizer.
     """
     seal(partial)
     os.replace(partial, path)

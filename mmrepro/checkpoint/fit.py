@@ -35,13 +35,12 @@ LAZY = 'known after the first step'
 def parts_of(runner: Any) -> dict[str, str]:
     """Return a line for each part of a training, by name.
 
-    Returns:
-        dict: dtype and shape of ``'weights.NAME'``, ``'optimizer.class'`` and the number of
-        parameters in each of ``'optimizer.groups'``, class of ``'schedule.NUMBER'``, class and
-        settings of ``'module.NAME'``, ``'frozen.NAME'`` for parameters that are not trained, the
-        number of the user's hooks in ``'hooks.NAME'``, accumulation and clipping in ``'step.NAME'``
-        and the classes of ``'pipeline'``, and a digest of the source in ``'code.CLASS'`` for the
-        user's classes of modules. ``'alias.NAME'`` has the other names of what has several.
+    These are dtype and shape of ``'weights.NAME'``, ``'optimizer.class'`` and the number of
+    parameters in each of ``'optimizer.groups'``, class of ``'schedule.NUMBER'``, class and settings
+    of ``'module.NAME'``, ``'frozen.NAME'`` for parameters that are not trained, the number of the
+    user's hooks in ``'hooks.NAME'``, accumulation and clipping in ``'step.NAME'``, the classes of
+    ``'pipeline'``, and a digest of the source in ``'code.CLASS'`` for the user's classes of
+    modules. ``'alias.NAME'`` has the other names of what has several.
     """
     model = unwrap(runner.model)
     weights = {name: value for name, value in get_state_dict(model).items()
@@ -134,13 +133,7 @@ def _source(cls: type) -> str:
 
 
 class Fit:
-    """Compares the parts of a training with those that a checkpoint names.
-
-    Args:
-        path: of the checkpoint.
-        parts: of the training that wrote it.
-        strict: ``resume_strict``.
-    """
+    """Compares the parts of a training with ``parts``, those of the checkpoint at ``path``."""
 
     def __init__(self, path: str, parts: Mapping[str, str], strict: bool) -> None:
         self._path, self._parts, self._strict = path, parts, strict

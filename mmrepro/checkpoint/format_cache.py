@@ -6,7 +6,7 @@ end of a run and a checkpoint has to be written in time.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any
 
 import mmengine.config.config as stock
 
@@ -16,11 +16,8 @@ MAX_TEXTS = 4  # a run has one or two
 def cache_formatted_texts() -> None:
     """Make MMEngine's formatter cache its results. May be called again."""
     format_code = getattr(stock, 'FormatCode', None)
-    if format_code is not None and not hasattr(format_code, '_mmrepro_texts'):
-        stock.FormatCode = _cached(format_code)
-
-
-def _cached(format_code: Callable[..., Any]) -> Callable[..., Any]:
+    if format_code is None or hasattr(format_code, '_mmrepro_texts'):
+        return
     texts: dict[tuple[str, str], Any] = {}
 
     @functools.wraps(format_code)
@@ -33,4 +30,4 @@ def _cached(format_code: Callable[..., Any]) -> Callable[..., Any]:
         return texts[key]
 
     setattr(cached, '_mmrepro_texts', texts)  # noqa: B010
-    return cached
+    stock.FormatCode = cached

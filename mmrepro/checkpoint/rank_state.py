@@ -20,11 +20,7 @@ from . import adapters
 
 
 def local_state(runner: Any) -> dict[str, dict[str, Any]]:
-    """Return the state of this rank that no ``state_dict`` of rank 0 holds.
-
-    Returns:
-        dict: ``{part: {name: value}}``; tensors are not copied.
-    """
+    """Return what no ``state_dict`` of rank 0 holds, ``{part: {name: value}}``, without copies."""
     return dict(attributes=adapters.collect(unwrap(runner.model), runner.hooks),
                 gradients=_gradients(runner), buffers=dict(_buffers(runner)))
 
@@ -33,8 +29,7 @@ def gather(state: dict[str, dict[str, Any]],
            to_all: bool = False) -> dict[int, dict[str, dict[str, Any]]]:
     """Gather the state in which ranks differ, on rank 0 or all ranks. A collective operation.
 
-    Returns:
-        dict: ``{rank: {part: {name: value}}}``; empty where all ranks are equal.
+    The result is ``{rank: {part: {name: value}}}``, empty where all ranks are equal.
 
     Raises:
         AgreementError: a rank has come to another point of its program.

@@ -95,10 +95,7 @@ class Resume:
             content = CheckpointLoader.load_checkpoint(path, 'cpu') if '://' in path else \
                 load(path, mapped=True)
             self.passed_over = judge(path, content, strict)
-            self._choose(path, content)
-
-    def _choose(self, path: str, content: Mapping[str, Any]) -> None:
-        self.point, self._checked = ResumePoint.of(path, content['meta']), path
+            self.point, self._checked = ResumePoint.of(path, content['meta']), path
 
     def _refuse(self, path: str) -> str | None:
         """Choose the checkpoint at ``path``, or return why a run cannot continue from it."""
@@ -108,7 +105,7 @@ class Resume:
             return str(error).replace(f'checkpoint {path} ', '', 1)
         problem = lacks(content)
         if problem is None:
-            self._choose(path, content)
+            self.point, self._checked = ResumePoint.of(path, content['meta']), path
         return problem
 
     # ------------------------------------------------------------------------- at the start
@@ -234,8 +231,7 @@ class Resume:
     def restore(self, runner: Any) -> bool:
         """Bring back attributes, gradients and buffers.
 
-        Returns:
-            bool: whether the interrupted run ended before a validation that its loop makes here.
+        Returns whether the interrupted run ended before a validation that its loop makes here.
         """
         if self.point is None or runner.iter == 0:
             return False

@@ -46,8 +46,7 @@ def _statistic(owner: Any, name: str) -> Any:
 def allow_list() -> tuple[Any, ...]:
     """Return what a checkpoint of MMEngine may hold beside tensors; all of it only builds data.
 
-    Returns:
-        tuple: objects, or pairs of an object and the name that it has in files.
+    Items are objects, or pairs of an object and the name that it has in files.
     """
     arrays = [(getattr(_CORE.multiarray, name), f'numpy.{core}.multiarray.{name}')
               for name in ('_reconstruct', 'scalar')  # NumPy 2 reads what 1 wrote, and vice versa
@@ -61,10 +60,7 @@ def allow_list() -> tuple[Any, ...]:
 
 
 def safe_load(file: str | io.BytesIO, map_location: Any = 'cpu', mapped: bool = False) -> Any:
-    """Load what ``torch.save`` wrote.
-
-    Args:
-        mapped: tensors are views of the file, where this torch can do so (2.1).
+    """Load what ``torch.save`` wrote; if ``mapped``, tensors are views of the file (torch 2.1).
 
     Raises:
         UnpicklingError: it holds objects that are not on the allow-list.

@@ -36,11 +36,7 @@ class _Save:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one runner.
-
-    Args:
-        legacy: the run keeps MMEngine's own streams: a checkpoint holds no more than MMEngine's.
-    """
+    """Writes the checkpoints of one runner; with ``legacy``, they hold no more than MMEngine's."""
 
     def __init__(self, legacy: bool) -> None:
         self._legacy = legacy
@@ -132,10 +128,6 @@ class CheckpointWriter:
     def complete(self, runner: Any, checkpoint: dict[str, Any], config: RandomnessConfig,
                  facts: Mapping[str, Any]) -> None:
         """Add to MMEngine's ``checkpoint`` what a resume needs; on rank 0, just before writing.
-
-        Args:
-            config: the randomness in effect.
-            facts: settings, versions and hardware of the run.
 
         Raises:
             CheckpointError: no run could read it again; names the value.

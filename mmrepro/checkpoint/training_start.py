@@ -112,25 +112,21 @@ class TrainingStart:
             ResumeError: an earlier training stopped within the loop, and a new one would not go on
                 where it stood; with ``resume_strict=False`` it is a warning.
         """
-        problem = None if self._config.legacy else self._cannot_go_on(runner)
-        if problem is not None:
+        goes_on = self._config.legacy or not self._running and (
+            not self._trained or _at_its_end(runner.train_loop))
+        if not goes_on:
             runner.logger.warning(inexact(
-                problem, self._config.resume_strict, 'Build a new runner with resume=True, which '
-                'goes on from the newest checkpoint'))
+                f'runner.train() was called before, and ended in epoch {runner.epoch}, iteration '
+                f'{runner.iter}. The same runner cannot go on from there: the loop would begin '
+                'with the first batch of the epoch again, and a step may be half done. ',
+                self._config.resume_strict, 'Build a new runner with resume=True, which goes on '
+                'from the newest checkpoint'))
         if self._loaded:
             # a validation came first. MMEngine initializes the weights now, and would keep those
             # instead of the loaded ones; averages of weights start again as well
             runner._has_loaded = self._loaded = False
         yield
         self._running, self._trained = False, True
-
-    def _cannot_go_on(self, runner: Any) -> str | None:
-        if not self._running and (not self._trained or _at_its_end(runner.train_loop)):
-            return None
-        return (
-            f'runner.train() was called before, and ended in epoch {runner.epoch}, iteration '
-            f'{runner.iter}. The same runner cannot go on from there: the loop would begin with '
-            'the first batch of the epoch again, and a step may be half done. ')
 
 
 def _at_its_end(loop: Any) -> bool:

@@ -77,10 +77,8 @@ class BatchContext:
     The first ``EXTRA_SAMPLES`` are chosen at random for this batch, and loaded only on request. The
     samples of the batch follow. Everything is a function of the positions of the batch's samples,
     so any worker gives the same result. In a concatenated dataset, a transform mixes samples of the
-    subtree that it belongs to, and the extra samples come from that subtree.
-
-    Args:
-        kept: generators that the dataset keeps.
+    subtree that it belongs to, and the extra samples come from that subtree. ``kept`` are the
+    generators that the dataset keeps.
     """
 
     def __init__(self, dataset: Any, root: seeds.Root, stream: str, batch: Sequence[Any],
@@ -97,11 +95,7 @@ class BatchContext:
         self._states: dict[tuple[int, Handle], Any] = {}
 
     def again(self, dataset: Any = None) -> BatchContext:
-        """Return the same batch with no sample loaded, to load samples once more.
-
-        Args:
-            dataset: a copy to load them from; None: the dataset itself.
-        """
+        """Return the same batch with no sample loaded, of the dataset or of a copy of it."""
         kept = self._kept if dataset is None else generators.find(dataset, 'dataset')
         return BatchContext(self.dataset if dataset is None else dataset, self._root, self.stream,
                             self._batch, kept)

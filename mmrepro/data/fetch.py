@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
-from ..digests import exact_digest
 from ..errors import RandomnessError
 from ..text import qualified_name
 from . import dataset_tree, generators, training_thread
@@ -41,11 +40,9 @@ class KeyedFetch:
 
     Args:
         dataset: a map-style dataset.
-        root: root seed.
         stream: 'sample', 'val' or 'test'.
         per_sample: start a stream for each sample; otherwise a stream belongs to the worker and
             the epoch (``worker_seed='worker'``).
-        rank: of this process.
         marked: return a :class:`_Fetched`, for :class:`KeyedCollate`.
         check: loads some samples twice.
     """
@@ -106,17 +103,9 @@ class KeyedFetch:
                 generators.begin_stream(self._kept, self.root, self.stream, batch[0].epoch,
                                         batch[0].position, 'batch')
                 return self._load(batch)
-            items, due = [], {}
             if self.check is not None:
-                self.check.begin(self.dataset, batch[0].epoch)
-            for handle in context.handles():
-                items.append(context.load(handle))
-                if self.check is not None and self.check.must_repeat(context, handle):
-                    # at once: samples that are loaded later must not change it
-                    due[handle] = exact_digest(items[-1])
-            if self.check is not None:
-                self.check.repeat(context, items, due)
-            return items
+                return self.check.load(context, batch[0].epoch)
+            return [context.load(handle) for handle in context.handles()]
 
     def _sequential(self, batch: Sequence[Any]) -> Any:
         epoch = batch[0].epoch
@@ -226,7 +215,6 @@ class WorkerInit:
 
     Args:
         placement: of the loader; a spawned worker gets its values at the moment of the start.
-        rank: rank of this process.
         prepare: called first, for example to patch libraries as in the main process.
         user_init: the user's ``worker_init_fn``, called last.
     """

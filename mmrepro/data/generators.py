@@ -57,10 +57,8 @@ def find(thing: Any, name: str, data: bool = True) -> Generators:
     def look(things: Iterable[Named], late: bool = False) -> None:
         """Keep generators, and queue objects that may hold some.
 
-        Args:
-            late: classes count too, and a generator that cannot be seeded is passed over. Code that
-                no sample runs may name it; where a sample draws from it, the check of samples
-                says so.
+        If ``late``, classes count too, and a generator that cannot be seeded is passed over. Code
+        that no sample runs may name it; where a sample draws from it, the check of samples says so.
         """
         for path, value in things:
             if isinstance(value, _LEAVES) and not (

@@ -31,9 +31,7 @@ def use_stream(loader: Any, stream: str) -> None:
 def without_positions(dataset: type, batched: bool = True) -> str:
     """Return why the samples of a loader have no position that could key their randomness, or ''.
 
-    Args:
-        dataset: class of the loader's dataset.
-        batched: False for ``batch_size=None``.
+    ``dataset`` is a class, and ``batched`` is False for ``batch_size=None``.
     """
     if issubclass(dataset, IterableDataset):
         return (f'{dataset.__name__} is an iterable dataset: its samples have no position that '
@@ -54,7 +52,6 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
         loader: a ``DataLoader`` with a map-style dataset, not iterated yet.
         config: with the seed in effect.
         stream: 'sample' for training, 'val' or 'test'.
-        rank: rank of this process.
         user_init: the user's ``worker_init_fn``, called after ours.
         prepare_worker: called at the start of each worker; spawned workers unpickle it.
         explain: says where two results of a sample differ; see :mod:`mmrepro.data.sample_check`.
@@ -120,8 +117,7 @@ def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, s
                  check_logger: Any = None) -> Any:
     """Build a loader from its config with MMEngine's ``build``, whatever was drawn until now.
 
-    Args:
-        check_logger: of the run; given, datasets and samplers of the user are built twice.
+    With a ``check_logger``, that of the run, datasets and samplers of the user are built twice.
 
     Raises:
         BuildDiffersError: they differ.
@@ -175,12 +171,8 @@ def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:
 def check_loader_object(loader: Any, stream: str, training: Any) -> None:
     """Refuse an object that a loop would take as its loader, without keyed streams.
 
-    Args:
-        stream: stream of the loop.
-        training: the loader of the training loop.
-
     Raises:
-        RandomnessError: it is no ``DataLoader``, or also the loader of training.
+        RandomnessError: it is no ``DataLoader``, or also ``training``, the loader of training.
     """
     if not isinstance(loader, DataLoader):
         raise RandomnessError(

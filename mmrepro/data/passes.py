@@ -152,9 +152,8 @@ class DataCursor(NamedTuple):
 def cursor_at(loop: Any, iteration: int, saved: DataCursor | None) -> DataCursor:
     """Return the cursor of a training loop that resumes at ``iteration``.
 
-    Args:
-        saved: cursor in the checkpoint, if there is one. Some batch samplers make another number of
-            batches than their ``len()`` says, or not always the same number.
+    ``saved`` is the cursor in the checkpoint, if there is one. Some batch samplers make another
+    number of batches than their ``len()`` says, or not always the same number.
     """
     loader = loop.dataloader
     if isinstance(loop, EpochBasedTrainLoop):

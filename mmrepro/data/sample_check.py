@@ -13,7 +13,7 @@ import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -38,6 +38,13 @@ _NEW_PIPELINES = 16  # that hooks may bring
 _PURPOSES = {'sample': 'training', 'val': 'validation', 'test': 'test'}
 
 
+class _Start(NamedTuple):
+    """A dataset before this process has loaded a sample of it."""
+    copy: Any
+    variables: UserVariables
+    snapshot: DatasetSnapshot  # of the dataset itself, from which samples are loaded since
+
+
 class SampleCheck:
     """Decides which samples of a loader are repeated, and compares them.
 
@@ -51,49 +58,62 @@ class SampleCheck:
         self._names = frozenset(checks.nonrepeatable_datasets)
         pipelines = len(list(dataset_tree.nodes(loader.dataset))) + _NEW_PIPELINES
         counts = torch.zeros(max(loader.num_workers, 1), _SEEN + pipelines, dtype=torch.int64)
-        self._counts = counts.share_memory_() if loader.num_workers else counts
+        self.counts = counts.share_memory_() if loader.num_workers else counts
         self._known: set[tuple[Any, ...]] = set()
         self._batch_is_due = False
         self._epoch: int | None = None  # of the samples that are loaded
-        self._untouched: Any = None  # a copy of the dataset before the first sample of this process
-        self._variables: UserVariables | None = None  # likewise
-        self._before: DatasetSnapshot | None = None
+        self._start: _Start | None = None  # None: not to be copied, or changed by hooks
         self._at_the_end: tuple[DatasetSnapshot, UserVariables] | None = None  # of an epoch
         # of the collate function: the first epoch, a copy and the variables before its first call
         self._collate: tuple[int, Any, UserVariables] | None = None
-
-    def repeated(self) -> int:
-        """Return how many samples all workers have repeated until now."""
-        return int(self._counts[:, _REPEATED].sum())
 
     def forget(self) -> None:
         """Treat the next sample of each pipeline as its first: a pipeline was changed."""
         self._known.clear()
         self._epoch = None
 
-    def begin(self, dataset: Any, epoch: int) -> None:
+    def load(self, context: BatchContext, epoch: int) -> list[Any]:
+        """Load the samples of a batch, and some of them once more.
+
+        Raises:
+            SampleDiffersError: the two results of a sample differ.
+        """
+        self._begin(context.dataset, epoch)
+        items, due = [], {}
+        with written_files.named(type(context.dataset).__name__):
+            for handle in context.handles():
+                items.append(context.load(handle))
+                if self._must_repeat(context, handle):
+                    # at once: samples that are loaded later must not change it
+                    due[handle] = exact_digest(items[-1])
+        self._batch_is_due = bool(due)
+        if due:
+            with context.isolated():
+                self._repeat(context, items, due)
+        return items
+
+    def _begin(self, dataset: Any, epoch: int) -> None:
         """Copy the dataset before the first sample that this process loads.
 
         Hooks of the main process may change it between two epochs. From then on, no sample is
         loaded from the copy.
         """
-        written_files.watch()
-        written_files.watching.set([])
         if self._epoch is None:
-            self._untouched, self._variables = copied(dataset), _variables(dataset)
-            self._before = DatasetSnapshot(dataset)
+            untouched = copied(dataset)
+            self._start = None if untouched is None else _Start(
+                untouched, _variables(dataset), DatasetSnapshot(dataset))
         elif epoch != self._epoch and get_worker_info() is None:
             end = self._at_the_end
             if end is None or end[0].change() or end[1].changed():
-                self._untouched = None
+                self._start = None
         self._epoch = epoch
 
     def end_epoch(self, dataset: Any) -> None:
         """Note, in the main process, what the epoch has left, before hooks change it."""
-        if self._untouched is not None:
+        if self._start is not None:
             self._at_the_end = DatasetSnapshot(dataset), _variables(dataset)
 
-    def must_repeat(self, context: BatchContext, handle: Handle) -> bool:
+    def _must_repeat(self, context: BatchContext, handle: int) -> bool:
         """Whether a sample that was just loaded is to be repeated."""
         datasets = context.branch(handle)
         if self._cannot_repeat(datasets):
@@ -103,39 +123,23 @@ class SampleCheck:
         new = self._is_new(context, handle, datasets, row)
         return new or is_due(int(row[_LOADED]), self._interval)
 
-    def repeat(self, context: BatchContext, items: Sequence[Any],
-               due: Mapping[int, str]) -> None:
-        """Load samples of a batch once more; called for every batch.
-
-        Args:
-            items: samples of the batch.
-            due: digests of the samples to repeat.
-
-        Raises:
-            SampleDiffersError: the two results of a sample differ.
-        """
-        self._batch_is_due = bool(due)
-        files = written_files.watching.get()
-        written_files.watching.set(None)
-        written_files.warn(type(context.dataset).__name__, files or [])
-        if due:
-            with context.isolated():
-                self._repeat(context, items, due)
-
     def _repeat(self, context: BatchContext, items: Sequence[Any],
                 due: Mapping[int, str]) -> None:
+        """Compare samples with what they were: now, loaded again, and as another process has them.
+
+        ``due`` are the digests of samples when they were loaded.
+        """
         for handle, first in due.items():
             if exact_digest(items[handle]) != first:
                 raise self._error(
                     context, handle, 'was overwritten when other samples were loaded',
                     'the pipeline returns memory that it keeps and writes again',
                     'to do: return a copy')
-        twin = context.again()
-        before: Handle = context.handles()[-1]
-        with loading(twin):
+        previous: Handle = context.handles()[-1]  # another sample has to come in between
+        with loading(context.again()) as twin:
             for handle, first in due.items():
                 self._row()[_REPEATED] += 1
-                if before == handle:
+                if previous == handle:
                     self._load_another(twin, handle)
                 again = _loaded(twin, handle)
                 if exact_digest(again) != first:
@@ -143,25 +147,19 @@ class SampleCheck:
                         context, handle, 'was loaded twice from the same random numbers, and the '
                         'results differ', _difference(items[handle], again),
                         *self._explanation(context, handle))
-                before = handle
-        for handle, first in due.items() if self._untouched is not None else ():
-            assert self._variables is not None
-            alone = context.again(copied(self._untouched))
-            with loading(alone), self._variables.as_captured(), other_ids():
+                previous = handle
+        start = self._start
+        if start is None:
+            return
+        for handle, first in due.items():
+            with loading(context.again(copied(start.copy))) as alone, \
+                    start.variables.as_captured(), other_ids():
                 again = _loaded(alone, handle)
             if exact_digest(again) != first:
                 raise self._error(
                     context, handle, 'was loaded as another process loads it, from a copy of the '
                     'dataset that has loaded no other sample, and the results differ',
-                    _difference(items[handle], again), *self._kept_from_others())
-
-    def _kept_from_others(self) -> list[str]:
-        assert self._variables is not None and self._before is not None
-        paths = list(filter(None, [self._before.change(), *self._variables.changed()]))
-        return ['it depends on ' + (
-            f'what earlier samples have left in {listed(paths)}' if paths
-            else 'the number of the process or worker'),
-            'to do: compute it when the dataset is built, or from the sample alone']
+                    _difference(items[handle], again), *_kept_from_others(start))
 
     def collate(self, keyed: Callable[[Any, Any], Any], function: Any, name: str,
                 start: Sequence[int], items: Any) -> Any:
@@ -169,7 +167,6 @@ class SampleCheck:
 
         Args:
             keyed: called with the function and samples: calls it at the start of its stream.
-            name: the name of the function.
             start: epoch and position of the batch's first sample.
 
         Raises:
@@ -204,7 +201,7 @@ class SampleCheck:
 
     def _row(self) -> Any:
         info = get_worker_info()
-        return self._counts[info.id % len(self._counts) if info else 0].numpy()
+        return self.counts[info.id % len(self.counts) if info else 0].numpy()
 
     def _cannot_repeat(self, datasets: Sequence[Any]) -> bool:
         return not self._names.isdisjoint(type(dataset).__name__ for dataset in datasets)
@@ -240,14 +237,16 @@ class SampleCheck:
                     return
 
     def _explanation(self, context: BatchContext, handle: Handle) -> list[str]:
-        def load(what: Callable[[BatchContext], Any]) -> Any:
-            twin = context.again()
-            with loading(twin):
-                return what(twin)
+        def load() -> Any:
+            with loading(context.again()) as twin:
+                return twin.load(handle)
+
+        def load_another() -> None:
+            with loading(context.again()) as twin:
+                self._load_another(twin, handle)
 
         return [] if self._explain is None else self._explain(
-            context.branch(handle), lambda: load(lambda twin: twin.load(handle)),
-            lambda: load(lambda twin: self._load_another(twin, handle)))
+            context.branch(handle), load, load_another)
 
     def _error(self, context: BatchContext, handle: Handle, what: str,
                *lines: str) -> SampleDiffersError:
@@ -265,6 +264,14 @@ class SampleCheck:
 def _variables(dataset: Any) -> UserVariables:
     """Capture the variables of the modules of datasets and their transforms."""
     return UserVariables([*dataset_tree.datasets(dataset), *dataset_tree.pipelines(dataset)])
+
+
+def _kept_from_others(start: _Start) -> list[str]:
+    paths = list(filter(None, [start.snapshot.change(), *start.variables.changed()]))
+    return ['it depends on ' + (
+        f'what earlier samples have left in {listed(paths)}' if paths
+        else 'the number of the process or worker'),
+        'to do: compute it when the dataset is built, or from the sample alone']
 
 
 def _check_of(loader: Any) -> SampleCheck | None:
@@ -303,21 +310,17 @@ def _mark(path: dataset_tree.Path, datasets: Sequence[Any]) -> int:
     """Return a number above 0 for classes of datasets and transforms, the same in any process."""
     names = [str(path)]
     for dataset in datasets:
-        names.append(_class_name(dataset))
-        names += [f'{where} {_class_name(transform)}' for where, transform
+        names.append(class_name(dataset))
+        names += [f'{where} {class_name(transform)}' for where, transform
                   in dataset_tree.transforms(getattr(dataset, 'pipeline', None))]
     digest = hashlib.blake2b('\n'.join(names).encode(), digest_size=7).digest()
     return 1 + int.from_bytes(digest, 'little')
 
 
-def _class_name(thing: Any) -> str:
-    return getattr(thing, '__qualname__', type(thing).__qualname__)
-
-
 def checked(loader: Any) -> int:
     """Return how many samples of a loader its workers have loaded twice until now."""
     check = _check_of(loader)
-    return 0 if check is None else check.repeated()
+    return 0 if check is None else int(check.counts[:, _REPEATED].sum())
 
 
 def left_out(config: RandomnessConfig, loaders: Iterable[Any]) -> list[str]:

@@ -20,8 +20,7 @@ _refusal = ''  # the message of an error that the main thread has not raised yet
 def claim(turns: bool = False) -> None:
     """Register the calling thread: it trains, validates or tests.
 
-    Args:
-        turns: exactly one of the registered threads runs at a time.
+    With ``turns``, exactly one of the registered threads runs at a time.
     """
     global _threads, _take_turns
     others = _threads if turns and _take_turns else ()

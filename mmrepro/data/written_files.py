@@ -4,33 +4,41 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from mmengine.logging import print_log
 
-# of the sample that is being loaded; None outside
-watching: ContextVar[list[str] | None] = ContextVar('watching', default=None)
+# of the samples that are being loaded; None outside
+_files: ContextVar[list[str] | None] = ContextVar('files', default=None)
+_named: set[str] = set()  # datasets
 
 
 def _note(event: str, args: tuple[Any, ...]) -> None:
     if event == 'open' and set('wax+').intersection(args[1] or ''):
-        files = watching.get()
+        files = _files.get()
         if files is not None:
             files.append(str(args[0]))
 
 
-@functools.cache
-def watch() -> None:
-    """Let :data:`watching` collect files that are opened for writing. It cannot be undone."""
-    sys.addaudithook(_note)
+_once_added = functools.cache(sys.addaudithook)
 
 
-_named: set[str] = set()  # datasets
+@contextmanager
+def named(dataset: str) -> Iterator[None]:
+    """Name the first file that this block opens for writing, once for each dataset.
 
-
-def warn(dataset: str, files: list[str]) -> None:
-    """Name the first file, once for each dataset in this process."""
+    The audit hook that sees the files stays in the process.
+    """
+    _once_added(_note)
+    files: list[str] = []
+    token = _files.set(files)
+    try:
+        yield
+    finally:
+        _files.reset(token)
     if files and dataset not in _named:
         _named.add(dataset)
         print_log(

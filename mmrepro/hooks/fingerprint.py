@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ class FingerprintHook(Hook):
         self._reads = 0  # of variables, in that file
         self._step: Snapshot | None = None
         self._recorder: Any = None
-        self._handles: list[Any] = []
+        self._in_training = ExitStack()  # closed at its end
         self._drawn: tuple | None = None
         self._names: dict[int, str] = {}
         self._seen: list[int] = []
@@ -77,14 +77,17 @@ class FingerprintHook(Hook):
             if not hasattr(optimizer, 'register_step_pre_hook'):
                 raise ConfigError(f'FingerprintHook: {type(optimizer).__name__} has no '
                                   'register_step_pre_hook: gradients cannot be seen before it')
-            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._in_training.callback(
+                optimizer.register_step_pre_hook(self._before_step).remove)
         if self.level in RECORDERS:
             self._recorder = RECORDERS[self.level](model)
+            self._in_training.callback(self._recorder.remove)
         folder = os.path.join(runner.work_dir, schema.FOLDER)
         variables.share()  # before the workers start
         manifest = write_manifest(runner, folder) if get_rank() == 0 else None
         self.manifest = manifest and os.path.join(folder, manifest)
-        self._writer = Writer(os.path.join(folder, schema.fingerprint_name(get_rank())))
+        self._writer = self._in_training.enter_context(closing(
+            Writer(os.path.join(folder, schema.fingerprint_name(get_rank())))))
         self._write(schema.START, format=schema.FORMAT, level=self.level, interval=self.interval,
                     rank=get_rank(), world_size=get_world_size(), scheme=SCHEME,
                     iteration=runner.iter, manifest=manifest)
@@ -186,15 +189,8 @@ class FingerprintHook(Hook):
         self._write(schema.END, iteration=runner.iter, **checks)
         if self.manifest is not None and checks:
             complete_manifest(self.manifest, checks)
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        if self._recorder is not None:
-            self._recorder.remove()
-            self._recorder = None
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._in_training.close()
+        self._recorder = self._writer = None
 
 
 def _is_number(value: Any) -> bool:

@@ -90,15 +90,12 @@ def _links_torch(path: str) -> bool:
 
 def extensions() -> set[str]:
     """Return names of the loaded third-party modules that are compiled against torch."""
-    suffixes, torch_folder = tuple(importlib.machinery.EXTENSION_SUFFIXES), os.path.dirname(
-        torch.__file__)
-    linked = set()
-    for name, module in list(sys.modules.items()):
-        path = getattr(module, '__file__', None)
-        if isinstance(path, str) and path.endswith(suffixes) and not path.startswith(torch_folder):
-            if name.partition('.')[0] != 'torch' and _links_torch(path):
-                linked.add(name)
-    return linked
+    suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    paths = {name: getattr(module, '__file__', None) for name, module in list(sys.modules.items())}
+    return {name for name, path in paths.items()
+            if isinstance(path, str) and path.endswith(suffixes)
+            and not path.startswith(os.path.dirname(torch.__file__))
+            and name.partition('.')[0] != 'torch' and _links_torch(path)}
 
 
 def _ordered_operators() -> set[str]:

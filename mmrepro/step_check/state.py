@@ -56,10 +56,7 @@ class StepState:
 
     Copies of tensors are held in the memory of the host. Weights that virtual ranks share are left
     out: they belong to the rank that steps for all. So is the state of optimizers, which is larger
-    than the weights and which no pass changes.
-
-    Args:
-        weights: with weights and gradients.
+    than the weights and which no pass changes. Weights and gradients are included if ``weights``.
     """
 
     def __init__(self, runner: Any, weights: bool = True) -> None:
@@ -106,10 +103,7 @@ class StepState:
             module._load_from_state_dict(content, '', metadata, False, [], [], [])
 
     def put_back(self, unsaved: bool = True) -> None:
-        """Put the run back to this state.
-
-        Args:
-            unsaved: include attributes that no checkpoint keeps.
+        """Put the run back to this state; if ``unsaved``, what no checkpoint keeps as well.
 
         Raises:
             DeterminismError: the forward or backward pass has changed the optimizer's state.

@@ -32,8 +32,7 @@ def _settings(runner: Any) -> dict[str, str]:
 class ValidationCheck:
     """Compares a model before the hooks of a validation with the model after all of them.
 
-    Args:
-        on: ``deterministic`` of the run; False compares nothing, ``'warn'`` raises nothing.
+    ``on`` is ``deterministic`` of the run: False compares nothing, ``'warn'`` raises nothing.
     """
 
     def __init__(self, on: bool | str) -> None:

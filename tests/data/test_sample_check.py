@@ -28,7 +28,7 @@ from dev.user_setups import samples  # noqa: F401  registers set-ups
 from dev.user_setups.setup import SETUPS
 from mmrepro.another_process import MAX_ITEMS, copied
 from mmrepro.config import RandomnessConfig
-from mmrepro.data import adopt_loader
+from mmrepro.data import adopt_loader, written_files
 from mmrepro.data.sample_check import checked, left_out
 from mmrepro.errors import RandomnessError, SampleDiffersError
 from mmrepro.fingerprint.sample_replay import explain
@@ -229,6 +229,25 @@ def test_a_pipeline_that_a_hook_changes_is_new():
     with pytest.raises(SampleDiffersError):
         next(iter(made))
     assert checked(made) == before + 1
+
+
+class Writes(Noisy):
+    def __init__(self, path):
+        self.path = path
+
+    def __getitem__(self, i):
+        open(self.path, 'a').close()
+        return super().__getitem__(i)
+
+
+def test_a_file_that_samples_write_is_named_once(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(written_files, 'print_log', lambda text, *_: said.append(text))
+    made = strict(DataLoader(Writes(tmp_path / 'cache'), batch_size=2))
+    for _ in range(2):
+        list(made)
+    assert [text.partition(' while')[0] for text in said] == [
+        f'Writes: a sample has written {tmp_path / "cache"}']
 
 
 class Buffered:

@@ -135,6 +135,16 @@ def test_an_interval(runs):
     assert [line for line in lines(folder)[1:-1]] == [full[i] for i in (0, 3, 6)]
 
 
+def test_no_hook_of_torch_outlives_the_training(tmp_path):
+    def hooks_of_torch():
+        runner = Runner.from_cfg(config(tmp_path, custom_hooks=[hook(level='module')]))
+        runner.train()
+        return [*runner.optim_wrapper.optimizer._optimizer_step_pre_hooks,
+                *(key for module in runner.model.modules() for key in module._forward_pre_hooks)]
+
+    assert Child(hooks_of_torch).result() == []
+
+
 def test_gradients_that_are_gathered_are_seen_before_and_at_the_step(runs):
     steps = lines(runs['gathered'][0])[1:-1]
     assert len({step['gradients'] for step in steps}) == 8

@@ -7,7 +7,7 @@ dispatcher (``F.interpolate``, ``F.pad``); those rows name a module and an attri
 """
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import importlib
 import re
@@ -22,18 +22,8 @@ from .kernel_table import TABLE, KernelRow
 # Dispatch keys of devices.
 _KEYS = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}
 
-
-@dataclasses.dataclass
-class _Installed:
-    """What is installed now."""
-
-    library: KernelLibrary | None = None
-    devices: tuple[str, ...] = ()
-    # (module, attribute, original value) of the Python overrides
-    attributes: list[tuple[Any, str, Any]] = dataclasses.field(default_factory=list)
-
-
-_installed = _Installed()
+_installed = contextlib.ExitStack()  # closing it puts back what is replaced now
+_devices: tuple[str, ...] = ()
 
 
 def release(version: str = torch.__version__) -> tuple[int, int]:
@@ -59,13 +49,14 @@ def install(devices: Iterable[str] | None = None) -> None:
     ``devices`` are of 'cpu' and 'cuda', which need not be present; None stands for 'cpu', and
     'cuda' if this torch was built with it.
     """
+    global _devices
     if devices is None:
         devices = ('cpu', 'cuda') if torch.backends.cuda.is_built() else ('cpu',)
     devices = tuple(devices)
-    if devices == _installed.devices:
+    if devices == _devices:
         return
     uninstall()
-    _installed.library = library = KernelLibrary()
+    library = _installed.enter_context(contextlib.closing(KernelLibrary()))
     try:
         for device in devices:
             for row in active(device):
@@ -73,7 +64,7 @@ def install(devices: Iterable[str] | None = None) -> None:
     except BaseException:
         uninstall()
         raise
-    _installed.devices = devices
+    _devices = devices
 
 
 def _override(function: Callable[..., Any], stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,7 +82,7 @@ def _install(row: KernelRow, device: str, library: KernelLibrary) -> None:
         module = importlib.import_module(path)
         if hasattr(module, attribute):
             stock = getattr(module, attribute)
-            _installed.attributes.append((module, attribute, stock))
+            _installed.callback(setattr, module, attribute, stock)
             setattr(module, attribute, _override(row.load(), stock))
     elif row.operator in overloads(row.operator.partition('.')[0]):  # torch of this release
         library.put(row.operator, row.load(), row.key or _KEYS[device])
@@ -99,14 +90,11 @@ def _install(row: KernelRow, device: str, library: KernelLibrary) -> None:
 
 def uninstall() -> None:
     """Undo :func:`install`."""
-    while _installed.attributes:
-        module, attribute, before = _installed.attributes.pop()
-        setattr(module, attribute, before)
-    if _installed.library is not None:
-        _installed.library.close()
-    _installed.library, _installed.devices = None, ()
+    global _devices
+    _installed.close()
+    _devices = ()
 
 
 def installed() -> tuple[str, ...]:
     """Return the devices for which kernels are installed."""
-    return _installed.devices
+    return _devices

@@ -49,15 +49,17 @@ def _reads(positions: np.ndarray, weights: np.ndarray) -> _Reads:
     return _Reads(target[live], source[live], weight[live])
 
 
-def _scale(size: int, outputs: int, align: bool, given: float | None) -> float:
+def _positions(size: int, outputs: int, align: bool, given: float | None) -> np.ndarray:
+    """Return where outputs of a resize lie on the axis of inputs."""
+    at = np.arange(outputs, dtype=np.float64)
     if align:
-        return (size - 1) / (outputs - 1) if outputs > 1 else 0.
-    return 1 / given if given is not None and given > 0 else size / outputs
+        return at * ((size - 1) / (outputs - 1) if outputs > 1 else 0.)
+    scale = 1 / given if given is not None and given > 0 else size / outputs
+    return scale * (at + 0.5) - 0.5
 
 
 def _linear(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
-    scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
-    at = scale * at if align else np.maximum(scale * (at + 0.5) - 0.5, 0)
+    at = np.maximum(_positions(size, outputs, align, given), 0)
     low = np.minimum(at.astype(np.int64), size - 1)
     high = np.minimum(low + 1, size - 1)
     part = np.clip(at - low, 0, 1)
@@ -65,8 +67,7 @@ def _linear(size: int, outputs: int, align: bool, given: float | None) -> _Reads
 
 
 def _cubic(size: int, outputs: int, align: bool, given: float | None) -> _Reads:
-    scale, at = _scale(size, outputs, align, given), np.arange(outputs, dtype=np.float64)
-    at = scale * at if align else scale * (at + 0.5) - 0.5
+    at = _positions(size, outputs, align, given)
     position = np.floor(at)[:, None] + np.arange(-1, 3)
     x = np.abs(at[:, None] - position)
     near = ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1

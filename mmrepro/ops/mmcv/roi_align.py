@@ -10,12 +10,14 @@ pooled, not rejected.
 """
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require
-from .rois import Rois, TapsOf, check_images, edges_of, images_of, pool
+from .rois import Rois, check_images, edges_of, images_of, pool
 
 
 def check_mode(pool_mode: int) -> None:
@@ -53,25 +55,21 @@ def _runs(grid: Tensor, shape: torch.Size, bins: tuple[int, int], adaptive: bool
 def _filters(boxes: Rois, grid: Tensor, shape: torch.Size, bins: tuple[int, int],
              adaptive: bool) -> tuple[sampling.AxisTaps, sampling.AxisTaps]:
     """Return the filters of RoIs along y and x; ``grid`` is that of the same RoIs, on the host."""
-    most_y, most_x = grid.amax(1).tolist()
+    axes = (boxes.y, boxes.x), (boxes.bin_h, boxes.bin_w), boxes.grid
+    most = grid.amax(1).tolist()
     if boxes.y.is_cuda and bins[0] == bins[1]:
-        return sampling.both_axes((boxes.y, boxes.x), (boxes.bin_h, boxes.bin_w), boxes.grid,
-                                  max(most_y, most_x), bins[0], shape[2:], adaptive)
-    return (
-        sampling.axis_taps(boxes.y, boxes.bin_h, boxes.grid[0], most_y, bins[0], shape[2],
-                           adaptive),
-        sampling.axis_taps(boxes.x, boxes.bin_w, boxes.grid[1], most_x, bins[1], shape[3],
-                           adaptive))
+        return sampling.both_axes(*axes, max(most), bins[0], shape[2:], adaptive)
+    ys, xs = (sampling.axis_taps(start, bin_size, samples, largest, number, length, adaptive)
+              for start, bin_size, samples, largest, number, length in zip(
+                  *axes, most, bins, shape[2:]))
+    return ys, xs
 
 
-def _taps_of(boxes: Rois, grid: Tensor, shape: torch.Size, bins: tuple[int, int],
-             adaptive: bool) -> TapsOf:
-    def taps_of(a: int, b: int) -> sampling.Taps:
-        some = boxes.select(slice(a, b))
-        filters = _filters(some, grid[:, a:b], shape, bins, adaptive)
-        return sampling.product_taps(some.image, *filters, *shape[2:])
-
-    return taps_of
+def _taps(boxes: Rois, grid: Tensor, shape: torch.Size, bins: tuple[int, int], adaptive: bool,
+          a: int, b: int) -> sampling.Taps:
+    some = boxes.select(slice(a, b))
+    filters = _filters(some, grid[:, a:b], shape, bins, adaptive)
+    return sampling.product_taps(some.image, *filters, *shape[2:])
 
 
 def _few_channels(grid: Tensor, shape: torch.Size, bins: tuple[int, int],
@@ -127,7 +125,7 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
         _mean_by_lines(input, boxes, grid, output)
         return
     pool(input, output, _runs(grid, input.shape, bins, adaptive, gather.tap_budget(input, output)),
-         _taps_of(boxes, grid, input.shape, bins, adaptive))
+         functools.partial(_taps, boxes, grid, input.shape, bins, adaptive))
 
 
 def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor,
@@ -143,10 +141,9 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
     boxes, grid = _boxes(grad_input, rois, bins, spatial_scale, sampling_ratio, aligned)
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
-    adaptive, shape = sampling_ratio <= 0, grad_input.shape
-    taps_of, sink = _taps_of(boxes, grid, shape, bins, adaptive), gather.Sink(grad_input)
+    adaptive, shape, sink = sampling_ratio <= 0, grad_input.shape, gather.Sink(grad_input)
     for a, b in _runs(grid, shape, bins, adaptive, gather.tap_budget(grad_input, grad_output)):
-        taps = taps_of(a, b)
+        taps = _taps(boxes, grid, shape, bins, adaptive, a, b)
         sink.scatter_sum(gather.bags(grad_output[a:b]), taps.row, taps.weight, taps.bag,
                          padded=False)
     sink.close()

@@ -17,32 +17,22 @@ from .overlaps import columns
 NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
 
 
-class _Decay:
-    """The factors by which overlaps change scores; in float32."""
-
-    def __init__(self, method: int, threshold: float, sigma: float) -> None:
-        self.method = method
-        self.threshold, self.sigma = np.float32(threshold), np.float32(sigma)
-
-    def acts(self, overlap: np.ndarray) -> np.ndarray:
-        """Whether each overlap changes a score."""
-        if self.method == GAUSSIAN:
-            return overlap != 0
-        return overlap >= self.threshold
-
-    def factor(self, overlap: np.ndarray) -> np.ndarray:
-        """Return the factors of overlaps that change a score."""
-        if self.method == NAIVE:
-            return np.zeros_like(overlap)
-        if self.method == LINEAR:
-            return np.float32(1) - overlap
-        # rounded from float64: equal to the C library's expf but for one case in thousands
-        exponent = -(overlap * overlap) / self.sigma
-        return np.exp(exponent, dtype=np.float64).astype(np.float32)
+def _decay(overlap: np.ndarray, method: int, threshold: np.float32, sigma: np.float32
+           ) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of overlaps that change a score, and the factors by which they do."""
+    acts = (overlap != 0 if method == GAUSSIAN else overlap >= threshold).nonzero()[0]
+    overlap = overlap[acts]
+    if method == NAIVE:
+        return acts, np.zeros_like(overlap)
+    if method == LINEAR:
+        return acts, np.float32(1) - overlap
+    # rounded from float64: equal to the C library's expf but for one case in thousands
+    exponent = -(overlap * overlap) / sigma
+    return acts, np.exp(exponent, dtype=np.float64).astype(np.float32)
 
 
-def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32,
-          offset: int) -> tuple[np.ndarray, np.ndarray]:
+def _soft(cols: np.ndarray, scores: np.ndarray, method: int, threshold: np.float32,
+          sigma: np.float32, least: np.float32, offset: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the boxes that stay, in the order in which they are chosen, and their scores."""
     # by position; with x1 and y1 negated, one minimum gives all corners that meet
     table = cols.copy()
@@ -65,8 +55,8 @@ def _soft(cols: np.ndarray, scores: np.ndarray, decay: _Decay, least: np.float32
         np.maximum(size, 0, out=size)
         inter = size[0] * size[1]
         overlap = inter / (others[4] + chosen[4] - inter)
-        acts = decay.acts(overlap).nonzero()[0]
-        score[position + acts] *= decay.factor(overlap[acts])
+        acts, factors = _decay(overlap, method, threshold, sigma)
+        score[position + acts] *= factors
         gone = (score[position:count] < least).nonzero()[0]
         if len(gone):
             gone += position
@@ -110,9 +100,10 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
                                 ('dets', dets, (*count, 5))):
         require_tensor('softnms', name, tensor, shape, (torch.float32,))
         require(not tensor.is_cuda, 'softnms', f'{name} must be on the CPU, {describe(tensor)}')
+    threshold, width, least = map(np.float32, (iou_threshold, sigma, min_score))
     with np.errstate(all='ignore'):
         kept, final = _soft(columns(boxes.detach(), offset).numpy(), scores.detach().numpy(),
-                            _Decay(method, iou_threshold, sigma), np.float32(min_score), offset)
+                            method, threshold, width, least, offset)
     chosen = torch.from_numpy(kept)
     dets[:len(chosen), :4] = boxes.detach()[chosen]
     dets[:len(chosen), 4] = torch.from_numpy(final)

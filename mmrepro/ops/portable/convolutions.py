@@ -108,8 +108,7 @@ def forward(stock: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tenso
             *settings: Any) -> Tensor:
     """Return the convolution.
 
-    Args:
-        settings: stride, padding, dilation, transposed, output_padding, groups.
+    ``settings`` are stride, padding, dilation, transposed, output_padding and groups.
     """
     if x.dtype in SHORT:  # which CPUs compute in different ways, by what they have units for
         return forward(stock, x.float(), weight.float(), None if bias is None else bias.float(),
@@ -137,8 +136,7 @@ def backward(stock: Callable[..., Any], gradient: Tensor, x: Tensor, weight: Ten
              bias_sizes: Sequence[int] | None, *rest: Any) -> tuple[Tensor | None, ...]:
     """Return the gradients of input, weight and bias; None where the mask is False.
 
-    Args:
-        rest: the settings of :func:`forward`, and the mask of outputs.
+    ``rest`` are the settings of :func:`forward`, and the mask of outputs.
     """
     *settings, mask = rest
     if x.dtype in SHORT:

@@ -24,24 +24,17 @@ def _stock(operator: str, key: str = _KEY) -> Callable[..., Any]:
     return functools.partial(kernel.call_boxed, keys)
 
 
-def _write(target: torch.Tensor, result: torch.Tensor, resize: bool) -> torch.Tensor:
+def _written(function: Callable[..., torch.Tensor], *args: Any, out: torch.Tensor | None = None,
+             **kwargs: Any) -> torch.Tensor:
+    """Write the result of a function to ``out``, or without it to the first argument."""
+    result, target = function(*args, **kwargs), args[0] if out is None else out
     if not torch.can_cast(result.dtype, target.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type "
                            f'{target.dtype}')
-    if not resize and result.shape != target.shape:
+    if out is None and result.shape != target.shape:
         raise RuntimeError(f'output with shape {list(target.shape)} does not match the shape '
                            f'{list(result.shape)} of the result')
-    return (target.resize_(result.shape) if resize else target).copy_(result)
-
-
-def _to_out(function: Callable[..., torch.Tensor], *args: Any, out: torch.Tensor,
-            **kwargs: Any) -> torch.Tensor:
-    return _write(out, function(*args, **kwargs), True)
-
-
-def _in_place(function: Callable[..., torch.Tensor], first: torch.Tensor, *args: Any,
-              **kwargs: Any) -> torch.Tensor:
-    return _write(first, function(first, *args, **kwargs), False)
+    return (target if out is None else target.resize_(result.shape)).copy_(result)
 
 
 def _refuse(stock: Callable[..., Any], operator: str, kind: str, *args: Any,
@@ -76,9 +69,8 @@ def install() -> None:
                 getattr(importlib.import_module(f'{__package__}.{module}'), name),
                 _stock(row.operator))
             library.put(row.operator, function, _KEY)
-            for operator, form in ((row.out, _to_out), (row.in_place, _in_place)):
-                if operator:
-                    library.put(operator, functools.partial(form, function), _KEY)
+            for operator in filter(None, (row.out, row.in_place)):
+                library.put(operator, functools.partial(_written, function), _KEY)
         for key, kinds in ((_KEY, REFUSED), (_SPARSE, REFUSED_SPARSE)):
             for name, kind in kinds.items():
                 for operator in overloads(name):
