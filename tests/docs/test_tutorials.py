@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import fresh
+from harness import ROOT, fresh
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path for folder in ('tutorials', 'how-to')
          for path in sorted((ROOT / 'docs' / folder).glob('*.md'))}
 CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
