@@ -152,7 +152,7 @@ def end_while_gloo_waits_for_the_interpreter():
 
 
 def test_no_process_aborts_behind_its_last_line():
-    under_torchrun()
+    under_torchrun()  # checks the exit code
 
 
 def test_threads_of_gloo_end_at_the_end_but_not_behind_an_error(pool):

@@ -205,7 +205,7 @@ def test_sharded_weights(swin, data_root):
     for command, shown in steps('sharded-weights'):
         if 'swin-l.py' in command or command.startswith('mmrepro compare'):
             shown = re.sub(r'[\d.]+ million', '[...] million', shown)
-            swin.type(command.replace('swin-l.py', 'small.py'), shown)
+            swin.type(command.replace('swin-l.py', 'small.py'), shown)  # checks what it says
 
 
 def test_verify_names_the_transform_without_a_traceback(shaded):
@@ -228,7 +228,7 @@ def test_find_a_difference(shaded):
 @pytest.mark.nightly
 def test_sharded_weights_of_a_large_model(swin):
     for step in steps('sharded-weights'):
-        swin.type(*step)
+        swin.type(*step)  # checks the exit code and what is shown
 
 
 @pytest.mark.nightly
@@ -244,7 +244,7 @@ def test_a_page(page, shell):
         for run in RUNS[1:]:
             (shell.folder / 'work_dirs' / run).symlink_to('monday')
     for step in typed:
-        shell.type(*step)
+        shell.type(*step)  # checks the exit code and what is shown
 
 
 # docs/how-to/leave.md: stock MMEngine continues what mmrepro has trained

@@ -69,10 +69,9 @@ class _Work:
         self._deliver()
 
 
-class _Call:
-    def __init__(self, members: Sequence[int]) -> None:
-        self.members = list(members)
-        self.sent: dict[int, tuple[str, Any]] = {}  # by process: operation, bytes
+class _Call(NamedTuple):
+    members: Sequence[int]
+    sent: dict[int, tuple[str, Any]]  # by process: operation, bytes
 
 
 class Network:
@@ -103,7 +102,7 @@ class SimulatedTransport:
                                   f'{self._group}/{self._parts}')
 
     def _begin(self, kind: str, sent: Any, deliver: Callable[[list[Any]], None]) -> _Work:
-        call = self._network.calls.setdefault((self._group, self._count), _Call(self._members))
+        call = self._network.calls.setdefault((self._group, self._count), _Call(self._members, {}))
         self._count += 1
         call.sent[self._process] = kind, sent
         return _Work(self._network, call, self._process, lambda: deliver(
