@@ -127,10 +127,11 @@ def _put():
     # of an age at which deterministic mode takes no kernels in Triton: they cannot run here
     properties = types.SimpleNamespace(name='host', major=7, minor=0, total_memory=1 << 34,
                                        multi_processor_count=1)
+    # no functions of ctypes, which have no hash: torch._dynamo wants one
     replaced = {
-        '_exchange_device': _library.set_device, '_lazy_init': start,
-        '_maybe_exchange_device': _library.set_device, 'Stream': _nothing,
-        'default_generators': generators,
+        '_exchange_device': lambda index: _library.set_device(index), '_lazy_init': start,
+        '_maybe_exchange_device': lambda index: _library.set_device(index),
+        'Stream': _nothing, 'default_generators': generators,
         'device_count': lambda: DEVICES, 'empty_cache': _nothing, 'Event': _Event,
         'get_device_name': lambda *args: 'host', 'get_device_properties': lambda *args: properties,
         'is_available': lambda: True, 'is_current_stream_capturing': lambda: False,
@@ -146,7 +147,7 @@ def _put():
         if hasattr(torch.cuda.random, name):  # imported there by name
             setattr(torch.cuda.random, name, value)
     torch.backends.cuda.is_built = lambda: True
-    torch._C._cuda_getDevice = _library.get_device
+    torch._C._cuda_getDevice = lambda: _library.get_device()
     torch._C._cuda_setDevice = _set_device
     torch._C._cuda_getDriverVersion = lambda: 13000
     torch.UntypedStorage.clone = _clone
