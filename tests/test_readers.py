@@ -182,4 +182,4 @@ def test_a_damaged_file_is_refused_or_read(name, examples, runner, monkeypatch):
         monkeypatch.setattr(safe_loading, '_takes_names', lambda: False)
     monkeypatch.setattr(replay, 'run_all', lambda runs, tick: tick())
     monkeypatch.setattr(entry, 'start', lambda *arguments: None)
-    Child(check_reader, READERS[name], examples, runner).result(PROCESSOR)
+    Child(check_reader, READERS[name], examples, runner).result(PROCESSOR)  # raises as it did

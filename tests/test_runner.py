@@ -10,7 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS, RUNNERS, VISBACKENDS
 from mmengine.runner import FlexibleRunner, Runner
 from mmengine.visualization import LocalVisBackend
-from small_runs import Points, config, hook_with, small_run, validating
+from small_runs import Points, config, hook_with, small_run, trained_runner, validating
 
 import mmrepro
 from mmrepro import determinism, seeds
@@ -20,9 +20,7 @@ from mmrepro.runner import ReproRunner
 
 
 def trained(cfg):
-    runner = Runner.from_cfg(cfg)
-    runner.train()
-    return runner.model.line.weight.detach().clone()
+    return trained_runner(cfg).model.line.weight.detach().clone()
 
 
 def test_runs_of_the_same_second_share_nothing(tmp_path, monkeypatch):

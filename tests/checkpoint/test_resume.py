@@ -7,7 +7,7 @@ from demo_runs import log_lines, narrow, small
 from harness import Child, run_all, train
 from mmengine.hooks import EarlyStoppingHook, Hook
 from mmengine.runner import Runner
-from small_runs import Points, continued, finish, small_run
+from small_runs import Points, continued, finish, small_run, trained_runner
 from validated_runs import (
     KILLED_AT,
     METRICS_SEEN,
@@ -209,8 +209,7 @@ def test_the_scaler_of_mixed_precision(accumulate, tmp_path, monkeypatch, amp_on
                'optim_wrapper.loss_scale': dict(init_scale=1024.,
                                                 growth_interval=1 + (accumulate == 1)),
                'optim_wrapper.accumulative_counts': accumulate}
-    runner = Runner.from_cfg(settings(tmp_path / 'base', **changes))
-    runner.train()
+    runner = trained_runner(settings(tmp_path / 'base', **changes))
     assert isinstance(runner.optim_wrapper, AmpOptimWrapper)
     check_every_resume_point(tmp_path, changes, everything(runner))
     scales = {torch.load(path, weights_only=False)['optimizer']['loss_scaler']['scale']

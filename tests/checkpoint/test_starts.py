@@ -107,8 +107,7 @@ def test_who_accepts_another_result_may_begin_again(tmp_path):
 
 @pytest.mark.parametrize('loop', LOOPS)
 def test_a_training_that_is_over_may_be_asked_for_again_but_not_for_more(loop, tmp_path):
-    runner = Runner.from_cfg(validating(tmp_path, loop))
-    runner.train()
+    runner = small_runs.trained_runner(validating(tmp_path, loop))
     before = runner.model.line.weight.clone()
     runner.train()
     assert torch.equal(before, runner.model.line.weight)
@@ -209,8 +208,7 @@ def test_a_copied_run_leaves_the_best_checkpoint_of_the_original_alone(tmp_path)
     (original / 'best_iter_2.pth').write_bytes(b'best')
     (original / 'last_checkpoint').write_text(str(original / 'iter_3.pth'))
     shutil.copytree(original, copied)
-    runner = Runner.from_cfg(resumed(copied))
-    runner.train()
+    runner = small_runs.trained_runner(resumed(copied))
     assert runner.message_hub.get_info('best_ckpt') == str(copied / 'best_iter_2.pth')
     assert runner.lifecycle.resume.point.path == str(copied / 'iter_3.pth')
     assert 'copy of' in runner.lifecycle.resume.passed_over[0]
@@ -224,8 +222,7 @@ def test_a_run_publishes_its_last_checkpoint(tmp_path):
     content = torch.load(published, weights_only=False)
     assert set(content) == {'meta', 'state_dict'}
     assert content['state_dict']['line.weight'].numpy().tobytes() == expected['line.weight']
-    runner = Runner.from_cfg(resumed(tmp_path))
-    runner.train()
+    runner = small_runs.trained_runner(resumed(tmp_path))
     runner.load_checkpoint(str(published))  # no state of the resumed run is taken from it
 
 
@@ -252,8 +249,7 @@ def test_the_text_of_the_config_is_formatted_once_for_all_checkpoints(tmp_path, 
 def trained(tmp_path):
     cfg = tiny.validating_and_saving(str(tmp_path / 'run'))
     cfg.log_level = 'INFO'
-    runner = Runner.from_cfg(cfg)
-    runner.train()
+    runner = small_runs.trained_runner(cfg)
     log, = (tmp_path / 'run').glob('*/*.log')
     return runner, log.read_text().rstrip().splitlines()[-1]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from command import exit_code
 
-from mmrepro import cli
 from mmrepro.cli import test, train, training_arguments
 from mmrepro.runs import startup
 
@@ -75,7 +74,7 @@ def test_arguments_are_those_of_the_installed_mmdetection(capsys):
     for verb in ('train', 'test'):
         script = Path(mmdet.__file__).parent / '.mim' / 'tools' / f'{verb}.py'
         theirs = set(re.findall("'(--[^']*)", script.read_text(encoding='utf-8')))
-        pytest.raises(SystemExit, cli.load(verb), ['--help'])
+        assert exit_code(verb, '--help') == 0
         ours = capsys.readouterr().out
         # hidden from the help: the launcher gives it, not a person
         assert {t for t in theirs if t not in ours} == {'--local_rank', '--local-rank'}

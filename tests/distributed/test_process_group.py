@@ -15,6 +15,7 @@ from faults import tiny as tiny_run
 from harness import python
 from mmengine.runner import Runner
 from ranks import free_port, on_ranks
+from small_runs import trained_runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -64,8 +65,7 @@ def train(work_dir):
     cfg = tiny_run.validating_and_saving(work_dir)
     cfg.train_dataloader.dataset.size = 7
     cfg.launcher, cfg.env_cfg = 'pytorch', dict(dist_cfg=dict(backend='nccl', timeout=25))
-    runner = Runner.from_cfg(cfg)
-    runner.train()
+    runner = trained_runner(cfg)
     model = runner.model
     return dict(
         wrapper=type(model).__name__, unused=model.find_unused_parameters,
@@ -74,19 +74,20 @@ def train(work_dir):
         weights=state_digest(dict(model.module.named_parameters())))
 
 
+def wrapped_by_mmengine(model, config=None, cfg=None, **options):
+    runner = types.SimpleNamespace(cfg=cfg or {}, distributed=True)
+    return wrap_model(runner, lambda config, model: Runner.wrap_model(runner, config, model),
+                      config, model, **options)
+
+
 def wrap(rank, world, wrapper, expected):
     config = dict(wrapper) if wrapper is not None else None
-    runner = types.SimpleNamespace(cfg={}, distributed=True)
-
-    def build(wrapper_cfg, model):
-        return Runner.wrap_model(runner, wrapper_cfg, model)
-
     with mock.patch.dict(os.environ, {'LOCAL_RANK': str(rank)}):
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-        wrapped = wrap_model(runner, build, config, model, ordered=True)
+        wrapped = wrapped_by_mmengine(model, config, ordered=True)
         assert type(wrapped).__name__ == expected, wrapped
         assert config == wrapper  # the config's dict is not changed
-        assert wrap_model(runner, build, None, wrapped) is wrapped
+        assert wrapped_by_mmengine(wrapped) is wrapped
         wrapped(torch.ones(1, 3)) if expected != 'MMSeparateDistributedDataParallel' else None
     return [type(m).__name__ for m in wrapped.modules()
             if isinstance(m, DistributedDataParallel) and getattr(m, '_comm_hooks', None)]
@@ -94,11 +95,8 @@ def wrap(rank, world, wrapper, expected):
 
 def wrap_sync_batch_norm(rank, world, layer, cfg):
     torch.manual_seed(1)
-    runner = types.SimpleNamespace(cfg=cfg, distributed=True)
     with mock.patch.dict(os.environ, {'LOCAL_RANK': str(rank)}):
-        wrapped = wrap_model(
-            runner, lambda config, model: Runner.wrap_model(runner, config, model), None,
-            nn.Sequential(nn.Linear(3, 2), layer(2)))
+        wrapped = wrapped_by_mmengine(nn.Sequential(nn.Linear(3, 2), layer(2)), cfg=cfg)
     linear, norm = wrapped.module
     out = wrapped(torch.arange(3.) * (rank + 1) + torch.eye(3))
     out.pow(3).sum().backward()
@@ -115,9 +113,7 @@ def leave(rank, world, port):
     with mock.patch.dict(os.environ, launched('pytorch', rank, world, port)), \
             mock.patch.object(at_exit.atexit, 'register') as registered:
         ensure_process_group('pytorch')
-        runner = types.SimpleNamespace(cfg={}, distributed=True)
-        model = wrap_model(runner, lambda config, model: Runner.wrap_model(runner, config, model),
-                           None, nn.Linear(3, 2), ordered=True)
+        model = wrapped_by_mmengine(nn.Linear(3, 2), ordered=True)
         model(torch.ones(1, 3)).sum().backward()
         agree('a topic', rank, max)
         transport = Transport(dist.group.WORLD)  # of virtual ranks
@@ -145,10 +141,8 @@ class Slow:
 def end_while_gloo_waits_for_the_interpreter():
     """Hold the interpreter's lock from the last operation until the interpreter ends."""
     ensure_process_group('pytorch')
-    runner = types.SimpleNamespace(cfg={}, distributed=True)
     tensors = [torch.ones(1 << 20) for _ in range(4)]
-    model = wrap_model(runner, lambda config, model: Runner.wrap_model(runner, config, model),
-                       None, nn.Linear(3, 2))
+    model = wrapped_by_mmengine(nn.Linear(3, 2))
     sys.setswitchinterval(1000)
     for tensor in tensors:
         dist.all_reduce(tensor, async_op=True)
@@ -158,7 +152,7 @@ def end_while_gloo_waits_for_the_interpreter():
 
 
 def test_no_process_aborts_behind_its_last_line():
-    under_torchrun()
+    under_torchrun()  # checks the exit code
 
 
 def test_threads_of_gloo_end_at_the_end_but_not_behind_an_error(pool):

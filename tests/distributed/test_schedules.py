@@ -1,9 +1,8 @@
 """Whatever runs first: equal bits, or one named error on all ranks, within a number of turns."""
 import json
-from pathlib import Path
 
 import pytest
-from harness import Child
+from harness import ROOT, Child
 from schedule_faults import FAULTS
 from schedules import KINDS, Plan, run_many
 
@@ -34,8 +33,7 @@ def test_so_do_many_more(first):
 
 
 def test_the_published_schedules_are_those_of_the_nightly_run():
-    path = Path(__file__).resolve().parents[2] / 'docs' / 'results' / 'schedules.json'
-    found = json.loads(path.read_text())
+    found = json.loads((ROOT / 'docs' / 'results' / 'schedules.json').read_text())
     assert found['ranges'] == [[0, NIGHTLY]] and found['schedules'] == NIGHTLY
     assert sum(found['kinds'].values()) == NIGHTLY and found['wrong'] == []
 

@@ -171,16 +171,12 @@ def added_up_in_a_ring(self, output, inputs, opts):
         self._count, -1)[self._index].view(output.shape))
 
 
-def norm_of_parts(value):
-    return local(value)
-
-
 FAULTS = {
     'sums in the order of a ring': lambda: mock.patch(
         'mmrepro.distributed.virtual.group.VirtualGroup.reduce_scatter_single',
         added_up_in_a_ring),
     'a norm of parts': lambda: mock.patch(
-        'mmrepro.distributed.virtual.sharded.whole_tensor', norm_of_parts),
+        'mmrepro.distributed.virtual.sharded.whole_tensor', local),
     "FSDP2's function in the graph": lambda: mock.patch.object(
         fsdp2, 'leave_graph_alone', lambda group: None),
     'zeros for parameters without a gradient': lambda: mock.patch.object(

@@ -12,6 +12,7 @@ from mmengine.dist import all_reduce
 from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPERS
+from small_runs import trained_runner
 from torch import nn
 from virtual_runs import run
 
@@ -51,11 +52,6 @@ class TeachingModel(tiny_run.Tiny):
         return found
 
 
-def teacher(cfg):
-    cfg.model.type = 'TeachingModel'
-    cfg.custom_hooks = [dict(type='mmdet.MeanTeacherHook', momentum=0.25)]
-
-
 @HOOKS.register_module(force=True)
 class ReadingHook(Hook):
     """A hook of a user, of whom nobody knows that it writes to no weight; what it reads matters."""
@@ -71,7 +67,10 @@ def reading(cfg):
 
 
 CHANGES = {
-    'a teacher': teacher, 'averages': averages, 'a hook that reads': reading,
+    'a teacher': lambda cfg: cfg.merge_from_dict({
+        'model.type': 'TeachingModel',
+        'custom_hooks': [dict(type='mmdet.MeanTeacherHook', momentum=0.25)]}),
+    'averages': averages, 'a hook that reads': reading,
     # a copy until they begin
     'averages of parameters': lambda cfg: cfg.update(
         custom_hooks=[dict(type='EMAHook', momentum=0.1, begin_iter=3)]),
@@ -105,7 +104,7 @@ def test_shared_weights_have_the_bits_of_separate_ones(cfg, name, tmp_path):
 
 def test_half_precision_with_loss_scaling(cfg, tmp_path, amp_on_cpu):
     def scaled(cfg):
-        meeting(cfg)
+        cfg.model.type = 'MeetingModel'
         cfg.optim_wrapper.update(type='AmpOptimWrapper', clip_grad=dict(max_norm=0.1))
         cfg.optim_wrapper.loss_scale = dict(
             init_scale=2.**127, growth_interval=2)  # the first steps overflow
@@ -134,11 +133,6 @@ class MeetingModel(tiny_run.Tiny):
 register(MeetingModel, 'passes')
 
 
-def meeting(cfg):
-    cfg.model.type = 'MeetingModel'
-    cfg.model.data_preprocessor = dict(type='TinyPreprocessor')
-
-
 @MODELS.register_module(force=True)
 class NotingModel(tiny_run.Tiny):
     """Keeps something of its last pass, as the heads of most detectors do."""
@@ -148,15 +142,11 @@ class NotingModel(tiny_run.Tiny):
         return super().forward(inputs, label, mode)
 
 
-def noting(cfg):
-    cfg.model.type = 'NotingModel'
-
-
 # changes, and the number of ranks
 MORE = {
-    'repeated steps': (noting, 2),
-    'the last step before a checkpoint, repeated': (
-        lambda cfg: (noting(cfg), cfg.train_cfg.update(max_epochs=1)), 2),
+    'repeated steps': (lambda cfg: cfg.merge_from_dict({'model.type': 'NotingModel'}), 2),
+    'the last step before a checkpoint, repeated': (lambda cfg: cfg.merge_from_dict(
+        {'model.type': 'NotingModel', 'train_cfg.max_epochs': 1}), 2),
     # it averages weights that are equal; with seven ranks, that rounds
     'a hook that may round equal weights': (
         lambda cfg: cfg.update(custom_hooks=[dict(type='mmdet.SyncNormHook')]), 7),
@@ -200,16 +190,11 @@ def test_ranks_that_wait_keep_no_gradients():
 
 def trained(cfg, work_dir, look, change=lambda cfg: None, ranks=2):
     """``look(runner)`` of every rank behind a training, in a process of its own."""
-    from mmengine.runner import Runner
     cfg, found = changed(cfg, change), []
     cfg.work_dir, cfg.randomness = str(work_dir), with_virtual_ranks(cfg.randomness, ranks)
 
-    def main():
-        runner = Runner.from_cfg(cfg)
-        runner.train()
-        found.append(look(runner))
-
-    return Child(lambda: on_virtual_ranks(ranks, main) or found).result()
+    return Child(lambda: on_virtual_ranks(
+        ranks, lambda: found.append(look(trained_runner(cfg)))) or found).result()
 
 
 def addresses(runner):

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import fresh
+from harness import ROOT, fresh
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path for folder in ('tutorials', 'how-to')
          for path in sorted((ROOT / 'docs' / folder).glob('*.md'))}
 CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
@@ -206,7 +205,7 @@ def test_sharded_weights(swin, data_root):
     for command, shown in steps('sharded-weights'):
         if 'swin-l.py' in command or command.startswith('mmrepro compare'):
             shown = re.sub(r'[\d.]+ million', '[...] million', shown)
-            swin.type(command.replace('swin-l.py', 'small.py'), shown)
+            swin.type(command.replace('swin-l.py', 'small.py'), shown)  # checks what it says
 
 
 def test_verify_names_the_transform_without_a_traceback(shaded):
@@ -229,7 +228,7 @@ def test_find_a_difference(shaded):
 @pytest.mark.nightly
 def test_sharded_weights_of_a_large_model(swin):
     for step in steps('sharded-weights'):
-        swin.type(*step)
+        swin.type(*step)  # checks the exit code and what is shown
 
 
 @pytest.mark.nightly
@@ -245,7 +244,7 @@ def test_a_page(page, shell):
         for run in RUNS[1:]:
             (shell.folder / 'work_dirs' / run).symlink_to('monday')
     for step in typed:
-        shell.type(*step)
+        shell.type(*step)  # checks the exit code and what is shown
 
 
 # docs/how-to/leave.md: stock MMEngine continues what mmrepro has trained

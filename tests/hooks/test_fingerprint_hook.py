@@ -10,7 +10,7 @@ from demo_runs import narrow, small
 from harness import Child, train
 from mmengine.runner import Runner
 from mmengine.visualization import LocalVisBackend
-from small_runs import config, weights_of
+from small_runs import config, trained_runner, weights_of
 
 from mmrepro.digests import state_digest
 from mmrepro.fingerprint.digest import tensor_digest, to_hex
@@ -32,8 +32,7 @@ def lines(work_dir):
 def trained(work_dir, **change):
     cfg = config(work_dir)
     cfg.merge_from_dict(change)
-    runner = Runner.from_cfg(cfg)
-    runner.train()
+    runner = trained_runner(cfg)
     return runner.model.line.weight.detach().numpy().tobytes(), torch.rand(4).tolist()
 
 

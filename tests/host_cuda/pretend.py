@@ -54,24 +54,11 @@ def all_calls():
     return {name: int(count) for name, count in (line.split('\t') for line in lines)}
 
 
-def forget_calls():
-    _library.forget_calls()
-
-
-def _get_device():
-    return _library.get_device()
-
-
-def _exchange_device(index):
-    return _library.set_device(index)
+forget_calls = _library.forget_calls
 
 
 def _nothing(*args, **kwargs):
     return None
-
-
-def _device_storage(size, device):
-    return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
 
 def _bytes(storage):
@@ -89,7 +76,7 @@ _to_elsewhere = torch.storage._to
 def _to(self, device, non_blocking=False):
     if torch.device(device).type != 'cuda' or self.device == torch.device(device):
         return _to_elsewhere(self, device, non_blocking)
-    moved = _device_storage(self.nbytes(), device)
+    moved = torch.empty(self.nbytes(), dtype=torch.uint8, device=device).untyped_storage()
     _bytes(moved).copy_(_bytes(self))
     return moved
 
@@ -122,9 +109,6 @@ class _Start:
                     None, torch.cuda._lazy_seed_tracker.get_calls())):
                 call()
 
-    def is_done(self):
-        return self.done
-
 
 def _put():
     start = _Start()
@@ -143,14 +127,15 @@ def _put():
     # of an age at which deterministic mode takes no kernels in Triton: they cannot run here
     properties = types.SimpleNamespace(name='host', major=7, minor=0, total_memory=1 << 34,
                                        multi_processor_count=1)
+    # no functions of ctypes, which have no hash: torch._dynamo wants one
     replaced = {
-        '_exchange_device': _exchange_device, '_lazy_init': start,
-        '_maybe_exchange_device': _exchange_device, 'Stream': _nothing,
-        'default_generators': generators,
+        '_exchange_device': lambda index: _library.set_device(index), '_lazy_init': start,
+        '_maybe_exchange_device': lambda index: _library.set_device(index),
+        'Stream': _nothing, 'default_generators': generators,
         'device_count': lambda: DEVICES, 'empty_cache': _nothing, 'Event': _Event,
         'get_device_name': lambda *args: 'host', 'get_device_properties': lambda *args: properties,
         'is_available': lambda: True, 'is_current_stream_capturing': lambda: False,
-        'is_initialized': start.is_done,
+        'is_initialized': lambda: start.done,
         'max_memory_allocated': lambda *args, **kwargs: _library.memory_peak(),
         'memory_allocated': lambda *args, **kwargs: _library.memory_now(),
         'reset_peak_memory_stats': lambda *args: _library.reset_memory_peak(),
@@ -162,7 +147,7 @@ def _put():
         if hasattr(torch.cuda.random, name):  # imported there by name
             setattr(torch.cuda.random, name, value)
     torch.backends.cuda.is_built = lambda: True
-    torch._C._cuda_getDevice = _get_device
+    torch._C._cuda_getDevice = lambda: _library.get_device()
     torch._C._cuda_setDevice = _set_device
     torch._C._cuda_getDriverVersion = lambda: 13000
     torch.UntypedStorage.clone = _clone

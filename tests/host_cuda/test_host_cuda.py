@@ -143,6 +143,7 @@ def test_detectors(on_device, tmp_path, only):
 
 @pytest.mark.nightly
 def test_configs_of_mmdetection(on_device):
+    # its exit code is 1 if a config fails or differs
     on_device('-m', 'dev.zoo', 'yolo', 'atss', 'foveabox', 'reppoints', 'sabl', '--device', 'cuda',
               cwd=COUNT.parents[1], CUBLAS_WORKSPACE_CONFIG=':4096:8')
 
@@ -192,7 +193,7 @@ assert {**first.records, **rest.records} == whole.records
 
 
 def test_a_preempted_training_goes_on(on_device, tmp_path):
-    on_device('-c', PREEMPTED, cwd=tmp_path)
+    on_device('-c', PREEMPTED, cwd=tmp_path)  # whose assertions end it with an error
 
 
 def test_virtual_ranks_do_not_depend_on_the_number_of_processes_and_devices(on_device, tmp_path):

@@ -17,9 +17,9 @@ from mmrepro.ops.mmcv import deform_conv
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
 
-DIFFERENTIABLE = [name for name, case in CASES.items() if case.make(Inputs(True)).leaves]
-# Computed in the precision of the inputs.
-ANY_PRECISION = [name for name in DIFFERENTIABLE if CASES[name].make(Inputs(True)).double]
+# Differentiable, and computed in the precision of the inputs.
+ANY_PRECISION = [name for name, case in CASES.items() for call in [case.make(Inputs(True))]
+                 if call.leaves and call.double]
 # Libraries may divide the inner dimension of a matrix product among threads.
 MATRIX_PRODUCTS = ('DCNv1', 'DCNv2')
 # Inputs of a quarter of a detector's size take seconds.

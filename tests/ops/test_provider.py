@@ -251,13 +251,9 @@ def test_the_guard_trusts_a_forward_whose_backward_was_replaced(compiled_for_cud
 def test_one_line_says_that_kernels_cannot_run(monkeypatch, caplog):
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
     monkeypatch.setattr(ops.triton, 'default_requirement', lambda: 'no triton in this test')
-    before = ops.provider()
-    try:
-        with caplog.at_level('WARNING', 'mmrepro'):
-            ops.use('auto')
-            ops.use('auto')
-    finally:
-        ops.use(before)
+    with ops.using('torch'), caplog.at_level('WARNING', 'mmrepro'):
+        ops.use('auto')
+        ops.use('auto')
     assert [record.message for record in caplog.records] == [
         "operators='auto': PyTorch forms instead of kernels in Triton: no triton in this test"]
 

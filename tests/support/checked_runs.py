@@ -9,7 +9,7 @@ import torch.distributed as dist
 from faults import tiny
 from harness import digest
 from mmengine.registry import MODELS
-from mmengine.runner import Runner
+from small_runs import trained_runner as finish
 
 from dev.user_setups import steps  # noqa: F401  registers set-ups
 from dev.user_setups.setup import SETUPS
@@ -36,13 +36,7 @@ def bits(runner):
         random.getstate(), np.random.get_state()[1])]
 
 
-def finish(cfg):
-    runner = Runner.from_cfg(cfg)
-    runner.train()
-    return runner
-
-
-def stopped(cfg, **expected):
+def stopped(cfg):
     with pytest.raises(StepDiffersError) as caught:
         finish(cfg)
     return str(caught.value)

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
 from dev.children import Child, run_all
 from mmrepro.digests import state_digest as digest
 
@@ -21,44 +24,39 @@ gc.freeze()  # collections, of which MMEngine asks for many, need not look at mo
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _recorder(with_data):
-    from mmengine.hooks import Hook
+class _Recorder(Hook):
+    priority = 100
 
-    class Recorder(Hook):
-        priority = 100
+    def __init__(self, with_data):
+        self.with_data = with_data
+        self.result = dict(data=[], loss=[], step=[], metrics=[])
 
-        def __init__(self):
-            self.result = dict(data=[], loss=[], step=[], metrics=[])
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if self.with_data:
+            self.result['data'].append(digest(data_batch))
 
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            if with_data:
-                self.result['data'].append(digest(data_batch))
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.result['step'].append(runner.iter)
+        self.result['loss'].append({
+            name: float(value.detach()).hex() for name, value in sorted(outputs.items())})
 
-        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            self.result['step'].append(runner.iter)
-            self.result['loss'].append({
-                name: float(value.detach()).hex() for name, value in sorted(outputs.items())})
+    def after_val_epoch(self, runner, metrics=None):
+        self.result['metrics'].append({name: repr(v) for name, v in sorted(metrics.items())})
 
-        def after_val_epoch(self, runner, metrics=None):
-            self.result['metrics'].append({name: repr(v) for name, v in sorted(metrics.items())})
-
-        def after_run(self, runner):
-            model = getattr(runner.model, 'module', runner.model)
-            self.result['weights'] = digest(model.state_dict())
-            self.result['optimizer'] = digest(runner.optim_wrapper.state_dict())
-            self.result['seed'] = runner.seed
-
-    return Recorder()
+    def after_run(self, runner):
+        model = getattr(runner.model, 'module', runner.model)
+        self.result['weights'] = digest(model.state_dict())
+        self.result['optimizer'] = digest(runner.optim_wrapper.state_dict())
+        self.result['seed'] = runner.seed
 
 
 def train(cfg, work_dir, with_data=True, prepare=lambda runner: None):
     """Train in this process; returns digests of batches, weights, optimizer, and losses as hex."""
-    from mmengine.runner import Runner
     cfg = copy.deepcopy(cfg)
     cfg.work_dir = str(work_dir)
     runner = Runner.from_cfg(cfg)
     prepare(runner)
-    recorder = _recorder(with_data)
+    recorder = _Recorder(with_data)
     runner.register_hook(recorder, priority=100)
     runner.train()
     return recorder.result

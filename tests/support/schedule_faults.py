@@ -1,5 +1,5 @@
 """Faults of orders, planted: schedules have to find each."""
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from unittest import mock
 
 from mmrepro.distributed.virtual.scheduler import Scheduler, VirtualRank
@@ -23,9 +23,8 @@ def _restored_weights():
         if left is not None:
             left.put_back(gradients=False)
 
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(Attributes, '__init__', without))
-        stack.enter_context(mock.patch.object(StepCheck, '_compare', late))
+    with mock.patch.object(Attributes, '__init__', without), \
+            mock.patch.object(StepCheck, '_compare', late):
         yield
 
 

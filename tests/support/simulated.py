@@ -69,10 +69,9 @@ class _Work:
         self._deliver()
 
 
-class _Call:
-    def __init__(self, members: Sequence[int]) -> None:
-        self.members = list(members)
-        self.sent: dict[int, tuple[str, Any]] = {}  # by process: operation, bytes
+class _Call(NamedTuple):
+    members: Sequence[int]
+    sent: dict[int, tuple[str, Any]]  # by process: operation, bytes
 
 
 class Network:
@@ -80,10 +79,7 @@ class Network:
 
     def __init__(self) -> None:
         self.ended: set = set()
-        self._calls: dict[tuple[str, int], _Call] = {}
-
-    def call(self, group: str, number: int, members: Sequence[int]) -> _Call:
-        return self._calls.setdefault((group, number), _Call(members))
+        self.calls: dict[tuple[str, int], _Call] = {}
 
 
 class SimulatedTransport:
@@ -106,7 +102,7 @@ class SimulatedTransport:
                                   f'{self._group}/{self._parts}')
 
     def _begin(self, kind: str, sent: Any, deliver: Callable[[list[Any]], None]) -> _Work:
-        call = self._network.call(self._group, self._count, self._members)
+        call = self._network.calls.setdefault((self._group, self._count), _Call(self._members, {}))
         self._count += 1
         call.sent[self._process] = kind, sent
         return _Work(self._network, call, self._process, lambda: deliver(

@@ -114,10 +114,14 @@ def weights_of(runner):
     return {name: value.numpy().tobytes() for name, value in runner.model.state_dict().items()}
 
 
-def finish(cfg, *hooks):
-    """Train; return the bytes of the weights by name."""
+def trained_runner(cfg, *hooks):
     runner = Runner.from_cfg(cfg)
     for hook in hooks:
         runner.register_hook(hook)
     runner.train()
-    return weights_of(runner)
+    return runner
+
+
+def finish(cfg, *hooks):
+    """Train; return the bytes of the weights by name."""
+    return weights_of(trained_runner(cfg, *hooks))

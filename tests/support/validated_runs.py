@@ -5,8 +5,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, METRICS, MODELS
-from mmengine.runner import Runner
-from small_runs import small_run, validating
+from small_runs import small_run, trained_runner, validating
 
 from mmrepro.digests import state_digest
 
@@ -120,13 +119,9 @@ def everything(runner):
 
 
 def trained(cfg):
-    runner = Runner.from_cfg(cfg)
-    runner.train()
-    return everything(runner)
+    return everything(trained_runner(cfg))
 
 
 def killed(cfg, **when):
-    runner = Runner.from_cfg(cfg)
-    runner.register_hook(Killed(**when))
     with pytest.raises(KeyboardInterrupt):
-        runner.train()
+        trained_runner(cfg, Killed(**when))

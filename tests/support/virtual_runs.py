@@ -2,12 +2,15 @@
 from demo_runs import changed
 from harness import Child, digest
 from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
 from ranks import free_port
 
 from dev.children import join_ranks, silence_output
 from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.unwrap import unwrap
 from mmrepro.distributed.virtual.shards import whole_tensor
+from mmrepro.runs.startup import on_ranks
 
 
 def whole(value):
@@ -19,36 +22,31 @@ def whole(value):
     return whole_tensor(value)
 
 
-def _recorder(lines):
-    from mmengine.hooks import Hook
+class _Recorder(Hook):
+    priority = 100
 
-    class Recorder(Hook):
-        priority = 100
+    def __init__(self, lines):
+        self.lines = lines
 
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            self.data = digest(data_batch)
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.data = digest(data_batch)
 
-        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            model = unwrap(runner.model)
-            lines.append(dict(
-                iteration=runner.iter, data=self.data, losses=digest(dict(outputs)),
-                gradients=digest(whole({name: one.grad for name, one in model.named_parameters()})),
-                weights=digest(whole(dict(model.named_parameters()))),
-                buffers=digest(dict(model.named_buffers())),
-                optimizer=digest(whole(runner.optim_wrapper.state_dict())),
-                averages=digest(whole([hook.ema_model.state_dict() for hook in runner.hooks
-                                       if hasattr(hook, 'ema_model')]))))
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        model = unwrap(runner.model)
+        self.lines.append(dict(
+            iteration=runner.iter, data=self.data, losses=digest(dict(outputs)),
+            gradients=digest(whole({name: one.grad for name, one in model.named_parameters()})),
+            weights=digest(whole(dict(model.named_parameters()))),
+            buffers=digest(dict(model.named_buffers())),
+            optimizer=digest(whole(runner.optim_wrapper.state_dict())),
+            averages=digest(whole([hook.ema_model.state_dict() for hook in runner.hooks
+                                   if hasattr(hook, 'ema_model')]))))
 
-        def after_val_epoch(self, runner, metrics=None):
-            lines.append(dict(iteration=runner.iter, metrics=digest(metrics)))
-
-    return Recorder()
+    def after_val_epoch(self, runner, metrics=None):
+        self.lines.append(dict(iteration=runner.iter, metrics=digest(metrics)))
 
 
 def _process(process, processes, port, cfg):
-    from mmengine.runner import Runner
-
-    from mmrepro.runs.startup import on_ranks
     silence_output()
     if processes > 1:
         join_ranks(process, processes, port)
@@ -58,7 +56,7 @@ def _process(process, processes, port, cfg):
     def main():
         lines = found[get_rank()] = []
         runner = Runner.from_cfg(cfg)
-        runner.register_hook(_recorder(lines), priority=100)
+        runner.register_hook(_Recorder(lines), priority=100)
         runner.train()
 
     on_ranks(cfg, main)

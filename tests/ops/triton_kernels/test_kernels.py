@@ -26,13 +26,14 @@ from mmrepro.ops.mmcv import ms_deform_attn, nms, roi_align
 CLOSE = {torch.float64: 1e-14, torch.float32: 3e-7, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def check_close(found, expected):
-    assert found.shape == expected.shape and found.dtype == expected.dtype
-    found, expected = found.double(), expected.double()
-    assert torch.equal(found.isnan(), expected.isnan())
-    found, expected = found.nan_to_num(), expected.nan_to_num()
-    limit = CLOSE[check_close.dtype] * max(1., float(expected.abs().max()))
-    assert float((found - expected).abs().max()) <= limit
+def check_close(results, wanted, asked=torch.float64):
+    for found, expected in zip(results, wanted):
+        assert found.shape == expected.shape and found.dtype == expected.dtype
+        found, expected = found.double(), expected.double()
+        assert torch.equal(found.isnan(), expected.isnan())
+        found, expected = found.nan_to_num(), expected.nan_to_num()
+        limit = CLOSE[asked] * max(1., float(expected.abs().max()))
+        assert float((found - expected).abs().max()) <= limit
 
 
 def boxes(wave, number, width, height, dtype):
@@ -59,19 +60,16 @@ def align(module, feature, rois, grad, *arguments):
     (torch.float64, 1, True), (torch.float32, 0, True), (torch.float32, 2, False),
     (torch.float16, 0, True), (torch.bfloat16, 2, True)])
 def test_roi_align(interpreted, wave, dtype, sampling_ratio, aligned):
-    check_close.dtype = dtype
     feature, rois = wave(2, 5, 9, 13, dtype=dtype), boxes(wave, 6, 100., 70., dtype)
     grad = wave(6, 5, 3, 2, phase=2., dtype=dtype)
     arguments = (1 / 8, sampling_ratio, 1, aligned)
-    for found, expected in zip(*(align(module, feature, rois, grad, *arguments)
-                                 for module in (interpreted.roi_align_kernels, roi_align))):
-        check_close(found, expected)
+    check_close(*(align(module, feature, rois, grad, *arguments)
+                  for module in (interpreted.roi_align_kernels, roi_align)), dtype)
 
 
 def test_roi_align_of_other_layouts(interpreted, wave):
     """One bin, a map of one line, more channels than a program has, tensors that are
     not contiguous, and infinite features and gradients that no sample reads."""
-    check_close.dtype = torch.float64
     feature = wave(1, 9, 40, 70).permute(0, 3, 1, 2)
     rois = torch.tensor([[0., 8, 8, 40, 60], [0, 30, 0, 66, 70]], dtype=torch.float64)
     grad = wave(2, 1, 1, 70).permute(0, 3, 1, 2)
@@ -83,17 +81,15 @@ def test_roi_align_of_other_layouts(interpreted, wave):
                 align(interpreted.roi_align_kernels, changed, rois, grad, 1 / 8, 2, 1, True),
                 align(roi_align, changed, rois, grad, 1 / 8, 2, 1, True)):
             assert found.isfinite().all() and expected.isfinite().all()
-            check_close(found, expected)
+            check_close([found], [expected])
 
 
 def test_roi_align_of_a_box_that_is_no_number(interpreted, wave):
-    check_close.dtype = torch.float64
     rois = torch.tensor([[0., float('nan'), 8, 40, 60], [0, 8, 8, 40, 60]], dtype=torch.float64)
     feature, grad = wave(1, 3, 9, 13), wave(2, 3, 2, 2)
     for ratio in (0, 2):
-        found = align(interpreted.roi_align_kernels, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
-        expected = align(roi_align, feature, rois, grad, 1 / 8, ratio, 1, True)[0]
-        check_close(found, expected)
+        check_close(*(align(module, feature, rois, grad, 1 / 8, ratio, 1, True)[:1]
+                      for module in (interpreted.roi_align_kernels, roi_align)))
 
 
 @pytest.mark.parametrize('box, message', [
@@ -157,7 +153,6 @@ def test_roi_align_of_no_box_and_what_is_refused(interpreted, wave):
 def test_roi_align_of_any_shape(interpreted, wave, data):
     def number(low, high):
         return data.draw(st.integers(low, high))
-    check_close.dtype = torch.float64
     images, rois, channels = number(1, 2), number(1, 3), number(1, 5)
     bins = number(1, 3), number(1, 3)
     feature = wave(images, channels, number(1, 9), number(1, 20))
@@ -166,9 +161,8 @@ def test_roi_align_of_any_shape(interpreted, wave, data):
     arguments = (data.draw(st.sampled_from([1., 1 / 4, 1 / 16])), number(0, 2), 1,
                  data.draw(st.booleans()))
     grad = wave(rois, channels, *bins, phase=2.)
-    for found, expected in zip(align(interpreted.roi_align_kernels, feature, box, grad, *arguments),
-                               align(roi_align, feature, box, grad, *arguments)):
-        check_close(found, expected)
+    check_close(align(interpreted.roi_align_kernels, feature, box, grad, *arguments),
+                align(roi_align, feature, box, grad, *arguments))
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, database=None,
@@ -177,7 +171,6 @@ def test_roi_align_of_any_shape(interpreted, wave, data):
 def test_attention_of_any_shape(interpreted, wave, data):
     def number(low, high):
         return data.draw(st.integers(low, high))
-    check_close.dtype = torch.float64
     shapes = torch.tensor([[number(1, 4), number(1, 4)] for _ in range(number(1, 3))])
     keys = shapes.prod(1)
     batch, queries, heads, points = number(1, 2), number(1, 4), number(1, 3), number(1, 3)
@@ -185,9 +178,8 @@ def test_attention_of_any_shape(interpreted, wave, data):
     inputs = (wave(batch, int(keys.sum()), heads, number(1, 5)), shapes, keys.cumsum(0) - keys,
               wave(*bags, 2) * 0.9 + 0.5, wave(*bags, phase=1.))
     grad = wave(batch, queries, heads * inputs[0].shape[3], phase=2.)
-    for found, expected in zip(attend(interpreted.attention_kernels, *inputs, grad=grad),
-                               attend(ms_deform_attn, *inputs, grad=grad)):
-        check_close(found, expected)
+    check_close(attend(interpreted.attention_kernels, *inputs, grad=grad),
+                attend(ms_deform_attn, *inputs, grad=grad))
 
 
 def test_an_infinite_gradient_stays_where_it_belongs(interpreted, wave):
@@ -244,7 +236,6 @@ def attend(module, *inputs, grad):
 
 @pytest.mark.parametrize('dtype', CLOSE, ids=str)
 def test_attention(interpreted, wave, dtype):
-    check_close.dtype = dtype
     batch, queries, heads, depth, points = 2, 5, 3, 6, 2
     shapes, starts = torch.tensor([[5, 7], [3, 4], [1, 1]]), torch.tensor([0, 35, 47])
     location = (wave(batch, queries, heads, 3, points, 2) * 0.8 + 0.5).to(dtype)
@@ -252,14 +243,12 @@ def test_attention(interpreted, wave, dtype):
     inputs = (wave(batch, 48, heads, depth, dtype=dtype), shapes, starts, location,
               wave(batch, queries, heads, 3, points, phase=1., dtype=dtype))
     grad = wave(batch, queries, heads * depth, phase=2., dtype=dtype)
-    for found, expected in zip(attend(interpreted.attention_kernels, *inputs, grad=grad),
-                               attend(ms_deform_attn, *inputs, grad=grad)):
-        check_close(found, expected)
+    check_close(attend(interpreted.attention_kernels, *inputs, grad=grad),
+                attend(ms_deform_attn, *inputs, grad=grad), dtype)
 
 
 def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
     """Where the taps of all heads are too many at once, groups of heads are used; same bits."""
-    check_close.dtype = torch.float64
     inputs = (wave(2, 12, 4, 5), torch.tensor([[3, 4]]), torch.tensor([0]),
               wave(2, 7, 4, 1, 2, 2) * 0.6 + 0.5, wave(2, 7, 4, 1, 2))
     grad = wave(2, 7, 20)

@@ -29,13 +29,12 @@ class Fault:
 FAULTS = {}
 
 
-def fault(fast=False, runs='B', randomness=None, env=None, ranks=1, resume_at=None, model=None,
-          validate_at=None, **expect):
-    """Register a plant under its name."""
+def fault(iteration=FROM, **row):
+    """Register a plant under its name; what is no field of a fault is expected."""
+    fields = {name: row.pop(name) for name in Fault.__dataclass_fields__ if name in row}
+
     def register(plant):
-        expect.setdefault('iteration', FROM)
-        FAULTS[plant.__name__] = Fault(plant, expect, runs, randomness or {}, env or {}, ranks,
-                                       resume_at, fast, model, validate_at)
+        FAULTS[plant.__name__] = Fault(plant, dict(row, iteration=iteration), **fields)
         return plant
     return register
 

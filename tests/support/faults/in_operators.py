@@ -1,10 +1,12 @@
 """Faults in operators, and values that come in from outside of torch."""
 import os
 import random
+import threading
 import time
 
 import numpy as np
 import torch
+import torch.optim.sgd as sgd
 from faults import tiny
 from faults.fault import FROM, fault, noisy_kernel, planted, replaced
 from torch import nn
@@ -65,14 +67,10 @@ def another_operator(original, self, x):
     return nn.functional.gelu(x)
 
 
-@fault(phase='optimizer', path='backbone.0.weight', operator='aten.add_.Tensor', kind='argument',
-       cause='number from Python')
-def noise_in_the_optimizer(run):
-    import torch.optim.sgd as sgd
-
-    @replaced(sgd, '_single_tensor_sgd')
-    def noisy(original, *args, lr, **kwargs):
-        return original(*args, lr=lr * 1.001, **kwargs)
+@planted(sgd, '_single_tensor_sgd', phase='optimizer', path='backbone.0.weight',
+         operator='aten.add_.Tensor', kind='argument', cause='number from Python')
+def noise_in_the_optimizer(original, *args, lr, **kwargs):
+    return original(*args, lr=lr * 1.001, **kwargs)
 
 
 @fault(fast=True, runs='AB', iteration=0, phase='forward', path='head', operator='aten.add.Tensor',
@@ -129,16 +127,11 @@ def a_buffer_that_is_changed(original, self, x):
     return original(self, x)
 
 
-@fault(phase='forward', path='head', kind='argument', operator='aten.mul.Tensor',
-       cause='value in an attribute', mentions='head.scale')
-def a_number_in_an_attribute(run):
-    @replaced(tiny.Tiny, 'train_step')
-    def scaling(original, self, *args, **kwargs):
-        return original(self, *args, **kwargs)
-
-    @replaced(tiny.QuietHook, 'after_train_iter', since=FROM - 1)
-    def change(original, self, runner, *args, **kwargs):
-        runner.model.head.scale = 1.01
+@planted(tiny.QuietHook, 'after_train_iter', since=FROM - 1, phase='forward', path='head',
+         kind='argument', operator='aten.mul.Tensor', cause='value in an attribute',
+         mentions='head.scale')
+def a_number_in_an_attribute(original, self, runner, *args, **kwargs):
+    runner.model.head.scale = 1.01
 
 
 @planted(tiny.Head, 'forward', since=0, runs='AB', iteration=0, phase='forward', path='head',
@@ -184,8 +177,6 @@ def tensors_in_a_set(run):
 
 @fault(runs='AB', phase='forward', cause='threads', mentions='in threaded')
 def a_thread_that_makes_a_number(run):
-    import threading
-
     @replaced(tiny.Tiny, 'forward')
     def threaded(original, self, inputs, label, mode='tensor'):
         found = []

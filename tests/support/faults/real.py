@@ -192,7 +192,7 @@ def _wrong(expect, finding, exit_code):
         value, list) else value for key, value in finding.items()}
     if expect is None:
         return [f'nothing was planted that matters: {finding}']
-    text = Diagnosis(**{key: value for key, value in finding.items()}).text()
+    text = Diagnosis(**finding).text()
     expect = dict(expect)
     mentions = expect.pop('mentions', ())
     wrong = [f'{key}: {finding[key]!r}, not {value!r}' for key, value in expect.items()
