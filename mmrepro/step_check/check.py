@@ -24,6 +24,7 @@ from ..another_process import other_ids
 from ..diagnosis.attributes import record_attributes
 from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
+from ..distributed.virtual.heap import large_blocks_apart
 from ..distributed.virtual.scheduler import current
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record
@@ -57,6 +58,7 @@ class StepCheck:
         # virtual ranks take turns within a pass, and share the numbers of a process
         self._elsewhere: Callable = other_ids if current() is None else nullcontext
 
+    @large_blocks_apart()
     def __call__(self, step: Callable, *args: Any, **kwargs: Any) -> Any:
         """Return what ``step``, the model's ``train_step``, returns.
 

@@ -18,7 +18,7 @@ from virtual_processes import alone, on_processes, results_of, same_for_every_nu
 
 from mmrepro import RandomnessError, on_virtual_ranks
 from mmrepro.digests import state_digest
-from mmrepro.distributed.virtual import entry
+from mmrepro.distributed.virtual import entry, heap
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
 from mmrepro.distributed.virtual.scheduler import current
 from mmrepro.errors import CollectiveMismatch, Deadlock, VirtualRanksError
@@ -132,6 +132,30 @@ def kept_gradients(view):
 def test_gradients_that_the_program_keeps_stay_those_of_the_rank(view):
     assert alone(functools.partial(kept_gradients, view), 2) == [
         [[1], [rank + 1]] * 2 for rank in range(2)]
+
+
+def kept_means(view):
+    """The mean of each step, as the program has it in the end, and where it was."""
+    model, kept = VirtualDataParallel(nn.Linear(3, 2)), []
+    model.sharing = SimpleNamespace(views=True)
+    for step in range(3):
+        model.zero_grad()
+        model(torch.full((1, 3), step + 1.)).sum().backward()
+        kept.append([view(model.module.weight.grad), model.module.weight.grad.data_ptr()])
+    return [(mean.tolist(), place) for mean, place in kept]
+
+
+@pytest.mark.parametrize('view', [lambda mean: mean, torch.detach])
+def test_means_that_the_program_keeps_stay_those_of_the_step(view):
+    for found in alone(functools.partial(kept_means, view), 2):
+        assert [mean for mean, _ in found] == [[[step] * 3] * 2 for step in (1, 2, 3)]
+
+
+@pytest.mark.skipif(not hasattr(torch._C, '_storage_Use_Count'), reason='torch 2.1 has none')
+def test_sums_keep_their_memory_from_step_to_step():
+    for found in alone(functools.partial(kept_means, torch.clone), 4):
+        assert [mean for mean, _ in found] == [[[step] * 3] * 2 for step in (1, 2, 3)]
+        assert len({place for _, place in found}) == 1
 
 
 class TwiceUsed(nn.Module):
@@ -426,7 +450,7 @@ def test_cuda_is_not_started_before_the_runner_has_set_its_variables(monkeypatch
     def start():
         raise AssertionError('CUDA was started')
 
-    monkeypatch.setattr(entry, 'has_accelerator', lambda: True)
+    monkeypatch.setattr(heap, 'has_accelerator', lambda: True)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'current_device', start)
     assert alone(dist.get_rank, 2) == [0, 1]

@@ -1,10 +1,8 @@
 """Run a program on virtual ranks."""
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import platform
 from collections.abc import Mapping
 from typing import Any, Callable, TypeVar
 
@@ -18,7 +16,8 @@ from ...config import RandomnessConfig
 from ...errors import RandomnessError
 from ..agreement import default_timeout
 from ..lost_ranks import naming_lost_ranks
-from ..process_group import LAUNCHERS, ensure_process_group, has_accelerator
+from ..process_group import LAUNCHERS, ensure_process_group
+from . import heap
 from .exchange import Transport
 from .guards import guarded
 from .scheduler import Turns
@@ -27,8 +26,6 @@ from .world import Worlds
 _logger = logging.getLogger('mmrepro')
 
 Result = TypeVar('Result')
-
-M_ARENA_MAX = -8  # of malloc.h
 
 
 def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: str = 'none',
@@ -62,9 +59,7 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
     # a device that was chosen holds for the thread that chose it; asking would start CUDA, before
     # the runner has set the variables that it reads
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    if not has_accelerator() and len(scheduler.ranks) > 1 and platform.libc_ver()[0] == 'glibc':
-        # ranks use memory that others have freed: glibc gives every thread a separate arena
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+    heap.share(scheduler)
 
     def begin() -> Result:
         if device is not None:

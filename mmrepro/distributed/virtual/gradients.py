@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from mmengine.model import MMDistributedDataParallel
@@ -14,58 +14,74 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ...digests import as_bytes
 from ...errors import CollectiveMismatch, VirtualRanksError
 from ...nested import tensors
 from ...scoped import replaced
-from ..reduction_tree import combine_of, nodes_of
+from ..reduction_tree import ReductionTree, combine_of, nodes_of
 from .exchange import Processes
-from .group import Reduce
+from .scheduler import current
 
 BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
 _SUM = dist.ReduceOp.SUM
 
 
-def _users(tensor: Tensor) -> tuple[int, Any]:
-    """Count the references to a local variable of the caller, and to its memory."""
-    # torch 2.1
+def _uses(flat: Tensor) -> Any:
+    """Count who refers to the memory of a tensor."""
+    # torch 2.1 cannot tell: everybody may
     count = getattr(torch._C, '_storage_Use_Count', lambda pointer: object())
-    return sys.getrefcount(tensor), count(tensor.untyped_storage()._cdata)
+    return count(flat.untyped_storage()._cdata)
 
 
-def _users_of_a_new_one() -> tuple[int, Any]:
-    tensor = torch.empty(1)
-    return _users(tensor)
+class _Row:
+    """A sum of each gradient of a bucket: ``flat``, and as views."""
 
+    def __init__(self, bucket: _Bucket) -> None:
+        self.flat = bucket.like.new_zeros(bucket.size + bucket.rest)
+        self.views = bucket.split(self.flat)
+        self._uses = _uses(self.flat)
 
-_NO_OTHERS = _users_of_a_new_one()
+    def is_free(self) -> bool:
+        """Whether nobody else has views, as gradients."""
+        return bool(_uses(self.flat) == self._uses)
 
 
 class _Bucket:
-    """Gradients that travel together, in memory that is kept from step to step.
+    """Gradients that travel together, and their sums, in memory that is kept from step to step.
+
+    A node of the trees of gradients is a row.
 
     Args:
         tensors: Like the gradients, by number.
-        nodes: How many each process has of a tree.
-        mine: The number of this process.
-        device: Of what processes exchange.
+        processes: The number of processes, among which a sum is divided.
+        nodes: The number of rows that are kept.
     """
 
-    def __init__(self, tensors: dict[int, Tensor], nodes: Sequence[int], mine: int,
-                 device: torch.device) -> None:
+    def __init__(self, tensors: dict[int, Tensor], processes: int, nodes: int) -> None:
         self.numbers, self._shapes = list(tensors), [one.shape for one in tensors.values()]
         self.size = sum(shape.numel() for shape in self._shapes)
-        self._rest = -self.size % len(nodes)  # each process adds up a part of the same size
-        like = next(iter(tensors.values()))
-        self.flat = [like.new_zeros(self.size + self._rest) for _ in range(nodes[mine])]
-        self.received = torch.empty(max(nodes) * len(as_bytes(self.flat[0])), dtype=torch.uint8,
-                                    device=device)
+        self.rest = -self.size % processes  # each process adds up a part of the same size
+        self.like = next(iter(tensors.values())).detach()
+        memory = self.like.new_empty(max(shape.numel() for shape in self._shapes))
+        self.products = [memory[:shape.numel()].view(shape) for shape in self._shapes]
+        self.received: Any = None  # memory for what processes send
+        self.rows: list[_Row] = []  # of the pass under way
+        self._kept: list[_Row] = []
+        self._nodes = nodes
         self.left = 0  # gradients that are still to come
         self.finish: Any = None  # returns the sum, see Processes.begin
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split([*(shape.numel() for shape in self._shapes), self._rest])
+        parts = flat.split([*(shape.numel() for shape in self._shapes), self.rest])
         return [part.view(shape) for part, shape in zip(parts, self._shapes)]
+
+    def row(self, number: int) -> _Row:
+        if number == len(self.rows):
+            row = next((row for row in self._kept if row not in self.rows and row.is_free()), None)
+            if row is None:
+                row = _Row(self)
+                self._kept = [*self._kept, row][-self._nodes:]
+            self.rows.append(row)
+        return self.rows[number]
 
 
 class GradientSums:
@@ -79,28 +95,34 @@ class GradientSums:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._mine = processes.members[processes.mine]
-        # a process with one rank writes into the bucket, and its gradients stay to take the mean
+        self._order = [*self._mine, -1]  # in which a tree takes ranks
+        # the gradients of a process with one rank stay to take the mean
         self.direct = len(self._mine) == 1 and not processes.alone
         self._kinds: list[Any] = []
         self._buckets: list[_Bucket] = []
-        self._places: dict[int, tuple[_Bucket, Tensor]] = {}  # by number of the gradient
-        self._sums: list[Reduce] = []  # of the pass under way
+        self._places: dict[int, tuple[_Bucket, int]] = {}  # by number of the gradient
+        self._trees: list[ReductionTree] = []  # of the pass under way; values are views of rows
+        self._come: list[int] = []  # how many ranks each tree has
+        self._early: dict[tuple[int, int], Tensor] = {}  # of ranks that a lower one has to precede
         self._begun = 0  # buckets that were sent
+        self.viewing = 0  # ranks that take views of the sums as gradients
+        self.holders = 0  # ranks that have such gradients, of the last pass
 
     def open(self, tensors: Sequence[Tensor]) -> None:
         """Take on the gradients of a pass, which are like ``tensors``; every rank calls it."""
         kinds = [(one.shape, one.dtype, one.device) for one in tensors]
-        if self._sums and kinds != self._kinds:
+        if self._trees and kinds != self._kinds:
             raise CollectiveMismatch('the trainable parameters of this rank have other shapes or '
                                      'types than those of another rank')
-        if self._sums:
+        if self._trees:
             return
-        if kinds != self._kinds and not self._processes.alone:
+        if kinds != self._kinds:
             self._make_buckets(tensors)
         self._kinds, self._begun = kinds, 0
-        self._sums = [Reduce(self._processes, _SUM) for _ in kinds]
+        self._trees = [ReductionTree(combine_of(_SUM)) for _ in kinds]
+        self._come = [0] * len(kinds)
         for bucket in self._buckets:
-            bucket.left = len(self._mine) * len(bucket.numbers)
+            bucket.left, bucket.rows = len(self._mine) * len(bucket.numbers), []
 
     def _make_buckets(self, tensors: Sequence[Tensor]) -> None:
         """Fill buckets in the order in which backward passes come to most parameters."""
@@ -115,31 +137,44 @@ class GradientSums:
                 group = filling[tensor.dtype, tensor.device] = {}
                 groups.append(group)
             group[number] = tensor
-        nodes = [len(nodes_of(ranks)) for ranks in self._processes.members]
-        self._buckets = [_Bucket(group, nodes, self._processes.mine, self._processes.device)
-                         for group in groups]
-        self._places = {number: (bucket, view) for bucket in self._buckets
-                        for number, view in zip(bucket.numbers, bucket.split(bucket.flat[0]))}
+        self._buckets = [_Bucket(group, len(self._processes.members),
+                                 len(self._mine).bit_length() + 1) for group in groups]
+        if not self._processes.alone:
+            nodes = max(len(nodes_of(ranks)) for ranks in self._processes.members)
+            for bucket in self._buckets:
+                bucket.received = torch.empty(
+                    nodes * bucket.row(0).flat.nbytes, dtype=torch.uint8,
+                    device=self._processes.device)
+        self._places = {number: (bucket, place) for bucket in self._buckets
+                        for place, number in enumerate(bucket.numbers)}
 
-    def put(self, rank: int, number: int, gradient: Tensor, factor: float,
-            own: bool = False) -> None:
-        """Add a gradient, times ``factor``; ``own``: it may be overwritten."""
-        if self.direct:
-            torch.mul(gradient, factor, out=self._places[number][1])
-        else:
-            self._sums[number].add(rank, gradient.mul_(factor) if own else gradient * factor)
-        if self._buckets:
-            self._places[number][0].left -= 1
-        while self._begun < len(self._buckets) and not self._buckets[self._begun].left:
+    def put(self, rank: int, number: int, gradient: Tensor, factor: float) -> None:
+        """Add a gradient, times ``factor``."""
+        if rank != self._order[self._come[number]]:
+            self._early[number, rank] = gradient * factor
+            return
+        self._add(rank, number, gradient, factor)
+        while self._early and (key := (number, self._order[self._come[number]])) in self._early:
+            self._add(key[1], number, self._early.pop(key), 1)
+        while not self._processes.alone and self._begun < len(self._buckets) and \
+                not self._buckets[self._begun].left:
             self._begin(self._buckets[self._begun])
             self._begun += 1
 
+    def _add(self, rank: int, number: int, gradient: Tensor, factor: float) -> None:
+        """Add the gradient of the next rank: to a row of its own, or to that of the rank before."""
+        bucket, place = self._places[number]
+        tree = self._trees[number]
+        joins = rank % 2 and tree.nodes and tree.nodes[-1][:2] == (0, rank - 1)
+        memory = bucket.products if joins else bucket.row(len(tree.nodes)).views
+        tree.add_leaf(rank, torch.mul(gradient, factor, out=memory[place]))
+        self._come[number] += 1
+        bucket.left -= 1
+
     def _begin(self, bucket: _Bucket) -> None:
-        if not self.direct:
-            nodes = [self._sums[number].drain() for number in bucket.numbers]
-            for flat, *row in zip(bucket.flat, *nodes):
-                torch.cat([node.value.reshape(-1) for node in row], out=flat[:bucket.size])
-        bucket.finish = self._processes.begin(bucket.flat, bucket.received, aside=True)
+        nodes = len(self._trees[bucket.numbers[0]].nodes)
+        bucket.finish = self._processes.begin([row.flat for row in bucket.rows[:nodes]],
+                                              bucket.received, aside=True)
 
     # an operation in which the ranks meet, see Meeting
 
@@ -148,11 +183,17 @@ class GradientSums:
         self.put(rank, len(self._kinds) - 1, used, 1)
 
     def finish(self) -> list[Tensor]:
-        sums, self._sums = self._sums, []
-        if self._processes.alone:
-            return [one.finish() for one in sums]
-        roots = {number: view for bucket in self._buckets for number, view in zip(
-            bucket.numbers, bucket.split(bucket.finish(combine_of(_SUM))))}
+        trees, self._trees = self._trees, []
+        self.holders, self.viewing = self.viewing, 0
+        roots: dict[int, Tensor] = {}
+        for bucket in self._buckets:
+            if self._processes.alone:
+                for number in bucket.numbers:
+                    trees[number].root()
+                flat = bucket.rows[0].flat
+            else:
+                flat, bucket.finish = bucket.finish(combine_of(_SUM)), None
+            roots.update(zip(bucket.numbers, bucket.split(flat)))
         return [roots[number] for number in range(len(roots))]
 
 
@@ -203,7 +244,7 @@ class VirtualDataParallel(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this rank; a copy shares no weights and no process group."""
         return {**self.__dict__, '_group': None, 'sharing': None, 'sharding': None,
-                '_sums': None}
+                '_sums': None, '_views': False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -226,6 +267,10 @@ class VirtualDataParallel(nn.Module):
             self._sums = self._group.of_processes(GradientSums, 'the sums of gradients')
         if torch.is_grad_enabled():
             self._leave_common_sums()
+        if average and self._sums.holders:
+            # the sums of this pass can take the memory
+            scheduler: Any = current()
+            scheduler.wait(lambda: not self._sums.holders, 'a forward pass')
         outputs = self.module(*args, **kwargs)
         self._take_buffers = average
         begin = self._begin if average else self._begin_local
@@ -256,10 +301,10 @@ class VirtualDataParallel(nn.Module):
         parameters = self.module.parameters() if self.sharding is None else \
             self.sharding.left_whole
         self._trained = [value for value in parameters if value.requires_grad]
-        self._used = torch.zeros(len(self._trained), dtype=torch.int32)
+        self._used = np.zeros(len(self._trained), np.int32)
         self._missing = dict.fromkeys(range(len(self._trained)))
         if self._trained:
-            self._sums.open([*self._trained, self._used])
+            self._sums.open([*self._trained, torch.from_numpy(self._used)])
         if hasattr(Tensor, 'register_post_accumulate_grad_hook'):  # torch 2.1
             self._handles = [
                 value.register_post_accumulate_grad_hook(functools.partial(self._ready, number))
@@ -291,7 +336,6 @@ class VirtualDataParallel(nn.Module):
                 'torch.utils.checkpoint, which began later than the first step: give it '
                 'use_reentrant=False')
 
-    @torch.no_grad()
     def _move_gradient(self, number: int) -> None:
         """Move a gradient into the sums, to free it while other ranks run."""
         del self._missing[number]
@@ -306,14 +350,14 @@ class VirtualDataParallel(nn.Module):
             self._used[number] = 1
             if not self._sums.direct:
                 parameter.grad = None
-        own = _users(gradient) == _NO_OTHERS
-        self._sums.put(self._group.rank(), number, gradient, 1. / self._group.size(), own)
+        # without the graph that create_graph=True gives it
+        self._sums.put(self._group.rank(), number, gradient.detach(), 1. / self._group.size())
 
     def _rest(self) -> Tensor:
         """Move the gradients that are left, and return which there are."""
         for number in list(self._missing):
             self._move_gradient(number)
-        return self._used
+        return torch.from_numpy(self._used)
 
     @torch.no_grad()
     def _reduce(self) -> None:
@@ -325,9 +369,10 @@ class VirtualDataParallel(nn.Module):
             self.sharding.end_backward(average=True)
         if not self._trained:
             return
+        self._views = self.sharing is not None and self.sharing.views
+        self._sums.viewing += self._views
         *means, counts = self._group.meet(
             f'the average of {len(self._trained)} gradients', self._rest, lambda: self._sums)
-        self._views = self.sharing is not None and self.sharing.views
         taken: set[int] = set()
         for parameter, mean, count in zip(self._trained, means, counts.tolist()):
             if count and self._views:
@@ -343,7 +388,10 @@ class VirtualDataParallel(nn.Module):
 
     def _leave_common_sums(self) -> None:
         """Copy gradients that are views of sums of all ranks, before this rank adds to them."""
-        for parameter in self.module.parameters() if self._views else ():
+        if not self._views:
+            return
+        for parameter in self._trained:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
         self._views = False
+        self._sums.holders -= 1

@@ -16,9 +16,7 @@ or test, when a checkpoint is saved, and at the end of the training.
 """
 from __future__ import annotations
 
-import ctypes
 import functools
-import platform
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -30,7 +28,7 @@ from torch import Tensor, nn
 from ...digests import as_bytes, exact_digest
 from ...errors import RandomnessError, VirtualRanksError
 from ..unwrap import unwrap
-from . import weight_hooks
+from . import heap, weight_hooks
 from .group import Collect
 from .scheduler import Scheduler, current
 from .sharded import shard_weights
@@ -162,8 +160,7 @@ class Shared:
         if not self.problem:
             for start in starts[1:]:
                 self.lend(start)
-            if platform.libc_ver()[0] == 'glibc':  # would keep the copies of the ranks, in pieces
-                ctypes.CDLL(None).malloc_trim(0)
+            heap.trim()  # it would keep the copies of the ranks, in pieces
             self.remember()
 
     def lend(self, start: _Start) -> None:
