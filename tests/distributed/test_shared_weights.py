@@ -211,6 +211,23 @@ def test_one_copy_whatever_hooks_there_are(cfg, tmp_path):
     assert len(first) == 3 and first == second
 
 
+@HOOKS.register_module(force=True)
+class StepNotingHook(Hook):
+    """Counts the parameters of the optimizer before and behind its steps."""
+
+    def before_train(self, runner):
+        optimizer, runner.counts = runner.optim_wrapper.optimizer, []
+        for watch in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+            watch(lambda optimizer, *_: runner.counts.append(
+                sum(len(group['params']) for group in optimizer.param_groups)))
+
+
+def test_hooks_of_steps_see_the_parameters_of_the_optimizer_on_every_rank(cfg, tmp_path):
+    first, second = trained(cfg, tmp_path, lambda runner: runner.counts, lambda cfg: cfg.update(
+        custom_hooks=[dict(type='StepNotingHook')]))
+    assert first == second and len(set(first)) == 1 and first[0] > 0
+
+
 def test_a_second_training_of_a_runner_is_refused(cfg, tmp_path):
     with pytest.raises(RuntimeError, match="train.. was called before.*virtual_ranks.memory='sepa"):
         trained(cfg, tmp_path, lambda runner: runner.train(), averages)

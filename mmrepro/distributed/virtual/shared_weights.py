@@ -122,8 +122,7 @@ class _Start:
 
     def settings(self) -> list[dict[str, Any]]:
         """Return learning rates and so on, group by group."""
-        return [{key: value for key, value in group.items() if key != 'params'}
-                for group in self.optimizer.param_groups]
+        return [{**group, 'params': None} for group in self.optimizer.param_groups]
 
     @functools.cached_property
     def state_digest(self) -> str:
@@ -306,24 +305,22 @@ class Member:
         return result
 
     def _step_without_parameters(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call torch's step while the parameter groups are empty.
+        """Call torch's step while the optimizer has no parameter groups.
 
         It calls the user's hooks of steps and counts, as on any rank, and finds nothing to change.
-        The groups are emptied by the last hook before the step, because others may look at them.
+        The groups are away between the last hook before the step and the first one behind it.
         """
-        groups = self._mine.optimizer.param_groups
-        parameters = self._mine.parameter_groups()
-
-        def empty(*_: Any) -> None:
-            for group in groups:
-                group['params'] = []
-
+        optimizer = self._mine.optimizer
+        groups = optimizer.param_groups
+        away = optimizer.register_step_pre_hook(lambda *_: setattr(optimizer, 'param_groups', []))
+        back = optimizer.register_step_post_hook(
+            lambda *_: setattr(optimizer, 'param_groups', groups))
+        optimizer._optimizer_step_post_hooks.move_to_end(back.id, last=False)
         try:
-            with self._mine.optimizer.register_step_pre_hook(empty):
+            with away, back:
                 return step(*args, **kwargs)
         finally:
-            for group, before in zip(groups, parameters):
-                group['params'] = before
+            optimizer.param_groups = groups
 
 
 def _checksum(tensor: Tensor) -> Tensor:
