@@ -65,10 +65,8 @@ class _Variable(NamedTuple):
 
 
 class UserVariables:
-    """The variables of the user's modules, classes and functions, with their values.
-
-    Args:
-        things: the modules of their classes are looked at, and what these import of the user's.
+    """The variables, with their values, of the modules that have the classes of ``things``, and of
+    what these import of the user's.
     """
 
     def __init__(self, things: Iterable[Any]) -> None:
@@ -104,11 +102,7 @@ class UserVariables:
 
     @contextmanager
     def as_captured(self, paths: Collection[str] | None = None) -> Iterator[None]:
-        """Give changed variables copies of the captured values inside the block.
-
-        Args:
-            paths: of the variables to which this is restricted.
-        """
+        """Give changed variables (of ``paths``) copies of the captured values inside the block."""
         before = []
         try:
             for path, owner, name, content, _ in self._changed():

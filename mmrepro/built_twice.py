@@ -40,12 +40,9 @@ def quiet() -> Iterator[None]:
 
 
 def compare(what: str, first: Any, second: Any, logger: logging.Logger) -> None:
-    """Compare two models, datasets or samplers.
+    """Compare two models, datasets or samplers; ``what`` they are is for the message.
 
     A number or text that differs is a warning: it may be for a log only.
-
-    Args:
-        what: 'model', 'dataset', ... for the message.
 
     Raises:
         BuildDiffersError: weights, arrays or containers differ; names the first one.

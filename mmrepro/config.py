@@ -449,11 +449,10 @@ def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Se
                     kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Return the arguments of a call by name, and whether ``function`` takes ``randomness``.
 
+    Those that it takes as ``*args`` get ``names``.
+
     >>> named_arguments(lambda model, **rest: None, [], [1], dict(randomness={}))
     ({'model': 1, 'randomness': {}}, True)
-
-    Args:
-        names: of the positional arguments that ``function`` takes as ``*args``.
     """
     signature = inspect.signature(function)
     named: dict[str, Any] = {}

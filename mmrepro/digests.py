@@ -92,10 +92,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[int, ...],
             exact: bool) -> None:
-    """Add a value to a digest.
-
-    Args:
-        above: ids of the objects that hold the value, because objects may refer to each other.
+    """Add a value to a digest. It is held by the objects with the ids ``above``, and may hold them.
     """
     def update(part: Any, within: tuple[int, ...] = above) -> None:
         _update(digest, write, part, within, exact)

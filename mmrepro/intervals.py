@@ -5,9 +5,6 @@ from __future__ import annotations
 def is_due(count: int, interval: int = 0) -> bool:
     """Whether the ``count``-th occurrence, counted from 1, is checked.
 
-    Args:
-        interval: every ``interval``-th occurrence is checked as well; 0: none.
-
     >>> [count for count in range(1, 13) if is_due(count, interval=6)]
     [1, 2, 4, 6, 8, 12]
     """

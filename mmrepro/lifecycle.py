@@ -80,12 +80,7 @@ class RunLifecycle:
         self.validation = ValidationCheck(self.config.deterministic)
 
     def set_seed(self, config: RandomnessConfig, cfg: Any) -> None:
-        """Put the randomness in force, once all ranks know the seed.
-
-        Args:
-            config: with the seed in effect.
-            cfg: the config of the run, ``randomness`` included.
-        """
+        """Put the randomness in force, once all ranks know the seed; ``cfg`` is the run's."""
         self.config = config
         self.process.apply(config)
         self.facts = collect_facts(cfg, config.as_dict(), get_world_size())

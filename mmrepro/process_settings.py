@@ -14,13 +14,10 @@ _FREE_FLAGS = ('torch.utils.deterministic.fill_uninitialized_memory', )
 
 
 class ProcessSettings:
-    """Settings of one runner.
+    """Settings of one runner, whose seed need not be known yet.
 
     They belong to the process, and the last runner that was built has set them: :meth:`hold` puts
     those of this runner in force again.
-
-    Args:
-        config: of the runner; the seed need not be known yet.
 
     Attributes:
         report: what :func:`mmrepro.determinism.enable` returned.
@@ -34,11 +31,7 @@ class ProcessSettings:
         self._reported: set[str] = set()
 
     def set_flags(self, cudnn_benchmark: bool | None) -> None:
-        """Set flags and variables, before the first use of CUDA.
-
-        Args:
-            cudnn_benchmark: what ``env_cfg`` says; None: nothing.
-        """
+        """Set flags and variables, before the first use of CUDA, as ``env_cfg`` says."""
         self._cudnn_benchmark = cudnn_benchmark
         self._enable()
 

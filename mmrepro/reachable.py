@@ -58,10 +58,7 @@ class Walk:
 
 
 def items(content: Any, path: str, attributes: bool = False) -> list[Named]:
-    """Name the items of a container.
-
-    Args:
-        attributes: ``content`` has the attributes of an object by name.
+    """Name the items of a container, or the attributes of an object in a mapping.
 
     >>> items({'a': 1}, 'x'), items([2], 'x'), items({'a': 1}, 'x', attributes=True)
     ([("x['a']", 1)], [('x[0]', 2)], [('x.a', 1)])

@@ -96,11 +96,7 @@ def mismatch(value: Any, shape: Any, name: str = '') -> str | None:
 
 
 def write_whole(path: str, text: str, encoding: str | None = 'utf-8') -> None:
-    """Write a text file that holds its old content or all of the new one, whenever it is read.
-
-    Args:
-        encoding: None: that of the locale.
-    """
+    """Write a text file that holds its old content or all of the new one, whenever it is read."""
     partial = f'{path}.partial'
     with open(partial, 'w', encoding=encoding) as file:
         file.write(text)

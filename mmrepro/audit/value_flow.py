@@ -21,9 +21,7 @@ COMPUTES = re.compile(r'(numpy|torch|random|math)\.|.*[a-z]_$')
 def reaches(call: ast.expr, function: ast.AST, full_name: Callable[[ast.AST], str]) -> str:
     """Return where the result of ``call`` goes in ``function``: ``"results['img']"``, or ''.
 
-    Args:
-        function: that has the call, or the module; variables of a module are values.
-        full_name: the dotted name of a node, with aliases resolved.
+    ``function`` may be a module, whose variables are values. ``full_name`` resolves aliases.
     """
     of_module, name = isinstance(function, ast.Module), getattr(function, 'name', '')
     nodes = list(nodes_of(function) if of_module else ast.walk(function))

@@ -232,9 +232,6 @@ def broadcast_seed(seed: int | None) -> int:
 
     A collective operation; without a process group, a world of one. It touches no generator.
 
-    Args:
-        seed: The same on all ranks.
-
     Returns:
         int: in [0, 2**32), if ``seed`` is.
 

@@ -175,13 +175,9 @@ def ensure_process_group(launcher: str, env_cfg: Mapping[str, Any] = {}) -> bool
 def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Module],
                model_wrapper_cfg: Config | None, model: nn.Module,
                ordered: bool = False) -> nn.Module:
-    """Wrap a model as ``Runner.wrap_model`` does, on the CPU too.
+    """Wrap a model as ``Runner.wrap_model`` (``build``, bound) does, on the CPU too.
 
-    Args:
-        runner: Its ``cfg`` is read.
-        build: The original method, bound.
-        model_wrapper_cfg: Of the config; not changed.
-        ordered: Fix the order of gradient sums, see :mod:`mmrepro.distributed.ordered_reduction`.
+    If ``ordered``, sums of gradients get a fixed order, see :mod:`.ordered_reduction`.
     """
     if current() is not None:
         return runner_parts.wrap_model(runner, model_wrapper_cfg, model)

@@ -74,8 +74,7 @@ def finish_of(op: Any, leaves: int) -> Callable[[Tensor], Tensor]:
 class ReductionTree:
     """Reduces leaves, or nodes of other trees, as they are added: ascending, gaps allowed.
 
-    Args:
-        combine: May overwrite values of leaves and nodes: they belong to the tree.
+    Their values belong to the tree, and ``combine`` may overwrite them.
     """
 
     def __init__(self, combine: Combine) -> None:

@@ -165,11 +165,9 @@ def plan(name: str, folder: str, trainings: Sequence[Training],
 def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
             tick: Callable[[], Any] = lambda: None,
             done: Callable[[PlannedRun], Any] = lambda run: None) -> None:
-    """Train all runs, at most ``jobs`` at a time, in the order given.
+    """Train all runs, at most ``jobs`` at a time, in the order given, and call ``done`` with each.
 
-    Args:
-        tick: is called between two looks at the processes; returns True to end all trainings.
-        done: is called with every run that has ended.
+    ``tick`` is called between two looks at the processes; True ends all trainings.
     """
     waiting = [(run, list(run.launches)) for run in runs]
     running: dict[str, LaunchedTraining] = {}

@@ -11,11 +11,8 @@ from mmengine.hooks import Hook
 class StopTraining(BaseException):
     """Raised when the requested iterations are done.
 
-    A BaseException, so that no ``except Exception`` of a hook or a model swallows it.
-
-    Args:
-        done: number of iterations where the loop has not counted the last one yet, because its
-            hooks still run; None: ``runner.iter``.
+    A BaseException, so that no ``except Exception`` of a hook or a model swallows it. ``done`` is
+    their number where the loop has not counted the last one yet, because its hooks still run.
     """
 
     def __init__(self, done: int | None = None) -> None:

@@ -155,11 +155,9 @@ class Processes:
         return sent.to(value.device).view(value.dtype)
 
     def reduce(self, nodes: Sequence[Node], op: Any) -> Tensor:
-        """Return the reduction of the nodes of all processes.
+        """Return the reduction of the nodes of all processes, given those of this one.
 
-        Args:
-            nodes: Those of this process, with flat tensors of the same size and type everywhere,
-                which are overwritten.
+        Their values are flat tensors of the same size and type everywhere, and are overwritten.
         """
         values = [node.value for node in nodes]
         root = _root([node[:2] for node in nodes], values, combine_of(op)) if self.alone \

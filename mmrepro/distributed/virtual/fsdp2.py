@@ -67,11 +67,9 @@ def _blocks_in(part: nn.Module) -> Iterator[nn.Module]:
 class LocalSums:
     """Gradients that a rank adds up over iterations, before ranks take their mean.
 
-    FSDP2 hides them. Between two passes they are the gradients of parameters, as those of whole
-    weights are: all of a tensor, as this rank's part of a sum.
-
-    Args:
-        records: FSDP2's own records of divided parameters, by parameter.
+    FSDP2 hides them, in its ``records`` of divided parameters. Between two passes they are the
+    gradients of parameters, as those of whole weights are: all of a tensor, as this rank's part of
+    a sum.
     """
 
     def __init__(self, mesh: Any, records: dict[nn.Parameter, Any]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from ...errors import VirtualRanksError
-from ..reduction_tree import Node, ReductionTree, combine_of
+from ..reduction_tree import ReductionTree, combine_of
 from .exchange import Processes
 from .scheduler import Scheduler
 
@@ -33,9 +33,7 @@ def _text(name: str, *tensors: Tensor) -> str:
 class Collect:
     """Keeps the values of the ranks of this process.
 
-    Args:
-        merge: Called with the values, in the order of the ranks, when all ranks have come; its
-            result is the operation's.
+    When all have come, the result is ``merge`` of the values, in the order of the ranks.
     """
 
     def __init__(self, merge: Callable[[list[Any]], Any]) -> None:
@@ -68,13 +66,8 @@ class Reduce:
             self._tree.add_leaf(self._next, self._early.pop(self._next))
             self._next = next(self._expected, -1)
 
-    def drain(self) -> list[Node]:
-        """Return the nodes of the ranks of this process, and forget them."""
-        nodes, self._tree.nodes = self._tree.nodes, []
-        return nodes
-
     def finish(self) -> Tensor:
-        return self._processes.reduce(self.drain(), self._op)
+        return self._processes.reduce(self._tree.nodes, self._op)
 
 
 class VirtualGroup(_ProcessGroup):

@@ -46,9 +46,8 @@ class VirtualRank:
 class Meeting:
     """A collective operation that some ranks of this process have come to.
 
-    Args:
-        operation: Has ``add(index, value)``, called as ranks come, and ``finish()``, called when
-            all ranks of this process have come, in the thread of the last one.
+    ``operation.add(index, value)`` is called as ranks come, and ``operation.finish()`` when all
+    ranks of this process have come, in the thread of the last one.
     """
 
     def __init__(self, name: str, operation: Any) -> None:
@@ -277,11 +276,9 @@ def current() -> Scheduler | None:
 
 
 def wait_for_processes(work: Any) -> None:
-    """Let other ranks run until ``work`` of several processes is done.
+    """Let other ranks run until ``work`` of several processes is done: ``work.is_completed()``.
 
-    Args:
-        work: Has ``is_completed()``, and ``wait()``, which raises RuntimeError if a process has
-            ended.
+    ``work.wait()`` raises RuntimeError if a process has ended.
 
     Raises:
         RankStopped: as :meth:`Scheduler.wait`. If a process has ended, all ranks of this process

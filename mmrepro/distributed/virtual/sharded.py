@@ -61,8 +61,7 @@ def problem(runner: Any) -> str:
 class Sharding:
     """The sharded weights of one rank's model, and the state of its optimizer.
 
-    Args:
-        runner: with all weights and states loaded, the same on all ranks.
+    The runner has them loaded, the same on all ranks.
     """
 
     def __init__(self, runner: Any) -> None:
