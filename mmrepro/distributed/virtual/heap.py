@@ -45,10 +45,10 @@ def trim() -> None:
 
 @contextmanager
 def large_blocks_apart() -> Iterator[None]:
-    """Take large blocks from the system inside the block, and give them back when they are free.
+    """Let large blocks for which the heap has no room come from the system, and go back at once.
 
-    It takes more time, and leaves the heap as it was. For steps that are repeated: they are rare,
-    and make the heap grow more than others.
+    It takes more time, and the heap does not grow. For steps that are repeated: they are rare, and
+    make it grow more than others.
     """
     shared = _is_shared(current())
     if shared:
