@@ -105,8 +105,8 @@ class GradientSums:
         self._come: list[int] = []  # how many ranks each tree has
         self._early: dict[tuple[int, int], Tensor] = {}  # of ranks that a lower one has to precede
         self._begun = 0  # buckets that were sent
-        self.viewing = 0  # ranks that take views of the sums as gradients
-        self.holders = 0  # ranks that have such gradients, of the last pass
+        self.coming = 0  # ranks that wait for the sums
+        self.holders = 0  # ranks that have still to copy the last ones, or have views as gradients
 
     def open(self, tensors: Sequence[Tensor]) -> None:
         """Take on the gradients of a pass, which are like ``tensors``; every rank calls it."""
@@ -184,7 +184,7 @@ class GradientSums:
 
     def finish(self) -> list[Tensor]:
         trees, self._trees = self._trees, []
-        self.holders, self.viewing = self.viewing, 0
+        self.holders, self.coming = self.coming, 0
         roots: dict[int, Tensor] = {}
         for bucket in self._buckets:
             if self._processes.alone:
@@ -370,7 +370,7 @@ class VirtualDataParallel(nn.Module):
         if not self._trained:
             return
         self._views = self.sharing is not None and self.sharing.views
-        self._sums.viewing += self._views
+        self._sums.coming += 1
         *means, counts = self._group.meet(
             f'the average of {len(self._trained)} gradients', self._rest, lambda: self._sums)
         taken: set[int] = set()
@@ -385,6 +385,8 @@ class VirtualDataParallel(nn.Module):
                     own = parameter.grad = torch.empty_like(parameter)
                 taken.add(place)
                 own.copy_(mean)
+        if not self._views:
+            self._sums.holders -= 1
 
     def _leave_common_sums(self) -> None:
         """Copy gradients that are views of sums of all ranks, before this rank adds to them."""
