@@ -1,4 +1,4 @@
-"""The part of ``docs/explanation/causes.md`` on replaced code of MMDetection."""
+"""The part of ``docs/reference/causes.md`` on replaced code of MMDetection."""
 from __future__ import annotations
 
 from typing import NamedTuple

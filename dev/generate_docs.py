@@ -63,7 +63,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('../README.md', 'dev/command_line_report.py', lambda: command_line_report.verbs('docs/')),
     ('reference/command-line.md', 'the parsers', command_line_report.lines),
     ('explanation/architecture.md', 'dev/layers.py', layers.table),
-    ('explanation/causes.md', 'dev/causes_report.py', causes_report.entries),
+    ('reference/causes.md', 'dev/causes_report.py', causes_report.entries),
     ('evidence/zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(
         result('zoo_cpu.json')['rows'], result('zoo_packages.json')['rows'])),
     ('evidence/versions.md', 'bash tools/matrix.sh',

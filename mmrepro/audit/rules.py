@@ -12,8 +12,8 @@ from .checks import START_ENV, source_hits
 from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule, when
 
 _AUDIT = page('how-to/audit.md')
-_CAUSES = page('explanation/causes.md')
-_LIMITS = page('explanation/limits.md')
+_CAUSES = page('reference/causes.md')
+_LIMITS = page('reference/limits.md')
 _QUICKSTART = page('tutorials/quickstart.md')
 _STREAMS = page('explanation/streams.md')
 _RUNNER = {'runner_type': 'mmrepro.ReproRunner'}

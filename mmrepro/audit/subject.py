@@ -24,7 +24,7 @@ from .findings import TWO_LINES
 from .running_code import hits_of
 from .sources import Hit, SourceFile
 
-# Packages whose own code was read for docs/explanation/causes.md, or is none of ours to read.
+# Packages whose own code was read for docs/reference/causes.md, or is none of ours to read.
 STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
          'timm', 'transformers', 'numpy', 'builtins', 'albumentations')
 

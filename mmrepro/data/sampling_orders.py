@@ -273,7 +273,7 @@ SAMPLING_ORDERS: dict[str, SamplingOrder] = {
 }
 
 
-# sampler -> (cause in docs/explanation/causes.md, what its stock order does)
+# sampler -> (cause in docs/reference/causes.md, what its stock order does)
 STOCK_FAULTS = {
     'GroupMultiSourceSampler': (
         'C3', "groups are drawn from the main process's global generator"),

@@ -120,7 +120,7 @@ _is_thread_count = re.compile(r'[1-9][0-9]*(,[1-9][0-9]*)*').fullmatch
 # CUDA_LAUNCH_BLOCKING=1 is deliberately not here: work on one stream runs in order without it, so
 # it buys no bit and costs the overlap of host and device. MKL_CBWR is not either: it makes
 # matrix products independent of the number of threads but not convolutions, and it changes the
-# bits of products with one thread (docs/explanation/limits.md). Both are recorded below.
+# bits of products with one thread (docs/reference/limits.md). Both are recorded below.
 ENV = (
     EnvRow('CUBLAS_WORKSPACE_CONFIG', _deterministic(CUBLAS_WORKSPACE, ':16:8'), CUBLAS_WORKSPACE,
            'cuBLAS otherwise sizes its workspace itself and picks kernels that share it between '

@@ -16,7 +16,7 @@ PROCESSOR = tuple(f'environment {name}' for name in (
     'ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'MKL_ENABLE_INSTRUCTIONS', 'ONEDNN_MAX_CPU_ISA'))
 AFTER_HOOK = 'state after the hook'
 OUTSIDE = DifferenceContext.outside_sources
-_CAUSES = page('explanation/causes.md')
+_CAUSES = page('reference/causes.md')
 STATE_SHOWN = 8  # names of tensors, and numbers, of a state
 
 FIX_ENTROPY = 'Seed the generator, or draw from a global one.'

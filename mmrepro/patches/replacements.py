@@ -4,7 +4,7 @@ For each row, attributes of a stock class or module are replaced in place. A reg
 found only where a config names the class as a *string*; pure-Python configs pass the class itself,
 user code subclasses it, a spawned worker unpickles it by its module path. All of these see the
 stock class, so the stock class has to change. It also keeps ``repr``, ``isinstance`` and the path
-in each pickle. ``docs/explanation/causes.md`` says where the stock code is and whom it affects.
+in each pickle. ``docs/reference/causes.md`` says where the stock code is and whom it affects.
 """
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def check_same_bytes():
     """Check that a function of no arguments gives the same bytes for 1 and 2 threads, and again.
 
     With ``multiplies_matrices`` only runs with the same number of threads are compared: libraries
-    may divide the inner dimension of a matrix product among threads: docs/explanation/limits.md.
+    may divide the inner dimension of a matrix product among threads: docs/reference/limits.md.
     """
 
     def check(function, multiplies_matrices=False):

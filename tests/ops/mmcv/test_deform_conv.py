@@ -134,7 +134,7 @@ def test_convolution_and_its_gradients_follow_the_definition_for_any_shape(data)
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason='torch without MKL')
 def test_one_code_path_of_mkl_gives_the_same_bytes_for_any_number_of_threads():
-    """What docs/explanation/limits.md says of MKL_CBWR: products, attention, deform_conv."""
+    """What docs/reference/limits.md says of MKL_CBWR: products, attention, deform_conv."""
     code = '''
 import torch
 import mmrepro
