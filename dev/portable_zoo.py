@@ -217,7 +217,7 @@ def main() -> int:
                                         args.jobs):
             results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             results.setdefault(kind, {}).setdefault(config, {})[host] = found
-            RESULTS.write_text(json.dumps(results, indent=1) + '\n')
+            RESULTS.write_text(json.dumps(results, indent=0) + '\n')
             same = len({json.dumps(outcome(one)) for one in results[kind][config].values()}) == 1
             print(config, host, found['weights'], found['calls'], found.get('resumed', ''),
                   'equal' if same else 'DIFFERENT', flush=True)
