@@ -34,6 +34,9 @@ def _serve(pipe, inherited):
             if group:
                 dist.init_process_group('gloo', store=dist.PrefixStore(str(number), store),
                                         rank=rank, world_size=world, timeout=LIMIT)
+                # a function may end at once, and its connections while others still connect
+                store.set(f'{number}/{rank}', '')
+                store.wait([f'{number}/{other}' for other in range(world)])
             pipe.send((True, function(rank, world, *args)))
         except Exception as error:
             error.__traceback__ = None
