@@ -11,8 +11,11 @@ from mmrepro.verify.kills import attempt
 
 @pytest.fixture
 def forked(monkeypatch):
+    """Return the class that stands for all launched trainings: forks of this process."""
+    made = type('Made', (ForkedTraining, ), dict(logs=[]))
     for module in (attempt, launcher):
-        monkeypatch.setattr(module, 'LaunchedTraining', ForkedTraining)
+        monkeypatch.setattr(module, 'LaunchedTraining', made)
+    return made
 
 
 @pytest.fixture(scope='session')

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 from faults.tiny import tiny
-from launches import ForkedTraining
 from mmcv.transforms import BaseTransform
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS
 
 from mmrepro.cli import demo, golden, localise, replay, verify
 from mmrepro.fingerprint.manifest import read_manifest
-from mmrepro.runs import launcher
-from mmrepro.verify.kills import attempt
 
 CHECKS = ('randomness.self_checks.samples', 'randomness.self_checks.steps')
 SHARED = 'the 2 virtual ranks of this process share weights'
@@ -29,11 +26,8 @@ class Said(logging.Handler):
 
 
 @pytest.fixture
-def logs(monkeypatch):
+def logs(forked):
     """Paths of the output of all trainings; it says what virtual ranks share."""
-    forked = type('Made', (ForkedTraining, ), dict(logs=[]))
-    for module in (launcher, attempt):
-        monkeypatch.setattr(module, 'LaunchedTraining', forked)
     handler, logger = Said(), logging.getLogger('mmrepro')
     logger.addHandler(handler)
     before = logger.level

@@ -3,16 +3,14 @@ import os
 
 import pytest
 from faults.tiny import Tiny, tiny
-from launches import ForkedTraining
+from harness import Child
 from mmengine.registry import MODELS
 from torch import nn
 
 from mmrepro.cli import verify
 from mmrepro.exit_codes import DONE, NOT_VERIFIED
-from mmrepro.runs import launcher
-from mmrepro.runs.child import Training
+from mmrepro.runs.child import Training, train_here
 from mmrepro.runs.config_edits import add_fingerprints
-from mmrepro.runs.launcher import plan, run_all
 from mmrepro.verify import control as module
 
 pytestmark = pytest.mark.usefixtures('forked')
@@ -44,9 +42,7 @@ def reference(tmp_path_factory):
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=2, by_epoch=False)
     add_fingerprints(cfg, 'step')
     cfg.dump(f'{folder}.py')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, 'LaunchedTraining', ForkedTraining)
-        run_all([plan('reference', folder, [Training(f'{folder}.py', folder, iterations=4)])])
+    Child(train_here, Training(f'{folder}.py', folder, iterations=4)).result()
     return folder
 
 
