@@ -8,7 +8,6 @@ import pytest
 from command import exit_code
 from fake_runs import write_log
 
-from mmrepro import cli
 from mmrepro.errors import SeedsError, TrainingError
 from mmrepro.exit_codes import PREEMPTED
 from mmrepro.report.seed_study import report_of, study
@@ -25,12 +24,18 @@ model = dict(type='Detector', width={width})
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path, monkeypatch):
+    """Write a config into the folder in which commands start."""
+    monkeypatch.chdir(tmp_path)
+
     def write(name='base', width=1):
-        path = tmp_path / f'{name}.py'
-        path.write_text(CONFIG.format(width=width))
-        return str(path)
+        Path(f'{name}.py').write_text(CONFIG.format(width=width))
+        return f'{name}.py'
     return write
+
+
+def after(command, option):
+    return command[command.index(option) + 1]
 
 
 @pytest.fixture
@@ -41,8 +46,7 @@ def started(monkeypatch):
     def start(runs):
         command = runs[0].launches[0].command
         commands.append(command)
-        folder = command[command.index('--work-dir') + 1]
-        seed = int(command[command.index('--seed') + 1])
+        folder, seed = after(command, '--work-dir'), int(after(command, '--seed'))
         better = .02 + .001 * seed if 'mine' in command[2] else 0.
         write_log(folder, 2, val=.3 + .01 * (seed % 3) + better)
 
@@ -65,7 +69,7 @@ def ended(monkeypatch):
 
 
 def run(*arguments):
-    return cli.run('seeds', [*arguments, '--no-plots'])
+    return exit_code('seeds', *arguments, '--work-dir', 'out', '--no-plots')
 
 
 @pytest.mark.parametrize('text, expected', [
@@ -84,47 +88,41 @@ def test_seeds_that_are_refused_say_why(text, message):
         parse_seeds(text)
 
 
-def test_every_seed_gets_a_process_and_a_folder(config, started, tmp_path, capsys):
-    path, out = config(), str(tmp_path / 'out')
+def test_every_seed_gets_a_process_and_a_folder(config, started, capsys):
     given = ['--cfg-options', '+a.b=[1,2]', 'model.c=x']
-    assert run(path, '--seeds', '0..2', '--work-dir', out, *given) == 0
-    assert [command[command.index('--seed') + 1] for command in started] == ['0', '1', '2']
+    assert run(config(), '--seeds', '0..2', *given) == 0
+    assert [after(command, '--seed') for command in started] == ['0', '1', '2']
     command = started[0]
-    assert command[:3] == ['mmrepro', 'train', path]
-    assert command[command.index('--work-dir') + 1] == os.path.join(out, 'base', 'seed_0')
+    assert command[:3] == ['mmrepro', 'train', 'base.py']
+    assert after(command, '--work-dir') == os.path.join('out', 'base', 'seed_0')
     assert command[-3:] == given and '--resume' not in command
     said = capsys.readouterr()
     assert '0.3100' in said.out and 'mean' in said.out
     assert 'run 2 of 3: base, seed 1' in said.err
 
 
-def test_a_finished_seed_is_not_run_again_and_an_unfinished_one_is_resumed(
-        config, started, tmp_path, capsys):
-    path, out = config(), str(tmp_path / 'out')
-    run(path, '--seeds', '0..1', '--work-dir', out)
-    folder = Path(out, 'base', 'seed_2')
+def test_a_finished_seed_is_not_run_again_and_an_unfinished_one_is_resumed(config, started, capsys):
+    run(config(), '--seeds', '0..1')
+    folder = Path('out', 'base', 'seed_2')
     folder.mkdir()
     (folder / 'epoch_1.pth').touch()
     started.clear()
-    run(path, '--seeds', '0..3', '--work-dir', out)
-    assert [command[command.index('--seed') + 1] for command in started] == ['2', '3']
+    run('base.py', '--seeds', '0..3')
+    assert [after(command, '--seed') for command in started] == ['2', '3']
     assert ['--resume' in command for command in started] == [True, False]
     assert '2 of 4 runs are there already' in capsys.readouterr().err
 
 
-def test_a_changed_config_is_not_mixed_in(config, started, tmp_path, capsys):
-    path, out = config(), str(tmp_path / 'out')
-    run(path, '--seeds', '0', '--work-dir', out)
-    config(width=2)
-    assert run(path, '--seeds', '0', '--work-dir', out) == 2
+def test_a_changed_config_is_not_mixed_in(config, started, capsys):
+    run(config(), '--seeds', '0')
+    assert run(config(width=2), '--seeds', '0') == 2
     assert 'other settings' in capsys.readouterr().err
-    assert run(path, '--seeds', '0', '--work-dir', out, '--report-only', '--cfg-options',
-               'model.width=1') == 0
+    assert run('base.py', '--seeds', '0', '--report-only', '--cfg-options', 'model.width=1') == 0
     config(width=1)  # another seed in the file itself changes nothing, and neither a work_dir
-    text = Path(path).read_text()
-    Path(path).write_text(text.replace('seed=42', 'seed=7') + "work_dir = 'x'\n")
-    assert cli.run('seeds', [path, '--seeds', '0', '--work-dir', out, '--report-only']) == 0
-    assert {'seeds.png', 'seeds.html', 'seeds.json'} <= set(os.listdir(out))
+    text = Path('base.py').read_text()
+    Path('base.py').write_text(text.replace('seed=42', 'seed=7') + "work_dir = 'x'\n")
+    assert exit_code('seeds', 'base.py', '--seeds', '0', '--work-dir', 'out', '--report-only') == 0
+    assert {'seeds.png', 'seeds.html', 'seeds.json'} <= set(os.listdir('out'))
 
 
 @pytest.mark.parametrize('code, output, error, message', [
@@ -135,8 +133,8 @@ def test_a_changed_config_is_not_mixed_in(config, started, tmp_path, capsys):
     (0, f'mmengine - ERROR - {NOTHING_FOUND}.\n', SeedsError,
      'found nothing at all, for which there is no metric. Train longer'),
 ])
-def test_a_seed_without_a_result_says_why(config, tmp_path, ended, code, output, error, message):
-    job, = jobs_of(config(), 'base', [0], str(tmp_path))
+def test_a_seed_without_a_result_says_why(config, ended, code, output, error, message):
+    job, = jobs_of(config(), 'base', [0], 'out')
     ended(code, output)
     with pytest.raises(error, match=message):
         run_job(job, metrics_of)
@@ -159,10 +157,8 @@ def test_mmdetection_says_so_in_these_words():
     assert NOTHING_FOUND in inspect.getsource(CocoMetric)
 
 
-def test_configs_are_tested_pair_by_pair_and_corrected_for_asking_twice(
-        config, started, tmp_path, capsys):
-    arguments = [config(), '--compare', config('mine', 2), '--seeds', '0..5', '--work-dir',
-                 str(tmp_path / 'o')]
+def test_configs_are_tested_pair_by_pair_and_corrected_for_asking_twice(config, started, capsys):
+    arguments = config(), '--seeds', '0..5', '--compare', config('mine', 2)
     assert run(*arguments) == 0
     assert 'by more than the noise of the seed' in capsys.readouterr().out
     started.clear()
@@ -170,11 +166,10 @@ def test_configs_are_tested_pair_by_pair_and_corrected_for_asking_twice(
     said = json.loads(capsys.readouterr().out)
     assert started == [] and said['test']['larger'] and said['test']['flip_p'] == 2 / 2**6
     assert said['metric'] == 'coco/bbox_mAP' and len(said['values']['mine']) == 6
-    others = ['--compare', config('mine', 2), config('other', 3), *arguments[3:]]
-    assert run(config(), '--compare', *others[2:]) == 1
-    assert run(config(), *others) == 0
+    assert run(*arguments[:4], config('other', 3)) == 1
+    assert run(*arguments, 'other.py') == 0
     assert "Holm's method: mine" in capsys.readouterr().out
-    run(config(), *others, '--json')
+    run(*arguments, 'other.py', '--json')
     said = json.loads(capsys.readouterr().out)
     assert said['test'] is None and set(said['tests']) == {'mine', 'other'}
     assert said['corrected']['mine'] == 2 * said['tests']['mine']['t_p']
@@ -200,12 +195,11 @@ def test_the_page_of_three_configs_has_corrected_values():
     assert "Holm&#x27;s p" in report.html() and report.images['seeds'].startswith(b'\x89PNG')
 
 
-def test_one_stream_varies_at_a_time_and_all_together(config, started, tmp_path, capsys):
-    path, out = config(), str(tmp_path / 'o')
-    assert run(path, '--seeds', '3..5', '--vary', 'init,step', '--work-dir', out) == 0
+def test_one_stream_varies_at_a_time_and_all_together(config, started, capsys):
+    assert run(config(), '--seeds', '3..5', '--vary', 'init,step') == 0
     # all three seeds, then two more of each stream: the first run is that of every stream
-    given = [(command[command.index('--seed') + 1], command[-1],
-              os.path.basename(command[command.index('--work-dir') + 1])) for command in started]
+    given = [(after(command, '--seed'), command[-1], Path(after(command, '--work-dir')).name)
+             for command in started]
     assert [(seed, folder) for seed, _, folder in given] == [
         ('3', 'seed_3'), ('4', 'seed_4'), ('5', 'seed_5'), ('3', 'init_4'), ('3', 'init_5'),
         ('3', 'step_4'), ('3', 'step_5')]
@@ -216,11 +210,11 @@ def test_one_stream_varies_at_a_time_and_all_together(config, started, tmp_path,
     assert 'init, step: the metric stays exactly the same' in said.out
     assert 'run 4 of 7: base, init 4' in said.err
     started.clear()
-    assert run(path, '--seeds', '3..5', '--vary', 'init,step', '--work-dir', out, '--json') == 0
+    assert run('base.py', '--seeds', '3..5', '--vary', 'init,step', '--json') == 0
     shares = json.loads(capsys.readouterr().out)['shares']
     assert started == [] and shares['init'] == dict(value=0, low=0, high=0)
     # an ordinary study shares its runs
-    assert run(path, '--seeds', '3..5', '--work-dir', out) == 0 and started == []
+    assert run('base.py', '--seeds', '3..5') == 0 and started == []
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -230,14 +224,12 @@ def test_one_stream_varies_at_a_time_and_all_together(config, started, tmp_path,
     (['--vary', 'init', '--cfg-options', 'randomness.streams.init=1'], 'fixes randomness.streams'),
     (['--vary', 'init', '--seeds', '0,1'], 'at least 3 seeds, and --seeds 0,1 has 2'),
     (['--vary', 'init', '--compare', 'b.py'], '--compare and --vary exclude each other'),
-    (['--compare', 'BASE'], 'two configs are called base'),
+    (['--compare', 'base.py'], 'two configs are called base'),
     (['--metric', 'coco/map'], 'all have: coco/bbox_mAP'),
     (['--report-only', '--seeds', '0..1'], 'not finished: base, seed 0, base, seed 1'),
 ])
-def test_wrong_usage_is_one_line(config, started, tmp_path, capsys, arguments, message):
-    base = config()
-    arguments = [base if word == 'BASE' else word for word in arguments]
-    assert exit_code('seeds', base, '--work-dir', tmp_path / 'o', '--no-plots', *arguments) == 2
+def test_wrong_usage_is_one_line(config, started, capsys, arguments, message):
+    assert run(config(), *arguments) == 2
     error = capsys.readouterr().err
     assert re.search(message, error), error
 
@@ -251,8 +243,8 @@ def test_seeds_differ_repeat_and_are_not_trained_twice(tmp_path, monkeypatch, ca
     config = os.path.join(HERE, 'toy_config.py')
 
     def values(folder, *more):
-        assert cli.run('seeds', [config, '--work-dir', str(tmp_path / folder), '--no-plots', *more,
-                                 '--json']) == 0
+        assert exit_code('seeds', config, '--work-dir', tmp_path / folder, '--no-plots', *more,
+                         '--json') == 0
         return json.loads(capsys.readouterr().out)['values']['toy_config']
 
     both = values('first', '--seeds', '0..1')

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 from command import exit_code
@@ -13,7 +14,7 @@ import mmrepro  # noqa: F401  attaches itself
 from mmrepro import cli, exit_codes
 from mmrepro.cli import training_arguments
 from mmrepro.errors import ConfigError, StepDiffersError
-from mmrepro.exit_codes import DIFFERENT, READER_LEFT, USAGE
+from mmrepro.exit_codes import DIFFERENT, INTERRUPTED, READER_LEFT, USAGE
 
 
 def test_the_help_names_all_verbs_and_exit_codes_and_unknown_verbs_are_refused(capsys):
@@ -47,18 +48,19 @@ def test_an_earlier_name_works_and_says_the_present_one(given, verb, arguments, 
     assert said.startswith(f'mmrepro {given.split()[0]} is now: mmrepro {verb} --')
 
 
-@pytest.mark.parametrize('verb, said', [
-    ('verify', 'mmrepro verify: interrupted'),
-    ('seeds', 'mmrepro seeds: interrupted; the same command continues'),
-    ('train', 'mmrepro train: interrupted; the same command with --resume continues from the '
-     'latest checkpoint')])
-def test_an_interrupted_verb_says_one_line(verb, said, monkeypatch, capsys):
-    def interrupted(argv):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, 'load', lambda name: interrupted)
-    assert cli.main([verb, 'CONFIG']) == exit_codes.INTERRUPTED == 130
-    assert capsys.readouterr().err == f'\n{said}\n'
+@pytest.mark.parametrize('verb, error, code, said', [
+    ('verify', KeyboardInterrupt, INTERRUPTED, '\nmmrepro verify: interrupted'),
+    ('seeds', KeyboardInterrupt, INTERRUPTED,
+     '\nmmrepro seeds: interrupted; the same command continues'),
+    ('train', KeyboardInterrupt, INTERRUPTED, '\nmmrepro train: interrupted; the same command with '
+     '--resume continues from the latest checkpoint'),
+    ('train', ConfigError('wrong'), USAGE, 'mmrepro train: wrong'),
+    ('train', StepDiffersError('wrong'), DIFFERENT, 'mmrepro train: wrong')])
+def test_an_interrupt_or_an_error_of_mmrepro_is_a_message_and_an_exit_code(
+        verb, error, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(cli, 'load', lambda name: Mock(side_effect=error))
+    assert cli.main([verb, 'CONFIG']) == code
+    assert capsys.readouterr().err == f'{said}\n'
 
 
 @pytest.mark.parametrize('verb', cli.VERBS)
@@ -146,6 +148,11 @@ def test_a_result_that_cannot_be_written_is_said_at_once(command, option, config
     ('train --fingerprint CONFIG', 'step, parameter, module, operator, or no value (put the config '
      'first)'),
     ('compare a b --python python', '--python needs --trace'),
+    ('compare a b --image c', '--image needs --onnx'),
+    ('compare a b --onnx m --trace', '--trace has no meaning with --onnx'),
+    ('test CONFIG x.pth --image A', '--image A --with B: give both'),
+    ('test CONFIG x.pth --image A --with B --tta', '--tta has no meaning with --image'),
+    ('test CONFIG x.pth --image CONFIG --with no.png', 'no.png: no such image'),
     ('test CONFIG x.pth --json r.json', '--json needs --image'),
     ('test CONFIG x.pth --score-thr 0.5', '--score-thr needs --image'),
     ('verify CONFIG --vary kills --iters 2', '--iters has no meaning with --vary kills'),
@@ -181,26 +188,12 @@ def test_annotations_that_are_missing(config, capsys, tmp_path):
     assert 'data_root' in said
 
 
-@pytest.mark.parametrize('error, code', [
-    (ConfigError('wrong'), USAGE), (StepDiffersError('wrong'), DIFFERENT)])
-def test_an_error_of_mmrepro_is_a_message_and_an_exit_code(error, code, monkeypatch, capsys):
-    def fail(argv):
-        raise error
-
-    monkeypatch.setattr(cli, 'load', lambda verb: fail)
-    assert cli.main(['train']) == code
-    assert capsys.readouterr().err == 'mmrepro train: wrong\n'
-
-
 @pytest.mark.parametrize('error', [
     ValueError('of a user'), FileNotFoundError(2, 'No such file', '/no/such/image.png'),
     OSError(28, 'No space left on device', 'work/iter_1.pth'), KeyError('key'),
     BrokenPipeError('to a worker')])
 def test_any_other_error_keeps_its_traceback(error, config, monkeypatch):
-    def fail(cfg):
-        raise error
-
-    monkeypatch.setattr(training_arguments, 'build_runner', fail)
+    monkeypatch.setattr(training_arguments, 'build_runner', Mock(side_effect=error))
     with pytest.raises(type(error)):
         cli.main(['train', str(config)])
 
@@ -221,18 +214,14 @@ def test_an_odd_path_comes_back_in_the_message(path, wanted, capsys, tmp_path, m
 
 @pytest.mark.parametrize('given, level', [([], 'step'), (['module'], 'module')])
 def test_fingerprints_are_added_to_the_hooks_of_the_config(config, monkeypatch, given, level):
-    seen = []
-
-    class Built:
-        def train(self):
-            pass
-
-    monkeypatch.setattr(training_arguments, 'build_runner', lambda cfg: seen.append(cfg) or Built())
+    build = Mock()
+    monkeypatch.setattr(training_arguments, 'build_runner', build)
     hooks = [dict(type='EMAHook'), dict(type='FingerprintHook')]
     config.write_text(config.read_text() + f'custom_hooks = {hooks}\n')
     cli.main(['train', str(config), '--fingerprint', *given])
-    assert [hook.type for hook in seen[0].custom_hooks] == ['EMAHook', 'FingerprintHook']
-    assert seen[0].custom_hooks[1].level == level
+    (cfg, ), _ = build.call_args
+    assert [hook.type for hook in cfg.custom_hooks] == ['EMAHook', 'FingerprintHook']
+    assert cfg.custom_hooks[1].level == level
 
 
 def test_a_process_that_starts_again_has_imported_neither_torch_nor_custom_modules(tmp_path):

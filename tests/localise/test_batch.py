@@ -87,16 +87,6 @@ def test_an_image_that_the_batch_does_not_change_ends_with_0(data_root, tmp_path
     assert rows == [['predictions', 'same bits']]
 
 
-def test_options_that_do_not_fit_and_missing_images_are_said(detector, data_root, tmp_path, capsys):
-    first = images_by_shape(data_root)[0]
-    both = '--image', first, '--with'
-    for words, said in ((both[:2], '--image A --with B: give both'),
-                        ((*both, first, '--tta'), '--tta has no meaning with --image'),
-                        ((*both, 'no.png'), 'no.png: no such image')):
-        assert exit_code('test', *detector, '--work-dir', tmp_path, *words) == 2
-        assert said in capsys.readouterr().err
-
-
 def found(*rows):
     boxes, scores, labels = zip(*rows)
     return InstanceData(bboxes=torch.tensor(boxes), scores=torch.tensor(scores),

@@ -194,12 +194,6 @@ def test_what_cannot_be_compared_is_an_error_in_a_line(detector, data_root, tmp_
         assert code == 2 and reason in error and error.count('\n') == 1, error
 
 
-def test_options_of_other_comparisons_are_refused(tmp_path, capsys):
-    assert asked(capsys, 'a', 'b', '--image', 'c') == (2, 'mmrepro compare: --image needs --onnx\n')
-    assert asked(capsys, '--onnx', 'm', '--trace', 'a', 'b') == (
-        2, 'mmrepro compare: --trace has no meaning with --onnx\n')
-
-
 def test_missing_packages_are_named(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, 'onnx', None)
     file = tmp_path / 'm.onnx'

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,28 +171,25 @@ RANKS, RANK, SINCE = 4, 2, 1
 SIZE = 32  # samples; an epoch of four iterations on four ranks
 
 
-def planted_in(owner, name):
-    """The function replaces a method in one virtual rank, from the second call there on."""
-    def plant(function):
-        original, calls = getattr(owner, name), [0]
+def replace(owner, name, function, calls_per_iteration=1):
+    """Replace a method in one virtual rank, from the second iteration on."""
+    original, calls = getattr(owner, name), [0]
 
-        def method(*args, **kwargs):
-            if dist.get_rank() == RANK:
-                calls[0] += 1
-                if calls[0] > SINCE * function.per_iteration:
-                    return function(original, *args, **kwargs)
-            return original(*args, **kwargs)
+    def method(*args, **kwargs):
+        if dist.get_rank() == RANK:
+            calls[0] += 1
+            if calls[0] > SINCE * calls_per_iteration:
+                return function(original, *args, **kwargs)
+        return original(*args, **kwargs)
 
-        setattr(owner, name, method)
-    return plant
+    setattr(owner, name, method)
 
 
 def in_a_hook(run, moment='after_train_iter'):
     def change(original, self, runner, *args, **kwargs):
         runner.model.module.head.fc.bias.detach().numpy()[0] += 0.5
 
-    change.per_iteration = 1
-    planted_in(QuietHook, moment)(change)
+    replace(QuietHook, moment, change)
 
 
 def in_a_hook_before_the_step(run):
@@ -204,35 +202,24 @@ def in_a_transform(run):
         results['img'] = results['img'] * 1.5
         return results
 
-    brighter.per_iteration = 2  # images of a batch
-    planted_in(TinyJitter, 'transform')(brighter)
+    replace(TinyJitter, 'transform', brighter, calls_per_iteration=2)  # images of a batch
 
 
 def in_an_operator(run):
     def rounded(original, self, x):
         return original(self, x + torch.full((), 1e-4))
 
-    rounded.per_iteration = 1
-    planted_in(Head, 'forward')(rounded)
+    replace(Head, 'forward', rounded)
 
 
-ON_RANKS = {
-    in_a_hook: dict(phase='hook', path='QuietHook.after_train_iter',
-                    cause='hook changes the state'),
-    in_a_hook_before_the_step: dict(phase='hook', path='QuietHook.before_train_iter',
-                                    cause='hook changes the state'),
-    in_a_transform: dict(phase='data', operator='TinyJitter', cause='noise in a transform'),
-    in_an_operator: dict(phase='forward', path='head', operator='aten.full.default'),
+ON_RANKS = {  # -> processes of run B, what is named
+    in_a_hook: (1, dict(phase='hook', path='QuietHook.after_train_iter',
+                        cause='hook changes the state')),
+    in_a_hook_before_the_step: (2, dict(phase='hook', path='QuietHook.before_train_iter',
+                                        cause='hook changes the state')),
+    in_a_transform: (2, dict(phase='data', operator='TinyJitter', cause='noise in a transform')),
+    in_an_operator: (1, dict(phase='forward', path='head', operator='aten.full.default')),
 }
-
-
-class Runs(Forks):
-    def __init__(self, plant):
-        self.plant = plant
-
-    def __call__(self, spec, folder, plan):
-        for job in trainings_of(spec, folder, plan):
-            self.run(spec, job, self.plant if spec.name == 'B' else None)
 
 
 @pytest.fixture
@@ -246,21 +233,20 @@ def rank_config(tmp_path):
     return str(tmp_path / 'config.py')
 
 
-PROCESSES = {in_a_hook: 1, in_a_hook_before_the_step: 2, in_a_transform: 2, in_an_operator: 1}
-
-
-def localised(fault, config, folder, processes):
+def localised(plant, config, folder, processes):
     specs = RunSpec('A', config), RunSpec('B', config, ranks=processes)
-    found = Localiser(specs, str(folder), Runs(fault)).search(3, values=False)
+    launch = Forks(SimpleNamespace(plant=plant, runs='B'), {})
+    found = Localiser(specs, str(folder), launch).search(3, values=False)
     return found, compare(*(str(folder / name / 'fingerprints') for name in 'AB'))
 
 
 @pytest.mark.parametrize('fault', ON_RANKS, ids=lambda one: one.__name__)
 def test_the_virtual_rank_is_named(fault, rank_config, tmp_path):
-    found, comparison = localised(fault, rank_config, tmp_path / 'runs', PROCESSES[fault])
+    processes, expected = ON_RANKS[fault]
+    found, comparison = localised(fault, rank_config, tmp_path / 'runs', processes)
     text = text_of(found)
     assert found.verdict == 'found', text
-    expected = dict(ON_RANKS[fault], rank=RANK, iteration=SINCE)
+    expected = dict(expected, rank=RANK, iteration=SINCE)
     assert {name: getattr(found.diagnosis, name) for name in expected} == expected, text
     assert '(rank 2)' in text
     if fault is in_a_transform:  # what differs before ranks exchange anything

@@ -18,41 +18,34 @@ from mmrepro.localise.sample_recorder import SampleRecorder, read_samples
 from mmrepro.runs.stopping import StopTraining
 
 
-def trained(folder, record):
+def trained(folder, stop, record, **changes):
     torch.set_num_threads(1)
-    runner = Runner.from_cfg(tiny(folder))
-    attach(runner, RecordingPlan(str(folder), 5, record))
+    cfg = tiny(folder)
+    cfg.merge_from_dict(changes)
+    runner = Runner.from_cfg(cfg)
+    attach(runner, RecordingPlan(str(folder), stop, record))
     with pytest.raises(StopTraining):
         runner.train()
     return bits(runner)
 
 
 def test_recording_changes_no_bit_of_the_training(tmp_path):
-    plain, *recorded = [Child(trained, tmp_path / str(i), record).result()
+    plain, *recorded = [Child(trained, tmp_path / str(i), 5, record).result()
                         for i, record in enumerate((None, 2, 4))]
     assert all(one == plain for one in recorded)
 
 
 @pytest.mark.parametrize('start_method', ['fork', pytest.param('spawn', marks=pytest.mark.nightly)])
 def test_samples_are_recorded_in_worker_processes(tmp_path, start_method):
-    def stream(folder, workers):
-        cfg = tiny(folder)
-        cfg.merge_from_dict(SETTINGS)
-        cfg.train_dataloader.num_workers = workers
-        if workers:
-            cfg.train_dataloader.multiprocessing_context = start_method
-        runner = Runner.from_cfg(cfg)
-        attach(runner, RecordingPlan(str(folder), 1, 1))
-        with pytest.raises(StopTraining):
-            runner.train()
-
     samples = []
     for workers in (0, 2):
-        (tmp_path / str(workers)).mkdir()
-        Child(stream, tmp_path / str(workers), workers).result()
-        found = [record for record in read_stream(str(tmp_path / str(workers)), 0)
-                 if record.path.startswith('sample ')]
-        samples.append([record._replace(stack=()) for record in found])
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        Child(trained, folder, 1, 1, **SETTINGS, **{'train_dataloader': dict(
+            num_workers=workers, **(dict(multiprocessing_context=start_method) if workers else {}))
+        }).result()
+        samples.append([record._replace(stack=()) for record in read_stream(str(folder), 0)
+                        if record.path.startswith('sample ')])
     assert [record.name for record in samples[0][:6]] == [
         'TinyData', 'TinyLoad', 'TinyFlip', 'TinyJitter', 'TinyPack', 'TinyData']
     assert samples[0] == samples[1] and len(samples[0]) == 12

@@ -201,6 +201,7 @@ def nothing_set(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+WITHOUT_MANIFEST = RecordedRun('a', [], {}, [])
 TWO = dict(OMP_NUM_THREADS='2')
 # what is varied, the environment of both runs, the runs, and what is said
 EFFECTS = {
@@ -223,6 +224,10 @@ EFFECTS = {
     'another variable that both runs have': (
         specs(dict(MY_SWITCH='on')), dict(MY_SWITCH='on'), (run_with(), run_with()),
         ['both runs used MY_SWITCH=on: varying it had no effect']),
+    'variables of repeated runs, which were not varied': (
+        [RunSpec(name, 'a.py', dict(MY_SWITCH='on')) for name in 'AB'], {},
+        (run_with(), run_with()), []),
+    'a run without a manifest': (specs(TWO), {}, (WITHOUT_MANIFEST, run_with()), []),
 }
 
 
@@ -232,15 +237,6 @@ def test_a_setting_without_effect_is_named(name, monkeypatch):
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     assert settings_without_effect(varied, runs) == expected
-
-
-def test_nothing_is_reported_without_manifests_or_variations():
-    lacking = RecordedRun('a', [], {}, [])
-    assert settings_without_effect(specs(dict(OMP_NUM_THREADS='2')), (lacking, run_with())) == []
-    assert settings_without_effect(specs(), (run_with(), run_with())) == []
-    # variables of two repeated runs, which were not varied
-    repeated = [RunSpec(name, 'a.py', dict(PYTHONHASHSEED='0')) for name in 'AB']
-    assert settings_without_effect(repeated, (run_with(), run_with())) == []
 
 
 KNOWN = dict(variables={'GAIN': dict(value='1', read='/m.py:3')}, code={'r': dict(commit='1')},
@@ -278,4 +274,4 @@ def test_runs_that_differ_by_design_are_named_before_they_are_repeated():
     assert different_by_design([runs[0], runs[0]]) == []
     # what is harmless is no reason
     assert different_by_design([run_with(config=f'log_level = {n!r}\n') for n in 'ab']) == []
-    assert different_by_design([runs[0], RecordedRun('a', [], {}, [])]) == []
+    assert different_by_design([runs[0], WITHOUT_MANIFEST]) == []

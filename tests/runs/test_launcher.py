@@ -30,6 +30,10 @@ def program(tmp_path, monkeypatch):
     return write
 
 
+def start(log, **how):
+    run_all([PlannedRun('A', '', [Launch(['module', 'a.py'], log, **how)])])
+
+
 def lines(path):
     return Path(path).read_text().splitlines()
 
@@ -37,15 +41,15 @@ def lines(path):
 def test_a_process_that_fails_shows_the_end_of_its_output(program):
     log = program('echo "it broke: $3"; exit 3')
     with pytest.raises(TrainingFailed, match='(?s)it broke: a.py.*code 3 .*output.txt') as error:
-        run_all([PlannedRun('A', '', [Launch(['module', 'a.py'], log)])])
+        start(log)
     assert (error.value.code, error.value.log) == (3, log)
 
 
 def test_a_signal_that_was_not_asked_for_is_named(program):
     log = program('kill -KILL $$')
     with pytest.raises(TrainingFailed, match='killed by SIGKILL'):
-        run_all([PlannedRun('A', '', [Launch(['module'], log)])])
-    run_all([PlannedRun('A', '', [Launch(['module'], log, codes=(-signal.SIGKILL, ))])])
+        start(log)
+    start(log, codes=(-signal.SIGKILL, ))
 
 
 def test_launches_of_a_run_come_one_after_the_other(program):
@@ -60,7 +64,7 @@ def test_ranks_find_each_other(program, monkeypatch, tmp_path):
     program('echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $GONE')
     monkeypatch.setenv('GONE', 'here')
     log = str(tmp_path / 'rank{rank}.txt')
-    run_all([PlannedRun('A', '', [Launch(['module'], log, dict(GONE=None), ranks=2)])])
+    start(log, env=dict(GONE=None), ranks=2)
     (first, ), (second, ) = (lines(log.format(rank=rank)) for rank in range(2))
     assert first.startswith('0 0 2 127.0.0.1 ') and second.startswith('1 1 2 127.0.0.1 ')
     assert first.split()[-1] == second.split()[-1] and 'here' not in first
@@ -70,7 +74,7 @@ def test_when_a_rank_fails_the_others_are_killed(program, tmp_path):
     program('echo $$; [ "$RANK" = 1 ] && exit 1; sleep 600')
     log = str(tmp_path / 'rank{rank}.txt')
     with pytest.raises(TrainingFailed, match='exit code 1 .*rank1.txt'):
-        run_all([PlannedRun('A', '', [Launch(['module'], log, ranks=2)])])
+        start(log, ranks=2)
     for pid in lines(log.format(rank=0)):
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
