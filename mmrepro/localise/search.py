@@ -148,48 +148,53 @@ class Localiser:
             metric = first_differing_metric(run_a.ranks, run_b.ranks)
             return LocaliseResult('metrics' if metric else 'equal', compared, metric,
                                   notes=tuple(notes))
+        unequal = not_known_equal(runs) if finished else known_differences(runs, CHANGES, MAY)
         return self._recorded(runs, values, LocaliseResult(
             'flaky', compared, first, positions_of(*runs, first.iteration), notes=tuple(notes),
-            unequal=tuple(not_known_equal(runs) if finished else
-                          known_differences(runs, CHANGES, MAY))))
+            unequal=tuple(unequal)))
 
     def _recorded(self, runs: tuple[RecordedRun, RecordedRun], values: bool,
                   result: LocaliseResult) -> LocaliseResult:
         """Repeat both runs and record where they diverge; a repetition may differ before that."""
-        differing, positions, intermittent = result.divergence, result.positions, False
+        divergence, positions = result.divergence, result.positions
         for number in range(MAX_RECORDINGS):
-            iteration = differing.iteration
+            iteration = divergence.iteration
             self.say(f'the runs diverge at iteration {iteration}; recording it')
             folders = self._run_both(f'record{number}', RecordingPlan(
                 '', iteration, iteration, positions))
             repeated = read_run(folders[0]), read_run(folders[1])
-            _, earlier = first_iteration(*repeated)
-            if earlier is None or earlier.iteration >= iteration:
-                diagnosis = diagnose_ranks(iteration, folders[0], folders[1],
-                                           sorted(differing.ranks))
-                if diagnosis is None:
-                    continue
-                kept = self._values(diagnosis, iteration) if values and not intermittent else None
-                variables = differing_variables(repeated)
-                if variables:
-                    diagnosis = self._with_variables(diagnosis, variables, iteration, repeated[0])
-                elif diagnosis.cause in OF_THE_MACHINE and result.unequal:
-                    diagnosis = diagnosis._replace(
-                        sentence=f'{diagnosis.sentence} The runs are not known to be equal in '
-                        'what is listed; look at it first.',
-                        evidence=(*result.unequal, *diagnosis.evidence))
-                return result._replace(verdict='found', divergence=differing, positions=positions,
-                                       diagnosis=diagnosis, values=kept)
+            _, first = first_iteration(*repeated)
+            if first is None or first.iteration >= iteration:
+                diagnosis = diagnose_ranks(iteration, *folders, sorted(divergence.ranks))
+                if diagnosis is not None:
+                    return self._found(diagnosis, repeated, values, result._replace(
+                        divergence=divergence, positions=positions))
+                continue
             # that the runs have no fingerprints of it is no sign of chance
-            seen = all(earlier.iteration in log.steps for run in runs for log in run.ranks.values())
-            intermittent |= seen
-            note = (f'in a repetition, the runs first differ at iteration {earlier.iteration}, not '
-                    f'{iteration}: ' + ('the cause is intermittent' if seen else
-                                        'they have no fingerprints of that iteration'))
-            result = result._replace(notes=(*result.notes, note),
-                                     earlier=(*result.earlier, str(earlier.iteration)))
-            differing, positions = earlier, positions_of(*repeated, earlier.iteration)
+            seen = all(first.iteration in log.steps for run in runs for log in run.ranks.values())
+            values = values and not seen  # one more run would differ elsewhere
+            why = ('the cause is intermittent' if seen else
+                   'they have no fingerprints of that iteration')
+            result = result._replace(
+                notes=(*result.notes, 'in a repetition, the runs first differ at iteration '
+                       f'{first.iteration}, not {iteration}: {why}'),
+                earlier=(*result.earlier, str(first.iteration)))
+            divergence, positions = first, positions_of(*repeated, first.iteration)
         return result
+
+    def _found(self, diagnosis: Diagnosis, repeated: Sequence[RecordedRun], values: bool,
+               result: LocaliseResult) -> LocaliseResult:
+        """Complete a diagnosis: values, and what else differs between the runs."""
+        iteration = result.divergence.iteration
+        kept = self._values(diagnosis, iteration) if values else None
+        variables = differing_variables(repeated)
+        if variables:
+            diagnosis = self._with_variables(diagnosis, variables, iteration, repeated[0])
+        elif diagnosis.cause in OF_THE_MACHINE and result.unequal:
+            diagnosis = diagnosis._replace(
+                sentence=f'{diagnosis.sentence} The runs are not known to be equal in what is '
+                'listed; look at it first.', evidence=(*result.unequal, *diagnosis.evidence))
+        return result._replace(verdict='found', diagnosis=diagnosis, values=kept)
 
     def _with_variables(self, diagnosis: Diagnosis, variables: Sequence[Variable], iteration: int,
                         run_a: RecordedRun) -> Diagnosis:
@@ -221,10 +226,11 @@ class Localiser:
         self.say(f'running again for the values of {diagnosis.operator}')
         folders = self._run_both('values', RecordingPlan('', iteration, iteration, ()),
                                  [{rank: number} for number in records])
-        return compare_kept(folders[0], folders[1], rank)
+        return compare_kept(*folders, rank)
 
     def _run_both(self, name: str, plan: RecordingPlan,
-                  keep: Sequence[Any] = (None, None)) -> list[str]:
+                  keep: Sequence[Any] = (None, None)) -> tuple[str, str]:
+        """Train run A, then run B, and return their folders; ``keep`` is for each of them."""
         folders: list[str] = []
         started = time.monotonic()
         for spec, kept in zip(self.specs, keep):
@@ -234,7 +240,7 @@ class Localiser:
             self.say(f'run {spec.name}: training up to iteration {plan.stop}{took}')
             self.launch(spec, folder, plan._replace(folder=folder, keep=kept))
             folders.append(folder)
-        return folders
+        return folders[0], folders[1]
 
 
 def first_iteration(run_a: RecordedRun, run_b: RecordedRun) -> tuple[int, Divergence | None]:
