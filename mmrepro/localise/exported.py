@@ -6,7 +6,7 @@ import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.registry import MODELS, init_default_scope
@@ -23,7 +23,7 @@ from ..report.tolerance import MAX_ROWS
 from ..runs.config_files import config_of
 from ..text import listed
 from .batch import compare_detections, padded_batch
-from .module_trace import distance
+from .module_trace import Sample, distance
 from .values import recorded_outputs
 
 TOLERANCE, SCORE = 1e-3, 0.3  # relative difference; detections count from this score on
@@ -55,13 +55,15 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
     model = MODELS.build(cfg.model).eval()
     with _one_line(path, config):
         unfit = model.load_state_dict(content.get('state_dict', content), strict=False)
-    data, final, nodes, owners, values = _run(path, config, cfg, model, image)
-    found, records = _record(model, data, 'predict' if {*DETECTIONS} <= {*final} else 'tensor')
+    run = _run(path, config, cfg, model, image)
+    nodes, owners = run.nodes, run.owners
+    found, records = _record(model, run.data,
+                             'predict' if {*DETECTIONS} <= {*run.outputs} else 'tensor')
     compared: dict[int, float] = {}  # nodes -> distances
     first = ''
-    for i, value in values.items():
+    for i, value in run.values.items():
         # or the next module's: exporters fold a BatchNorm into the convolution before it
-        near = [distance(_sample(output), _sample(value)) for k, (name, _) in enumerate(records)
+        near = [_apart(output, value) for k, (name, _) in enumerate(records)
                 if name == owners[i] for _, output in records[k:k + 2]
                 if output.shape == value.shape]
         if not near:
@@ -74,7 +76,7 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
                      f'first, by {min(near):.2g} of the largest value')
             first += f'; or {listed(others)} of no module before it' if others else ''
         compared[i] = min(near)
-    rows, apart = _outcomes(final, found, tolerance)
+    rows, apart = _outcomes(run.outputs, found, tolerance)
     known = {owners[i] for i in compared}
     count = sum(owner in known for owner in owners)
     code = DIFFERENT if first or apart else DONE if compared else NOTHING_TO_COMPARE
@@ -86,7 +88,7 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
                    f'modules are at most {largest:.2g} apart')
     notes = [f'{count} of {len(nodes)} nodes belong to {len(known)} modules, whose outputs were '
              f'compared ({len(compared)}); {len(nodes) - count} could not be matched',
-             f'input: {image or "random numbers"}, {list(data.shape)}; tolerance {tolerance:g}',
+             f'input: {image or "random numbers"}, {list(run.data.shape)}; tolerance {tolerance:g}',
              *(f'{checkpoint}: {what}: {listed(keys)}' for what, keys in (
                  ('lacks', unfit.missing_keys), ('has also', unfit.unexpected_keys)) if keys)]
     return Report(f'{path} and {config}', verdict, code, [Table(
@@ -105,13 +107,17 @@ def _one_line(path: str, config: str) -> Iterator[None]:
         raise RunError(f'{path}: cannot be compared with {config}: {reason}') from error
 
 
-def _run(path: str, config: str, cfg: Any, model: torch.nn.Module, image: str | None
-         ) -> tuple[torch.Tensor, dict[str, torch.Tensor], list[Any], list[str], dict[int, Any]]:
-    """Run the file once as it is, and once with the outputs of modules.
+class _Run(NamedTuple):
+    """A run of an exported model."""
+    data: torch.Tensor  # its input
+    outputs: dict[str, torch.Tensor]  # by name
+    nodes: list[Any]
+    owners: list[str]  # for each node, the path of its module; '' where it is not known
+    values: dict[int, torch.Tensor]  # number of the last node of a module -> its output
 
-    Returns:
-        The input, outputs by name, nodes, the paths of their modules, and outputs by node.
-    """
+
+def _run(path: str, config: str, cfg: Any, model: torch.nn.Module, image: str | None) -> _Run:
+    """Run the file once as it is, and once with the outputs of modules."""
     import onnx
     from onnxruntime import InferenceSession
     seeds.seed_all(0, 'test', 'image')
@@ -132,7 +138,7 @@ def _run(path: str, config: str, cfg: Any, model: torch.nn.Module, image: str | 
     file.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, {*wanted} - {*names}))
     with _one_line(path, config):
         values = InferenceSession(file.SerializeToString(), **cpu).run(wanted, given)
-    return data, final, nodes, owners, dict(zip(ends, map(torch.from_numpy, values)))
+    return _Run(data, final, nodes, owners, dict(zip(ends, map(torch.from_numpy, values))))
 
 
 def _owners(nodes: Sequence[Any], model: torch.nn.Module) -> list[str]:
@@ -189,11 +195,12 @@ def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
     own = [*tensors(found)]
     if [value.shape for value in own] != [value.shape for value in final.values()]:
         return [(name, 'not compared: the heads give other shapes') for name in final], False
-    gaps = [distance(_sample(a), _sample(b)) for a, b in zip(own, final.values())]
+    gaps = [*map(_apart, own, final.values())]
     return [(name, f'{gap:.2g} of the largest value') for name, gap in zip(final, gaps)], (
         max(gaps) > tolerance)
 
 
-def _sample(value: torch.Tensor) -> tuple[Any, float, torch.Tensor]:
-    flat = value.detach().double().flatten()
-    return value.shape, float(flat.norm()), flat
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the relative distance of two tensors."""
+    return distance(*(Sample(value.shape, float(flat.norm()), flat)
+                      for value in (a, b) for flat in [value.detach().double().flatten()]))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -30,6 +30,26 @@ from .values import compare_tensors
 SCRIPT = 'tools/record_modules.py'  # it imports nothing of mmrepro
 TOLERANCE = 1e-5  # between environments, where kernels round differently; within one, 0
 GROWTH = 10.  # rounding grows from module to module, but by no such factor in one
+
+
+class Sample(NamedTuple):
+    """What is kept of a tensor."""
+    shape: tuple[int, ...]
+    norm: float
+    values: torch.Tensor  # elements, in one dimension
+
+
+class Event(NamedTuple):
+    """What a module was given, or what it returned. The first four fields say which."""
+    mode: str  # of the model
+    module: str  # path; '' for the model
+    call: int  # number of the call of the module in this mode
+    end: str  # 'in' or 'out'
+    kind: str  # class of the module
+    samples: list[Sample]
+
+    def where(self) -> str:
+        return f'{self.module or "(model)"} ({self.kind}; mode {self.mode}, call {self.call})'
 
 
 def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None = None,
@@ -65,7 +85,7 @@ def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None =
              in (('A', first), ('B', second)) if recording['notes']]
     notes += [f'{name} is {x} in A, {y} in B' for name, x in first['versions'].items()
               for y in [second['versions'].get(name)] if x != y]
-    found, compared, largest = _first_difference(first['events'], second['events'], tolerance)
+    found, compared, largest = _first_difference(_events(first), _events(second), tolerance)
     tables = [_outcomes(name, first[name], second[name]) for name in ('losses', 'predictions')]
     if found is None and largest > tolerance:
         found = f'no module stands out: it grows from module to module, up to {largest:.2g}'
@@ -106,55 +126,64 @@ def _record(python: str, job: dict[str, Any]) -> Any:
     return load(job['out'])
 
 
-def _first_difference(a: Sequence[Any], b: Sequence[Any], tolerance: float
+def _events(recording: Any) -> list[Event]:
+    return [Event._make((*key, kind, [Sample(*sample) for sample in samples]))
+            for key, kind, samples in recording['events']]
+
+
+def _first_difference(a: Sequence[Event], b: Sequence[Event], tolerance: float
                       ) -> tuple[str | None, int, float]:
     """Return what differs first, how many inputs and outputs agree, and their largest distance."""
-    others, largest = {key: (kind, values) for key, kind, values in b}, 0.
-    for number, (key, kind, values) in enumerate(a):
-        phase, name, call, end = key
-        where = f'{name or "(model)"} ({kind}; mode {phase}, call {call})'
-        kind_b, values_b = others.get(key, (None, ()))
-        distances = [*map(distance, values, values_b)]
-        distances += [math.inf] if len(values) != len(values_b) else []
+    others, largest = {event[:4]: event for event in b}, 0.
+    for number, event in enumerate(a):
+        other = others.get(event[:4])
+        if other is None:
+            return f'{event.where()} is not called in B', number, largest
+        distances = [*map(distance, event.samples, other.samples)]
+        if len(event.samples) != len(other.samples):
+            distances.append(math.inf)
         apart = max(distances, default=0.)
-        if kind_b is None:
-            return f'{where} is not called in B', number, largest
         if apart > max(tolerance, GROWTH * largest):
-            pair = [*zip(values, values_b), None][distances.index(apart)]
-            far = _how_far(*pair) if pair else f'{len(values)} and {len(values_b)} tensors'
-            if end == 'in':
-                called = {key[1] for key, *_ in a}  # not those that only hold others, as lists do
-                place = name.rpartition('.')[0]
-                while place and place not in called:
-                    place = place.rpartition('.')[0]
-                return (f'the input of {where} differs first, and all outputs before it agree: it '
-                        f'comes from code of {place or "the model"} after '
-                        f'{a[number - 1][0][1] or "its start"}; {far}'), number, largest
-            kinds = '' if kind == kind_b else f', which is {kind_b} in B,'
-            return (f'the output of {where}{kinds} differs first, and its input agrees; {far}',
-                    number, largest)
+            pair = [*zip(event.samples, other.samples), None][distances.index(apart)]
+            far = _how_far(*pair) if pair else (
+                f'{len(event.samples)} and {len(other.samples)} tensors')
+            return f'{_place(a, number, other.kind)}; {far}', number, largest
         largest = max(largest, apart)
     return None, len(a), largest
 
 
-def _how_far(a: Sequence[Any], b: Sequence[Any]) -> str:
-    (shape_a, norm_a, values_a), (shape_b, norm_b, values_b) = a, b
-    if shape_a != shape_b:
-        return f'its shape is {list(shape_a)} in A, {list(shape_b)} in B'
-    difference = compare_tensors(values_a, values_b)
-    return difference.text() if difference else f'norms {norm_a:.9g} and {norm_b:.9g}'
+def _place(events: Sequence[Event], number: int, kind_b: str) -> str:
+    """Say which input or output differs first; of an input, which code it comes from."""
+    event = events[number]
+    if event.end == 'out':
+        kinds = '' if event.kind == kind_b else f', which is {kind_b} in B,'
+        return f'the output of {event.where()}{kinds} differs first, and its input agrees'
+    called = {event.module for event in events}  # not those that only hold others, as lists do
+    owner = event.module.rpartition('.')[0]
+    while owner and owner not in called:
+        owner = owner.rpartition('.')[0]
+    return (f'the input of {event.where()} differs first, and all outputs before it agree: it '
+            f'comes from code of {owner or "the model"} after '
+            f'{events[number - 1].module or "its start"}')
 
 
-def distance(a: Sequence[Any], b: Sequence[Any]) -> float:
-    """Return the relative distance of two samples (shape, norm, values)."""
-    (shape_a, norm_a, x), (shape_b, norm_b, y) = a, b
-    if shape_a != shape_b:
+def _how_far(a: Sample, b: Sample) -> str:
+    if a.shape != b.shape:
+        return f'its shape is {list(a.shape)} in A, {list(b.shape)} in B'
+    difference = compare_tensors(a.values, b.values)
+    return difference.text() if difference else f'norms {a.norm:.9g} and {b.norm:.9g}'
+
+
+def distance(a: Sample, b: Sample) -> float:
+    """Return the relative distance of two samples."""
+    if a.shape != b.shape:
         return math.inf
+    norms, x, y = relative(a.norm, b.norm), a.values, b.values
     if not x.numel():
-        return relative(norm_a, norm_b)
+        return norms
     gap = torch.where((x == y) | (x.isnan() & y.isnan()), 0., (x - y).abs())
     scale = float(x.abs().nan_to_num(0, 0, 0).max()) or 1.
-    return max(relative(norm_a, norm_b), float((gap / scale).nan_to_num(math.inf).max()))
+    return max(norms, float((gap / scale).nan_to_num(math.inf).max()))
 
 
 def _outcomes(name: str, a: dict[str, Any], b: dict[str, Any]) -> Table:
