@@ -80,8 +80,11 @@ def runs_of(config: str, images: int, epochs: int, portable: bool = False) -> li
 
 def on_processes(virtual_ranks: int, numbers: Sequence[int]) -> tuple[DemoRun, ...]:
     """Return runs of the same ranks on these numbers of processes."""
-    return tuple(DemoRun(f'{number} process{"es" if number > 1 else ""}', processes=number,
-                         virtual_ranks=virtual_ranks) for number in numbers)
+    names = [f'{number} process{"es" if number > 1 else ""}' for number in numbers]
+    # runs of one number have names, and so folders, of their own
+    return tuple(DemoRun(name + (f' ({i + 1})' if name in names[:i] else ''), processes=number,
+                         virtual_ranks=virtual_ranks)
+                 for i, (name, number) in enumerate(zip(names, numbers)))
 
 
 def prepare(config: str, run: DemoRun, root: str, images: int, epochs: int,

@@ -1,4 +1,17 @@
-"""Start trainings in fresh processes, watch them, kill them, and report how they ended."""
+"""Start trainings in fresh processes, watch them, kill them, and report how they ended.
+
+From what a command compares to a process:
+
+    Variation, RunSpec, Recipe, DemoRun   a row of verify, localise, golden, demo
+    -> Training           what to train and how far: the argument of the process, as JSON
+    -> Launch             the command of a process, its variables, output, ranks, exit codes
+    -> PlannedRun         launches one after the other: killed, then resumed
+    -> LaunchedTraining   the processes of a launch, while they run
+
+The rows make trainings, :func:`plan` makes launches of them, and :func:`run_all` starts these.
+``seeds`` makes a launch without a training, of ``mmrepro train``. ``verify --vary kills`` starts
+its launches itself, to watch them closely.
+"""
 from __future__ import annotations
 
 import json
@@ -169,26 +182,25 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
 
     ``tick`` is called between two looks at the processes; True ends all trainings.
     """
-    waiting = [(run, list(run.launches)) for run in runs]
     running: dict[str, LaunchedTraining] = {}
-    active: list[tuple[PlannedRun, list[Launch]]] = []
+
+    def looks(run: PlannedRun) -> Iterator[None]:
+        """Start the launches of a run one after the other, and yield while they train."""
+        for launch in run.launches:
+            training = running[run.name] = LaunchedTraining(launch)
+            while not training.poll():
+                yield
+        del running[run.name]
+        done(run)
+
+    waiting = [looks(run) for run in runs]
     with killed_at_exit(running):
-        while waiting or active:
-            while waiting and len(active) < jobs:
-                active.append(waiting.pop(0))
-            for entry in list(active):
-                run, launches = entry
-                if run.name in running and not running[run.name].poll():
-                    continue
-                if launches:
-                    running[run.name] = LaunchedTraining(launches.pop(0))
-                else:
-                    del running[run.name]
-                    active.remove(entry)
-                    done(run)
+        while waiting:
+            ended = [run for run in waiting[:jobs] if next(run, True)]
+            waiting = [run for run in waiting if run not in ended]
             if tick() is True:
                 return
-            if active:
+            if waiting:
                 time.sleep(POLL)
 
 

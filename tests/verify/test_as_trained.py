@@ -98,6 +98,7 @@ def test_kills(config, logs, capfd, monkeypatch):
 def test_demo(config, logs):
     assert demo.main(['--config', config, '--virtual-ranks', '2', '--processes', '1,1']) == 0
     check(logs)
+    assert len({*logs}) == 2, 'a run is not compared with itself'
     assert 'steps were repeated: same bits\n' in Path(logs[-1]).read_text()
 
 
