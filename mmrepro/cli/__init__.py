@@ -96,7 +96,8 @@ def _reader_has_left() -> bool:
         return False
     except BrokenPipeError:
         # what is left in the buffer would raise once more when Python ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, 'w') as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
         return True
 
 

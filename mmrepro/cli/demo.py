@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..demo.dataset import write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
-from ..demo.two_runs import DemoRun, compare, lack_of_gpus, on_processes, runs_of, train
+from ..demo.two_runs import compare, lack_of_gpus, on_processes, runs_of, train
 from ..exit_codes import DONE
 from ..runs.progress import progress_line
 from ..runs.startup import has_mmdet
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.refuse(args, 'has no meaning with --data-only', *OF_TRAINING)
         return _write_data(args)
     parser.refuse(args, 'is for --data-only', 'folder', 'seed', 'train', 'val')
-    runs = _on_processes(args.virtual_ranks, args.processes, parser)
+    numbers = _processes(args, parser)
     if args.images is None:
         args.images = min(IMAGES_PER_RANK * args.virtual_ranks, IMAGES_IN_ALL) \
             if args.virtual_ranks else IMAGES
@@ -78,21 +78,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                   'detector', flush=True)
     elif not os.path.isfile(args.config):
         parser.error(f'--config {args.config}: no such file')
-    if args.images > IMAGES_IN_ALL and reads_coco(args.config):
+    coco = reads_coco(args.config)
+    if args.images > IMAGES_IN_ALL and coco:
         parser.error(f'--images {args.images}: the dataset has {IMAGES_IN_ALL}')
-    if args.virtual_ranks is None:
-        runs = runs_of(args.config, args.images, args.epochs, args.portable)
+    runs = on_processes(args.virtual_ranks, numbers) if numbers else \
+        runs_of(args.config, args.images, args.epochs, args.portable)
     parser.make_folder(args.work_dir)
-    if reads_coco(args.config):
-        print(f'data: {args.data}, digest {write_dataset(args.data)[:16]}')
-    else:
-        print('data: cut out of the photographs')
+    print('data:', f'{args.data}, digest {write_dataset(args.data)[:16]}' if coco else
+          'cut out of the photographs')
     lack = '' if args.portable else lack_of_gpus(runs)
     if lack:
         print(f'{lack}: all runs use the CPU')
     with progress_line(sys.stdout) as say:
         logs = train(args.config, runs, args.data, args.work_dir, args.images, args.epochs,
-                     args.portable, args.portable or bool(lack), say)
+                     args.portable, say)
     report = compare(logs, runs)
     print('', *(run.title() for run in runs), '', sep='\n')
     report.show()
@@ -107,13 +106,15 @@ def _write_data(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _on_processes(ranks: int | None, processes: str | None, parser: Parser) -> Sequence[DemoRun]:
-    """Return the runs of virtual ranks to compare; () without virtual ranks."""
-    if ranks is None:
-        if processes is not None:
-            parser.error(f'--processes {processes}: needs --virtual-ranks V')
+def _processes(args: argparse.Namespace, parser: Parser) -> Sequence[int]:
+    """Return the numbers of processes of the runs to compare; () without virtual ranks."""
+    if args.virtual_ranks is None:
+        if args.processes is not None:
+            parser.error(f'--processes {args.processes}: needs --virtual-ranks V')
         return ()
-    numbers = PROCESSES if processes is None else parser.processes(processes, ranks)
+    if args.processes is None:
+        return PROCESSES
+    numbers = parser.processes(args.processes, args.virtual_ranks)
     if len(numbers) < 2:
-        parser.error(f'--processes {processes}: give two numbers or more, to compare them')
-    return on_processes(ranks, numbers)
+        parser.error(f'--processes {args.processes}: give two numbers or more, to compare them')
+    return numbers

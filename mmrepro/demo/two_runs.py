@@ -124,9 +124,9 @@ def lack_of_gpus(runs: Sequence[DemoRun]) -> str:
 
 
 def train(config: str, runs: Sequence[DemoRun], root: str, work_dir: str, images: int, epochs: int,
-          portable: bool, on_cpu: bool, say: Callable[[str], None]) -> list[Ranks]:
+          portable: bool, say: Callable[[str], None]) -> list[Ranks]:
     """Train all runs in fresh processes, and return what they recorded."""
-    plans = []
+    plans, on_cpu = [], portable or bool(lack_of_gpus(runs))
     for run in runs:
         folder = os.path.join(work_dir, run.name.replace(' ', '_'))
         path = os.path.join(folder, 'config.py')
