@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Callable
 
 from mmengine.config import Config
@@ -92,17 +90,14 @@ def load(args: argparse.Namespace, parser: Parser) -> Config:
 
 
 def on_each_rank(cfg: Config, parser: Parser, use: Callable[[Any], None]) -> None:
-    """Call ``use`` with the runner of ``cfg``, on each virtual rank where there are any."""
+    """Call ``use`` with the runner of ``cfg``, on each virtual rank where there are any.
+
+    Raises:
+        MissingDataError: names the loader that reads a file that does not exist.
+    """
     parser.make_folder(cfg.work_dir, 'work_dir')
-    with _missing_data(cfg):
-        on_ranks(cfg, lambda: use(build_runner(cfg)))
-
-
-@contextmanager
-def _missing_data(cfg: Config) -> Iterator[None]:
-    """Say which key of the config names a file that does not exist."""
     try:
-        yield
+        on_ranks(cfg, lambda: use(build_runner(cfg)))
     except FileNotFoundError as error:
         inner: BaseException | None = error
         while isinstance(inner, FileNotFoundError):  # some versions of MMEngine raise it again

@@ -25,7 +25,7 @@ from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.schema import value_of
 from ..report.report import plain
 from ..text import duration, listed
-from .compared_runs import RunSpec, start
+from .compared_runs import RunSpec
 from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept
 from .variation_effect import (
@@ -39,7 +39,6 @@ from .variation_effect import (
 
 MAX_RECORDINGS = 2  # repetitions of both runs that are recorded
 
-Launch = Callable[[RunSpec, str, RecordingPlan], None]
 NOT_REPRODUCED = 'NOT REPRODUCED: the runs were repeated twice and recorded up to iteration {}; {}.'
 INTERMITTENT = (
     'Settings, versions, data and the variables that the code reads are equal, as far as they are '
@@ -120,7 +119,8 @@ class LocaliseResult(NamedTuple):
 class Localiser:
     """Trains runs A and B in a new folder, and compares them; ``launch`` waits for its run."""
 
-    def __init__(self, specs: Sequence[RunSpec], work_dir: str, launch: Launch = start,
+    def __init__(self, specs: Sequence[RunSpec], work_dir: str,
+                 launch: Callable[[RunSpec, str, RecordingPlan], None],
                  say: Callable[[str], None] = lambda line: None) -> None:
         self.specs, self.work_dir, self.launch, self.say = specs, work_dir, launch, say
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import MissingDataError
@@ -109,28 +109,26 @@ def _takes_indices(kind: Any) -> bool:
         argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
 
 
-def check_data(cfg: Any, phases: tuple[str, ...]) -> None:
+def check_data(cfg: Any, phases: Sequence[str]) -> None:
     """Check that the files of all datasets exist."""
-    for phase in phases:
-        for path in _files(cfg, phase):
-            if not os.path.exists(path):
-                raise MissingDataError(
-                    f'{_missing(path, phase)}. Get the dataset, or change data_root with '
-                    '--cfg-options; or take the demonstration dataset instead, which works for '
-                    'configs made for COCO: --demo-data')
+    for _, message in _missing(cfg, phases):
+        raise MissingDataError(
+            f'{message}. Get the dataset, or change data_root with --cfg-options; or take the '
+            'demonstration dataset instead, which works for configs made for COCO: --demo-data')
 
 
 def missing_file(cfg: Any, path: str) -> str:
     """Return a message if ``path`` does not exist and a loader of the config reads it, else ''."""
-    for phase in ('train', 'val', 'test'):
-        if os.path.abspath(path) in map(os.path.abspath, _files(cfg, phase)) \
-                and not os.path.exists(path):
-            return _missing(path, phase)
-    return ''
+    return next((message for missing, message in _missing(cfg, ('train', 'val', 'test'))
+                 if os.path.abspath(missing) == os.path.abspath(path)), '')
 
 
-def _missing(path: str, phase: str) -> str:
-    return f'{path} does not exist, and {phase}_dataloader of the config reads it'
+def _missing(cfg: Any, phases: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the files that loaders of the config read and that do not exist, with a message."""
+    for phase in phases:
+        for path in _files(cfg, phase):
+            if not os.path.exists(path):
+                yield path, f'{path} does not exist, and {phase}_dataloader of the config reads it'
 
 
 def _files(cfg: Any, phase: str) -> Iterator[str]:

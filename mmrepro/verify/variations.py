@@ -221,14 +221,10 @@ def result_of(name: str, variation: Variation, work_dir: str, reference: str,
     """Compare the fingerprints in the folders of a variation and of its reference."""
     a, b = (read_ranks(os.path.join(work_dir, folder)) for folder in (reference, name))
     difference = difference_up_to(only(variation.only, a), only(variation.only, b), iterations)
-    remark = '' if difference is not None or not variation.only else _remark(
-        difference_up_to(a, b, iterations))
+    remark = ''
+    if difference is None and variation.only:
+        rest = difference_up_to(a, b, iterations)
+        remark = 'weights agree as well' if rest is None else (
+            f'{listed([field.field for field in rest.ranks[rest.rank]])} differ from iteration '
+            f'{rest.iteration} on, as on another CPU')
     return VariationResult(name, variation.title, iterations, difference, reference, remark=remark)
-
-
-def _remark(difference: Divergence | None) -> str:
-    """Return the remark on fields that may differ."""
-    if difference is None:
-        return 'weights agree as well'
-    fields = listed([field.field for field in difference.ranks[difference.rank]])
-    return f'{fields} differ from iteration {difference.iteration} on, as on another CPU'
