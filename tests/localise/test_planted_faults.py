@@ -53,21 +53,15 @@ class Forks:
         if plant is None and known:
             shutil.copytree(known, folder, dirs_exist_ok=True)
             return
+        env, port = dict(spec.env, GLOO_SOCKET_IFNAME='lo'), free_port()
         for job in trainings_of(spec, folder, plan):
-            self.run(spec, job, plant)
+            job = job._replace(launcher='pytorch' if spec.ranks > 1 else 'none')
+            children = [Child(run_planted, job, {**env, **rank_variables(rank, spec.ranks, port)},
+                              plant, spec.name) for rank in range(spec.ranks)]
+            for child in children:
+                child.result()
         if plant is None:
             self.cache[repr(key)] = folder
-
-    def run(self, spec, job, plant):
-        if spec.ranks == 1:
-            Child(run_planted, job, spec.env, plant, spec.name).result()
-            return
-        job = job._replace(launcher='pytorch')
-        env, port = dict(spec.env, GLOO_SOCKET_IFNAME='lo'), free_port()
-        children = [Child(run_planted, job, {**env, **rank_variables(rank, spec.ranks, port)},
-                          plant, spec.name) for rank in range(spec.ranks)]
-        for child in children:
-            child.result()
 
 
 @pytest.fixture(scope='session')
