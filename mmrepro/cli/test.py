@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             existing_checkpoint(path, 'image')
     else:
         parser.refuse(args, 'needs --image', 'json', 'score_thr')
-    if args.out is not None and not args.out.endswith(('.pkl', '.pickle')):
-        parser.error(f'--out {args.out}: the name must end in .pkl or .pickle')
     if args.out is not None:
+        if not args.out.endswith(('.pkl', '.pickle')):
+            parser.error(f'--out {args.out}: the name must end in .pkl or .pickle')
         parser.make_folder_of(args.out, '--out')
     if (args.show or args.show_dir) and not has_mmdet():
         parser.error("--show and --show-dir draw with MMDetection's hook; mmdet is not installed")

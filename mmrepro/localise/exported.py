@@ -56,44 +56,26 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
     with _one_line(path, config):
         unfit = model.load_state_dict(content.get('state_dict', content), strict=False)
     run = _run(path, config, cfg, model, image)
-    nodes, owners = run.nodes, run.owners
     found, records = _record(model, run.data,
                              'predict' if {*DETECTIONS} <= {*run.outputs} else 'tensor')
-    compared: dict[int, float] = {}  # nodes -> distances
-    first = ''
-    for i, value in run.values.items():
-        # or the next module's: exporters fold a BatchNorm into the convolution before it
-        near = [_apart(output, value) for k, (name, _) in enumerate(records)
-                if name == owners[i] for _, output in records[k:k + 2]
-                if output.shape == value.shape]
-        if not near:
-            continue
-        if min(near) > tolerance and not first:
-            others = sorted({nodes[k].op_type for k in range(max(compared, default=0), i)
-                             if not owners[k]} - {'Constant', 'Identity'})
-            first = (f'the output of node {nodes[i].name} ({nodes[i].op_type}), of module '
-                     f'{owners[i]} ({type(model.get_submodule(owners[i])).__name__}), differs '
-                     f'first, by {min(near):.2g} of the largest value')
-            first += f'; or {listed(others)} of no module before it' if others else ''
-        compared[i] = min(near)
+    first, compared = _first_difference(run, records, model, tolerance)
     rows, apart = _outcomes(run.outputs, found, tolerance)
-    known = {owners[i] for i in compared}
-    count = sum(owner in known for owner in owners)
+    known = {run.owners[i] for i in compared}
+    total, count = len(run.nodes), sum(owner in known for owner in run.owners)
     code = DIFFERENT if first or apart else DONE if compared else NOTHING_TO_COMPARE
     largest = max(compared.values(), default=0.)
-    if code == DIFFERENT:
-        verdict = f'DIFFERENT: {first or "outputs of the model, and of no module"}'
-    else:
+    verdict = f'DIFFERENT: {first or "outputs of the model, and of no module"}'
+    if code != DIFFERENT:
         verdict = (f'NOTHING {"DIFFERS" if compared else "TO COMPARE"}: {len(compared)} outputs of '
                    f'modules are at most {largest:.2g} apart')
-    notes = [f'{count} of {len(nodes)} nodes belong to {len(known)} modules, whose outputs were '
-             f'compared ({len(compared)}); {len(nodes) - count} could not be matched',
+    notes = [f'{count} of {total} nodes belong to {len(known)} modules, whose outputs were '
+             f'compared ({len(compared)}); {total - count} could not be matched',
              f'input: {image or "random numbers"}, {list(run.data.shape)}; tolerance {tolerance:g}',
              *(f'{checkpoint}: {what}: {listed(keys)}' for what, keys in (
                  ('lacks', unfit.missing_keys), ('has also', unfit.unexpected_keys)) if keys)]
     return Report(f'{path} and {config}', verdict, code, [Table(
         ('output', 'difference'), rows, 'Outputs', shown=MAX_ROWS, rest='more')], notes, data=dict(
-            first=first or None, nodes=len(nodes), matched=count, compared=len(compared),
+            first=first or None, nodes=total, matched=count, compared=len(compared),
             largest=largest, outputs=dict(rows)))
 
 
@@ -173,6 +155,29 @@ def _record(model: torch.nn.Module, data: torch.Tensor, mode: str) -> tuple[Any,
                          tuple(data.shape[2:]))
     samples = [DetDataSample(metainfo=dict(size, scale_factor=(1., 1.))) for _ in data]
     return recorded_outputs(lambda: model(data, samples, mode=mode), paths)
+
+
+def _first_difference(run: _Run, records: Sequence[Any], model: torch.nn.Module, tolerance: float
+                      ) -> tuple[str, dict[int, float]]:
+    """Return which node differs first from its module, or '', and the distances, by node."""
+    nodes, owners, first = run.nodes, run.owners, ''
+    compared: dict[int, float] = {}
+    for i, value in run.values.items():
+        # or the next module's: exporters fold a BatchNorm into the convolution before it
+        near = [_apart(output, value) for k, (name, _) in enumerate(records)
+                if name == owners[i] for _, output in records[k:k + 2]
+                if output.shape == value.shape]
+        if not near:
+            continue
+        if min(near) > tolerance and not first:
+            others = sorted({nodes[k].op_type for k in range(max(compared, default=0), i)
+                             if not owners[k]} - {'Constant', 'Identity'})
+            first = (f'the output of node {nodes[i].name} ({nodes[i].op_type}), of module '
+                     f'{owners[i]} ({type(model.get_submodule(owners[i])).__name__}), differs '
+                     f'first, by {min(near):.2g} of the largest value')
+            first += f'; or {listed(others)} of no module before it' if others else ''
+        compared[i] = min(near)
+    return first, compared
 
 
 def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
