@@ -1,16 +1,15 @@
 """Start trainings in fresh processes, watch them, kill them, and report how they ended.
 
-From what a command compares to a process:
+From what verify, localise, golden or demo compares to processes:
 
-    Variation, RunSpec, Recipe, DemoRun   a row of verify, localise, golden, demo
+    Variation, RunSpec, Recipe, DemoRun   what is varied
     -> Training           what to train and how far: the argument of the process, as JSON
-    -> Launch             the command of a process, its variables, output, ranks, exit codes
-    -> PlannedRun         launches one after the other: killed, then resumed
-    -> LaunchedTraining   the processes of a launch, while they run
+    -> Launch             its command, with variables, output, number of ranks, exit codes
+    -> PlannedRun         launches one after the other, as killed and resumed; plan() makes it
+    -> LaunchedTraining   the processes of a launch while they train; run_all() starts them
 
-The rows make trainings, :func:`plan` makes launches of them, and :func:`run_all` starts these.
-``seeds`` makes a launch without a training, of ``mmrepro train``. ``verify --vary kills`` starts
-its launches itself, to watch them closely.
+``seeds`` has launches of ``mmrepro train`` instead of trainings. ``verify --vary kills`` starts its
+launches itself, to watch them closely.
 """
 from __future__ import annotations
 

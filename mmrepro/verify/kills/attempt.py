@@ -95,7 +95,7 @@ def _due(plan: Interruption, moments: list[Moment]) -> Moment | None:
 def _strike_at(plan: Interruption, due: Moment, gaps: dict[str, float], folder: str) -> float:
     if not KINDS[plan.kind].moment:
         return due.time + plan.fraction * gaps['step']
-    partial = os.path.join(folder, '.*.partial')
+    partial = os.path.join(glob.escape(folder), '.*.partial')
     before, end = set(glob.glob(partial)), time.monotonic() + APPEAR
     while time.monotonic() < end and not set(glob.glob(partial)) - before:
         pass  # without a pause: the file is there for milliseconds
