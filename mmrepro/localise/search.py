@@ -187,7 +187,9 @@ class Localiser:
         """Complete a diagnosis: values, and what else differs between the runs."""
         iteration = result.divergence.iteration
         kept = self._values(diagnosis, iteration) if values else None
-        variables = differing_variables(repeated)
+        # what a variable does that the user varies is the question, not the answer
+        asked = {**self.specs[0].asked, **self.specs[1].asked}
+        variables = [row for row in differing_variables(repeated) if row.name not in asked]
         if variables:
             diagnosis = self._with_variables(diagnosis, variables, iteration, repeated[0])
         elif diagnosis.cause in OF_THE_MACHINE and result.unequal:

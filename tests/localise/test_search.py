@@ -12,12 +12,14 @@ from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.hooks.fingerprint import FingerprintHook
+from mmrepro.localise import search
 from mmrepro.localise.compared_runs import RunSpec, record, trainings_of
 from mmrepro.localise.entry import localise_runs, unused_folder
 from mmrepro.localise.recording import RecordingPlan
 from mmrepro.localise.search import Localiser, first_iteration, positions_of
 from mmrepro.localise.values import compare_tensors
 from mmrepro.localise.variation_effect import (
+    Variable,
     different_by_design,
     not_known_equal,
     settings_without_effect,
@@ -127,6 +129,14 @@ def test_a_difference_is_recorded_where_it_is(tmp_path):
     found = json.loads(json.dumps(result.as_dict()))
     assert found['divergence'] == dict(iteration=2, positions=[0, 1], fields={'0': ['losses']})
     assert found['finding']['cause'] == 'operator' and found['finding']['fix']
+
+
+def test_a_variable_that_the_user_varies_is_not_named_as_the_cause(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, 'differing_variables', lambda runs: [
+        Variable('GAIN', '1', '2', '/m.py:3')])
+    launch = Scripted(dict(A=['123', '123'], B=['129', '129']), dict(A=['2'], B=['3']))
+    result = Localiser(specs(dict(GAIN='2')), str(tmp_path), launch).search(3, values=False)
+    assert result.diagnosis.cause == 'operator'
 
 
 def test_a_difference_that_is_not_reproduced_is_not_invented(tmp_path):
