@@ -97,11 +97,12 @@ def test_other_keys_of_a_later_version_are_kept(tmp_path):
     (b'{"kind":', 'line 2: not JSON'), (b'[1]', r'line 2: it is \[1\]; allowed: dict'),
     (b'{"kind":"step"}', 'line 2: lacks iteration'),
     (json.dumps(dict(START, format=2)).encode(), 'line 2: format 2 is not known')])
-def test_damage_in_the_middle_is_an_error(tmp_path, line, message):
+def test_a_damaged_line_is_an_error_also_when_it_is_the_last(tmp_path, line, message):
     path = written(tmp_path, START)
-    path.write_bytes(path.read_bytes() + line + b'\n' + json.dumps(step(0)).encode() + b'\n')
-    with pytest.raises(FingerprintError, match=f'fingerprints.rank0.jsonl, {message}'):
-        read_rank(str(path))
+    for damaged in (line + b'\n', json.dumps(step(0)).encode() + b'\n'):  # then a line below it
+        path.write_bytes(path.read_bytes() + damaged)
+        with pytest.raises(FingerprintError, match=f'fingerprints.rank0.jsonl, {message}'):
+            read_rank(str(path))
 
 
 def test_missing_files(tmp_path):
