@@ -1,4 +1,5 @@
 """What the recorder sees, where it says it happened, and that it changes nothing."""
+import contextlib
 import copy
 import gc
 import json
@@ -39,33 +40,25 @@ class Net(nn.Module):
         return self.criterion(self.fc(x.mean((2, 3))), torch.zeros(len(x), 1))
 
 
-def step(recorder=None):
-    """Weights, gradients and generator states after one training step."""
+def step(record=True):
+    """Records of a training step, and weights, gradients and generator states after it."""
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     x = torch.rand(2, 3, 8, 8)
-
-    def train():
+    recorder = OperatorRecorder(net)
+    with recorder if record else contextlib.nullcontext():
         net(x).backward()
         optimizer.step()
-
-    if recorder is None:
-        train()
-    else:
-        recorder.append(OperatorRecorder(net))
-        with recorder[0]:
-            train()
-    return [*net.state_dict().values(), *(p.grad for p in net.parameters()),
-            torch.get_rng_state(), torch.tensor(random.getstate()[1]),
-            torch.from_numpy(np.random.get_state()[1].astype(np.int64))]
+    return recorder.records(), [
+        *net.state_dict().values(), *(p.grad for p in net.parameters()), torch.get_rng_state(),
+        torch.tensor(random.getstate()[1]),
+        torch.from_numpy(np.random.get_state()[1].astype(np.int64))]
 
 
 @pytest.fixture(scope='module')
 def records():
-    recorder = []
-    step(recorder)
-    return recorder[0].records()
+    return step()[0]
 
 
 def named(records, **wanted):
@@ -73,16 +66,14 @@ def named(records, **wanted):
 
 
 def test_recording_changes_no_bit_and_draws_nothing():
-    for plain, recorded in zip(step(), step([])):
+    for plain, recorded in zip(step(record=False)[1], step()[1]):
         assert plain.dtype == recorded.dtype and torch.equal(plain, recorded)
 
 
 def test_two_recordings_agree(records):
-    recorder = []
-    step(recorder)
-    again = recorder[0].records()
     # other threads of this process may ask the clock in between
-    first, second = ([r._replace(stack=(), calls=()) for r in rows] for rows in (records, again))
+    first, second = ([r._replace(stack=(), calls=()) for r in rows]
+                     for rows in (records, step()[0]))
     assert first == second
 
 
@@ -281,9 +272,8 @@ def test_files_hold_what_was_recorded(records, tmp_path):
 
 def test_states_of_generators_show_every_draw():
     seen = [generator_states.states()]
-    for draw in (lambda: torch.rand(1), lambda: np.random.rand(), lambda: np.random.randn(),
-                 lambda: np.random.randn(), lambda: random.random(), lambda: random.gauss(0, 1),
-                 lambda: random.gauss(0, 1)):
+    for draw in (lambda: torch.rand(1), np.random.rand, *[np.random.randn] * 2, random.random,
+                 *[lambda: random.gauss(0, 1)] * 2):
         draw()
         seen.append(generator_states.states())
     assert len(set(seen)) == len(seen) and generator_states.states() == seen[-1]

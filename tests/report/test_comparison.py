@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import exit_code
-from fake_runs import NAMES, write_log, write_run
+from fake_runs import NAMES, step, write_log, write_run
 from harness import python
 from mmengine.config import Config
 
@@ -139,21 +139,17 @@ def test_a_run_that_was_resumed_elsewhere_is_not_said_to_start_from_other_weight
         'resumed_from': 'may change bits', 'iteration': 'harmless'}
 
 
-def test_a_manifest_and_a_stock_config_are_compared_by_settings():
-    write_run('a', facts={'version.torch': '2'})
-    write_log('a')
-    write_log('b', config="model = dict(type='Y')\nrandomness = dict(seed=1)\n")
-    comparison = compare('a', 'b')
-    assert [row.name for row in comparison.manifest] == ['mmrepro', 'config.model.type']
+RANDOMNESS = RandomnessConfig.parse(dict(seed=1, virtual_ranks=dict(ranks=2))).as_dict()
 
 
-def test_a_manifest_and_the_config_of_a_run_without_have_settings_of_one_form():
-    randomness = RandomnessConfig.parse(dict(seed=1, virtual_ranks=dict(ranks=2))).as_dict()
-    write_run('a', facts=randomness_fields(randomness))
+@pytest.mark.parametrize('facts, model, randomness, names', [
+    ({'version.torch': '2'}, 'Y', dict(seed=1), ['mmrepro', 'config.model.type']),
+    (randomness_fields(RANDOMNESS), 'X', RANDOMNESS, [])], ids=['different', 'equal'])
+def test_a_manifest_and_a_config_are_compared_by_settings(facts, model, randomness, names):
+    write_run('a', facts=facts)
     write_log('a')
-    write_log('b', config="model = dict(type='X')\n" +
-              Config(dict(randomness=randomness)).pretty_text)
-    assert [row.name for row in compare('a', 'b').manifest] == []
+    write_log('b', config=Config(dict(model=dict(type=model), randomness=randomness)).pretty_text)
+    assert [row.name for row in compare('a', 'b').manifest] == names
 
 
 def test_stock_runs_are_compared_by_their_logs_which_prove_no_bits():
@@ -389,13 +385,13 @@ def test_relative_differences():
 
 
 def test_the_iteration_from_which_a_number_is_too_far():
-    result = measure(compare(*pair(b=dict(since=7, noise=1e-7, field='losses'))), 1e-5)
+    other = dict(since=7, noise=1e-7, field='losses')
+    result = measure(compare(*pair(b=other)), 1e-5)
     loss = next(row for row in result.distances if row.field == 'loss')
-    # the noise is multiplied by 3 in every iteration
-    values = [(2. / (i + 1) + .1 * math.sin(i), 1e-7 * 3.**(i - 7) if i >= 7 else 0.)
-              for i in range(20)]
-    apart = [size / max(abs(value), abs(value + size)) for value, size in values]
-    assert loss.relative == pytest.approx(max(apart)) and loss.at == apart.index(max(apart))
+    values = ([float.fromhex(step(i, **given)['losses']['loss']) for i in range(20)]
+              for given in ({}, other))
+    apart = [abs(a - b) / max(abs(a), abs(b)) for a, b in zip(*values)]
+    assert loss.relative == max(apart) and loss.at == apart.index(max(apart))
     assert loss.exceeds == next(i for i, distance in enumerate(apart) if distance > 1e-5)
     assert not result.within and f'in iteration {loss.exceeds}' in result.verdict()
     assert any(row.field.startswith('norm of head') for row in result.distances)
@@ -545,9 +541,7 @@ def test_other_versions_of_the_environment_change_bits(trained):
 
 
 def test_metrics_count_where_nothing_else_differs(capsys):
-    write_log('a', val=.3)
-    write_log('b', val=.32)
-    assert cli.main(['compare', 'a', 'b']) == 1
+    assert main(write_log('a', val=.3), write_log('b', val=.32)) == 1
     out = capsys.readouterr().out
     assert 'DIFFERENT: step 1, metric coco/bbox_mAP: 0.3 and 0.32' in out and 'Metrics' in out
 
@@ -653,7 +647,7 @@ def test_two_runs_of_mmdetection_2_are_compared_by_all_settings(capsys):
     assert [row.name for row in rows if row.severity == 'harmless'] == [
         'config.auto_resume', 'config.default_hooks.logger.interval',
         'config.env_cfg.cudnn_benchmark', 'config.gpu_ids']
-    assert cli.main(['compare', str(OLD), 'old']) == 0  # the numbers are the same
+    assert main(str(OLD), 'old') == 0  # the numbers are the same
     assert 'SAME LOGS: 24 iterations' in capsys.readouterr().out
 
 
@@ -697,7 +691,7 @@ def test_a_damaged_line_of_mmcv_is_an_error_with_file_and_line(number, line, pro
     old_log(*LINES[:number - 1], line, *LINES[number:])
     with pytest.raises(RunError, match=f'old/{LOG}, line {number}'):
         load_run('old')
-    assert cli.main(['compare', 'old', str(OLD)]) == 2
+    assert main('old', str(OLD)) == 2
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1 and problem in error[0]
 
