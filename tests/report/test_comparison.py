@@ -44,6 +44,10 @@ def pair(a=(), b=(), write=write_run):
     return write('a', **dict(a)), write('b', **dict(b))
 
 
+def save(path, iteration=20, **weights):
+    torch.save(dict(meta=dict(iter=iteration), state_dict=weights), path)
+
+
 def test_equal_runs_are_equal_and_told_apart_where_their_names_are_one():
     comparison = compare(*(write_run(f'{name}/run') for name in 'ab'))
     assert comparison.equal and comparison.exact and comparison.first is None
@@ -248,24 +252,22 @@ def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(caps
     assert names == ['mmrepro', 'config.train_dataloader.num_workers']
 
 
-def test_equal_checkpoints_are_said_where_logs_are_all_there_is(tmp_path):
+def test_equal_checkpoints_are_said_where_logs_are_all_there_is():
     for name in 'ab':
         write_log(name)
         for epoch in (1, 2):
-            torch.save(dict(meta=dict(iter=epoch), state_dict=dict(w=torch.ones(2))),
-                       tmp_path / name / f'epoch_{epoch}.pth')
+            save(f'{name}/epoch_{epoch}.pth', epoch, w=torch.ones(2))
     comparison = compare('a', 'b')
     assert 'the weights in 2 of 2 checkpoints have the same bits (epoch_1.pth to epoch_2.pth)' in (
         comparison.verdict())
     # the sign of a zero, another key, another shape
-    for weights in (dict(w=torch.tensor([0.])), dict(w=torch.tensor([-0.])),
-                    dict(w=torch.tensor([0.]), v=torch.ones(1)), dict(w=torch.zeros(2))):
-        torch.save(dict(meta=dict(iter=2), state_dict=weights), tmp_path / 'a' / 'epoch_2.pth')
-        torch.save(dict(meta=dict(iter=2), state_dict=dict(w=torch.tensor([0.]))),
-                   tmp_path / 'b' / 'epoch_2.pth')
+    zero = torch.zeros(1)
+    save('b/epoch_2.pth', w=zero)
+    for equal, weights in ((True, dict(w=zero)), (False, dict(w=-zero)),
+                           (False, dict(w=zero, v=zero)), (False, dict(w=torch.zeros(2)))):
+        save('a/epoch_2.pth', **weights)
         comparison = compare('a', 'b')
         assert [row.distance for row in comparison.weights] == [0., 0.]
-        equal = torch.equal(weights['w'].signbit(), torch.tensor([False])) and len(weights) == 1
         assert comparison.equal is equal
         assert ('checkpoints differ' in comparison.verdict()) is not equal
 
@@ -305,8 +307,7 @@ def test_checkpoints_of_both_runs_are_compared():
     a, b = pair()
     for path, value in ((a, 1.), (b, 3.)):
         for name in ('epoch_2.pth', 'epoch_10.pth', 'best.pth'):
-            torch.save(dict(meta=dict(iter=20), state_dict=dict(w=torch.full((4, ), value))),
-                       os.path.join(path, name))
+            save(f'{path}/{name}', w=torch.full((4, ), value))
     comparison = compare(a, b)
     assert [row.name for row in comparison.weights] == ['epoch_2.pth', 'epoch_10.pth']
     assert comparison.weights[0].distance == 4. and comparison.weights[0].iteration == 20
