@@ -150,18 +150,14 @@ def _structural(a: Sequence[Record], b: Sequence[Record], extra_a: Sequence[int]
         before_a = sum(pair.a < first_a for pair in pairs)
         before_b = sum(pair.b < first_b for pair in pairs)
         # at the same point: the other run executes the same later, on other shapes
-        later_a = before_a == before_b and _step(a[first_a]) in {_step(b[n]) for n in extra_b}
-        later_b = before_a == before_b and _step(b[first_b]) in {_step(a[n]) for n in extra_a}
+        later_a = before_a == before_b and a[first_a].site in {b[n].site for n in extra_b}
+        later_b = before_a == before_b and b[first_b].site in {a[n].site for n in extra_a}
         if before_b < before_a or later_a and not later_b:
             first_a = None
         elif before_a < before_b or later_b and not later_a:
             first_b = None
     kind = 'extra' if first_a is None else 'missing' if first_b is None else 'replaced'
     return StreamDifference(kind, first_a, first_b, (), tuple(extra_a), tuple(extra_b))
-
-
-def _step(record: Record) -> tuple[str, str, str]:
-    return record.phase, record.path, record.name
 
 
 def _makers(stream: Sequence[Record], extra: Sequence[int], record: Record, kind: str,

@@ -202,12 +202,11 @@ class DifferenceContext:
         for stream, start, extra in ((self.streams[1], moved.b, self.found.extra_b),
                                      (self.streams[0], moved.a, self.found.extra_a)):
             mover = next((stream[n] for n in extra if n >= start and stream[n].drew), mover)
-        return ' '.join(filter(None, (mover.phase, mover.path, mover.name)))
+        return ' '.join(filter(None, mover.site))
 
 
 def _same_line(a: Record, b: Record) -> bool:
-    return (a.phase, a.path, a.name, useful_calls(a.stack)[:1]) == (
-        b.phase, b.path, b.name, useful_calls(b.stack)[:1])
+    return a.site == b.site and useful_calls(a.stack)[:1] == useful_calls(b.stack)[:1]
 
 
 def _named(texts: Iterable[str]) -> dict[str, str]:

@@ -18,9 +18,7 @@ ORDER = {name: number for number, name in enumerate(FIELDS)}
 # phase of the first differing call -> the field before which it ran; other phases: the losses
 COMES_BEFORE = {'backward': 'gradients', 'optimizer': 'optimizer'}
 
-Step = Mapping[str, Any]
 Ranks = Mapping[int, RankLog]
-Pair = tuple[StreamCall, StreamCall]
 
 
 class ComparedField(NamedTuple):
@@ -86,7 +84,7 @@ def _shown(value: Any) -> str:
     return shorten(str(value), 80)
 
 
-def compare_steps(a: Step, b: Step) -> list[ComparedField]:
+def compare_steps(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ComparedField]:
     """Compare all fields that an iteration has in both runs; from cause to effect."""
     compared = []
     for field in (*STREAMS, *FIELDS):
@@ -118,8 +116,8 @@ def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedF
     and different results, the innermost is named. Backward calls follow from the forward pass and
     are named only where the inputs of every forward call agree.
     """
-    given: Pair | None = None  # the first calls with different inputs
-    made: Pair | None = None  # the calls with the same inputs and different results
+    given: tuple[StreamCall, StreamCall] | None = None  # the first calls with different inputs
+    made = given  # the calls with the same inputs and different results
     for a, b in ((call_of(stream, entry_a), call_of(stream, entry_b))
                  for entry_a, entry_b in zip(first, second) if entry_a != entry_b):
         if a.identity != b.identity:
@@ -129,12 +127,10 @@ def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedF
             break
         if a.input != b.input:
             given = given or (a, b)
-        else:
-            if made is None and (not given or a.phase == 'forward'):
-                made = a, b
-            elif made and stream == MODULES and a.phase == made[0].phase and _inside(
-                    a.path, made[0].path):
-                made = a, b
+        elif made is None and (not given or a.phase == 'forward') or (
+                made and stream == MODULES and a.phase == made[0].phase
+                and _inside(a.path, made[0].path)):
+            made = a, b
         if stream != MODULES and (given or made):
             break
     calls = made or given

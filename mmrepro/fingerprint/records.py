@@ -44,9 +44,14 @@ class Record(NamedTuple):
         return self.name.startswith(STATE)
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def site(self) -> tuple[str, str, str]:
+        """Phase, path and name: what runs where."""
+        return self.phase, self.path, self.name
+
+    @property
+    def key(self) -> tuple[str, ...]:
         """Key that the same step has in both runs."""
-        return self.phase, self.path, self.name, self.shapes
+        return *self.site, self.shapes
 
 
 def write_records(path: str, records: Sequence[Record]) -> None:
