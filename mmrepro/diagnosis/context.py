@@ -51,7 +51,7 @@ class DifferenceContext:
     @property
     def in_order(self) -> bool:
         """Whether the sampler returned another index."""
-        return self.phase == 'data' and self.record.path.endswith('/begin')
+        return self.record.moment == 'begin'
 
     @property
     def origin(self) -> tuple[Any, ...]:
@@ -82,13 +82,12 @@ class DifferenceContext:
 
     @property
     def in_transform(self) -> bool:
-        return self.phase == 'data' and self.record.path.startswith('sample ') and (
-            not self.record.path.endswith(('/begin', '/end')))
+        return self.record.moment.isdecimal()
 
     @property
     def in_data_list(self) -> bool:
         """Whether the input of the first transform, an entry of the data list, differs."""
-        return self.phase == 'data' and self.kind == 'input' and self.record.path.endswith('/0')
+        return self.kind == 'input' and self.record.moment == '0'
 
     def calls(self, source: str) -> list[str]:
         """Return calls of ``source`` right before the record or, for a transform, during it."""

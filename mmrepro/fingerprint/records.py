@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..errors import FingerprintError
 from .reader import lines_of
 
+# path of a record of the data pipeline: epoch and position, samples mixed in, number of a transform
+SAMPLE = re.compile(r'sample (\d+)\.(-?\d+)/(?:partner .*/)?(begin|end|\d+)')
 STATE = 'state '  # prefix of the names of states
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
 SEPARATOR = '; '  # between the values of Record.arguments
@@ -42,6 +45,18 @@ class Record(NamedTuple):
     def is_state(self) -> bool:
         """Whether this is a state at a boundary: names in ``labels``, digests in ``outputs``."""
         return self.name.startswith(STATE)
+
+    @property
+    def sample(self) -> tuple[int, int] | None:
+        """Epoch and position of the sample that is loaded; None outside of the data pipeline."""
+        match = SAMPLE.fullmatch(self.path)
+        return (int(match[1]), int(match[2])) if match else None
+
+    @property
+    def moment(self) -> str:
+        """'begin' or 'end' of the sample, or the number of the transform; '' without a sample."""
+        match = SAMPLE.fullmatch(self.path)
+        return match[3] if match else ''
 
     @property
     def site(self) -> tuple[str, str, str]:

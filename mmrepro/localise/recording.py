@@ -70,8 +70,8 @@ def read_stream(folder: str, rank: int, *others: str) -> list[Record]:
             batches.append(json.load(file))
     samples = read_samples(folder, rank)
     if all(batches):
-        wanted = {f'sample {epoch}.{position}' for batch in batches for epoch, position in batch}
-        samples = [record for record in samples if record.path.split('/')[0] in wanted]
+        wanted = {(epoch, position) for batch in batches for epoch, position in batch}
+        samples = [record for record in samples if record.sample in wanted]
     return samples + read_records(os.path.join(folder, OPERATORS_FILE.format(rank)))
 
 
