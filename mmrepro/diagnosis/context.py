@@ -102,14 +102,15 @@ class DifferenceContext:
     @property
     def reordered(self) -> bool:
         """Whether both runs use the same tensors here, in another order."""
-        if self.kind != 'input' or self.a is None or self.b is None:
+        if self.kind != 'input':
             return False
         if sorted(self.a.inputs) == sorted(self.b.inputs):
             return True
         differing = [{record.inputs[i] for i in self.found.which} for record in (self.a, self.b)]
         # each run uses all of them one after the other, in the same line
-        later = [{digest for later_record in stream[number:] if _same_line(later_record, record)
-                  for digest in later_record.inputs}
+        later = [{digest for other in stream[number:] if other.site == record.site
+                  and useful_calls(other.stack)[:1] == useful_calls(record.stack)[:1]
+                  for digest in other.inputs}
                  for stream, number, record in zip(
                      self.streams, (self.found.a, self.found.b), (self.a, self.b))]
         return differing[0] <= later[1] and differing[1] <= later[0]
@@ -121,7 +122,7 @@ class DifferenceContext:
         """
         calls = []
         for stream, number in zip(self.streams, (self.found.a, self.found.b)):
-            if number is None or not stream[number].stack:
+            if not stream[number].stack:
                 continue
             record, (file, _, function) = stream[number], useful_calls(stream[number].stack)[0]
             for earlier in stream[:number + 1]:
@@ -202,10 +203,6 @@ class DifferenceContext:
                                      (self.streams[0], moved.a, self.found.extra_a)):
             mover = next((stream[n] for n in extra if n >= start and stream[n].drew), mover)
         return ' '.join(filter(None, mover.site))
-
-
-def _same_line(a: Record, b: Record) -> bool:
-    return a.site == b.site and useful_calls(a.stack)[:1] == useful_calls(b.stack)[:1]
 
 
 def _named(texts: Iterable[str]) -> dict[str, str]:
