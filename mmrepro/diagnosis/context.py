@@ -7,7 +7,7 @@ from typing import Any
 from ..fingerprint import records
 from ..fingerprint.divergence import differing_names
 from ..fingerprint.generator_states import FROM, NAMES
-from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Record, useful_calls
+from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Frame, Record, useful_calls
 from .alignment import StreamDifference
 
 NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that are not shown
@@ -54,16 +54,16 @@ class DifferenceContext:
         return self.record.moment == 'begin'
 
     @property
-    def origin(self) -> tuple[Any, ...]:
-        """The code that makes what differs: file, line and function; () for the record's own.
+    def origin(self) -> Frame | None:
+        """The code that makes what differs; None for that of the record.
 
         A data list differs in the first transform that sees it, an order in the dataset.
         """
         if self.in_order:
-            return next((record.stack[0] for record in self.named(records.SAMPLER)), ())
+            return next((record.stack[0] for record in self.named(records.SAMPLER)), None)
         begin = self.record.path.rpartition('/')[0] + '/begin'
         return next((record.stack[0] for stream in self.streams for record in stream
-                     if self.in_data_list and record.path == begin), ())
+                     if self.in_data_list and record.path == begin), None)
 
     def while_building(self, source: str) -> list[str]:
         """Return calls of ``source`` by code of the user when the dataset was built."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..fingerprint.records import Record, useful_calls
+from ..fingerprint.records import Frame, Record, useful_calls
 from .alignment import KINDS, Kind, StreamDifference, first_differing_record
 from .causes import find_cause
 from .context import DifferenceContext
@@ -36,7 +36,7 @@ class Diagnosis(NamedTuple):
     operator: str
     shapes: str
     differs: tuple[str, ...]  # digests or names
-    stack: tuple[tuple[str, int, str], ...]  # of run A or, where it has none, B; innermost first
+    stack: tuple[Frame, ...]  # of run A or, where it has none, B; innermost first
     cause: str  # name of the row in .causes
     sentence: str  # why the bits differ
     fix: str  # how to make them equal

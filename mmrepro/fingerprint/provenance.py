@@ -132,11 +132,9 @@ def _git(folder: str, *arguments: str) -> str:
 
 def weights(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checkpoints that a config starts from: `load_from` and every `init_cfg`."""
-    files = {}
-    for name in dict.fromkeys(_checkpoints(config)):
-        path = _local(name)
-        files[name] = file_record(path) if path else dict(error='no local file')
-    return files
+    files = {name: _local(name) for name in _checkpoints(config)}
+    return {name: file_record(path) if path else dict(error='no local file')
+            for name, path in files.items()}
 
 
 def _checkpoints(config: Any) -> Iterator[str]:

@@ -24,6 +24,8 @@ ATTRIBUTE, GLOBAL = 'self.', 'global '
 LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/autograd/',
            '/torch/utils/_contextlib.py', '/torch/optim/optimizer.py', '/runpy.py', '<frozen')
 
+Frame = tuple[str, int, str]  # file, line and function of a call
+
 
 class Record(NamedTuple):
     """An operator, transform, hook or state of an iteration."""
@@ -36,7 +38,7 @@ class Record(NamedTuple):
     outputs: tuple[Any, ...] = ()  # digests of tensors returned or changed; '' for views
     labels: tuple[str, ...] = ()  # names of inputs that are parameters or buffers, else ''
     generators: tuple[str, ...] = ()  # states of the global generators before, as short hex
-    stack: tuple[tuple[str, int, str], ...] = ()  # (file, line, function), innermost first
+    stack: tuple[Frame, ...] = ()  # innermost first
     drew: bool = False  # whether the operator draws random numbers
     calls: tuple[str, ...] = ()  # reads of clock, entropy, ... since the last record
     own: tuple[str, ...] = ()  # generators and plain values of a transform, as name=state
@@ -112,7 +114,7 @@ def read_records(path: str) -> list[Record]:
     return records
 
 
-def useful_calls(stack: Sequence[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+def useful_calls(stack: Sequence[Frame]) -> list[Frame]:
     """Return the innermost calls outside of the machinery of torch."""
     calls = [call for call in stack if not any(part in call[0] for part in LIBRARY)]
     return calls or list(stack)

@@ -200,14 +200,12 @@ def _read_log(view: RunView, path: str) -> bool:
                 if whole:
                     view.logged_vals.clear()
                     view.validated_after.clear()
-                if whole and not view.ranks:
-                    view.starts = 0
             view.scalars[iteration] = values
         elif values:
             view.logged_vals.setdefault(iteration, {}).update(values)
             view.validated_after[iteration] = max(view.scalars, default=-1)
     if not view.ranks:
-        view.starts += 1
+        view.starts = 1 if whole else view.starts + 1
     return whole
 
 
