@@ -6,7 +6,7 @@ from typing import Any
 
 from ..fingerprint import records
 from ..fingerprint.divergence import differing_names
-from ..fingerprint.generator_states import FROM, NAMES
+from ..fingerprint.generator_states import NAMES, is_in
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Frame, Record, useful_calls
 from .alignment import StreamDifference
 
@@ -127,9 +127,8 @@ class DifferenceContext:
             record, (file, _, function) = stream[number], useful_calls(stream[number].stack)[0]
             for earlier in stream[:number + 1]:
                 if (earlier.phase, earlier.path) == (record.phase, record.path):
-                    calls += [call for call in earlier.calls if call.startswith(source) and any(
-                        _is_in(site, file, function)
-                        for site in call.split(': ', 1)[1].split(FROM))]
+                    calls += [call for call in earlier.calls
+                              if call.startswith(source) and is_in(call, file, function)]
         return list(dict.fromkeys(calls))
 
     def differs(self, attribute: str) -> bool:
@@ -212,9 +211,3 @@ def _named(texts: Iterable[str]) -> dict[str, str]:
 def _differing(a: dict[str, str], b: dict[str, str]) -> list[tuple]:
     """Return name, value in A and value in B of what differs."""
     return [(name, a.get(name), b.get(name)) for name in differing_names(a, b)]
-
-
-def _is_in(site: str, file: str, function: str) -> bool:
-    """Whether the call site ``[name at ]file:line in function`` is in this function."""
-    start, _, name = site.rpartition(' in ')
-    return name == function and start.rpartition(':')[0].rpartition(' at ')[2] == file

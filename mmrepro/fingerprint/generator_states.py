@@ -183,6 +183,13 @@ def call_site(frame: Any) -> str:
     return f'{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}'
 
 
+def is_in(call: str, file: str, function: str) -> bool:
+    """Whether this function made a call that was noted, or called the function that did."""
+    sites = (site.rpartition(' in ') for site in call.split(': ', 1)[1].split(FROM))
+    return any(name == function and start.rpartition(':')[0].rpartition(' at ')[2] == file
+               for start, _, name in sites)
+
+
 def _is_collecting(frame: Any) -> bool:
     """Whether garbage collection made the call: it runs at any time, and affects no value."""
     collecting = {getattr(callback, '__code__', None) for callback in gc.callbacks}
