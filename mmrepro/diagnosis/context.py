@@ -122,13 +122,12 @@ class DifferenceContext:
         """
         calls = []
         for stream, number in zip(self.streams, (self.found.a, self.found.b)):
-            if not stream[number].stack:
-                continue
-            record, (file, _, function) = stream[number], useful_calls(stream[number].stack)[0]
-            for earlier in stream[:number + 1]:
-                if (earlier.phase, earlier.path) == (record.phase, record.path):
-                    calls += [call for call in earlier.calls
-                              if call.startswith(source) and is_in(call, file, function)]
+            record = stream[number]
+            for file, _, function in useful_calls(record.stack)[:1]:
+                calls += [call for earlier in stream[:number + 1]
+                          if (earlier.phase, earlier.path) == (record.phase, record.path)
+                          for call in earlier.calls
+                          if call.startswith(source) and is_in(call, file, function)]
         return list(dict.fromkeys(calls))
 
     def differs(self, attribute: str) -> bool:
