@@ -14,17 +14,13 @@ NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that are not 
 
 
 class DifferenceContext:
-    """A difference, with everything that was recorded around it.
-
-    Attributes:
-        a, b: its records in run A and run B; None where a run has none.
-        record: ``a``, or ``b`` where run A has none.
-    """
+    """A difference, with everything that was recorded around it."""
 
     def __init__(self, found: StreamDifference, stream_a: Sequence[Record],
                  stream_b: Sequence[Record]) -> None:
         self.found, self.kind = found, found.kind
         self.streams = stream_a, stream_b
+        # its records in run A and run B; None where a run has none
         self.a: Any = None if found.a is None else stream_a[found.a]
         self.b: Any = None if found.b is None else stream_b[found.b]
         self.record: Record = next(record for record in (self.a, self.b) if record is not None)

@@ -252,10 +252,7 @@ def manifest_differences(a: RunView, b: RunView) -> tuple[list[FactDifference], 
     """Compare manifests or, if a run has none, settings and environment.
 
     A run with several starts has the manifest of the last start, with the initial weights of the
-    first start.
-
-    Returns:
-        Differences, severe ones first, and notes on what cannot be compared.
+    first start. Return differences, severe ones first, and notes on what cannot be compared.
     """
     if not (is_known(a) and is_known(b)):
         return [], []

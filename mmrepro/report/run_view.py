@@ -175,8 +175,7 @@ def _logs(folder: str) -> list[str]:
 def _read_log(view: RunView, path: str) -> bool:
     """Add the log of a start; iterations that it repeats replace earlier ones.
 
-    Returns:
-        Whether it replaces all of them: a training that began at the first iteration.
+    Return whether it replaces all of them: a training that began at the first iteration.
     """
     first, whole = True, False
     rows = [row for _, row in json_lines(path, _LOGGED, view.notes, tail=2)]
