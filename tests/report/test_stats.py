@@ -77,6 +77,7 @@ def test_tests_that_disagree_are_no_difference():
 def test_one_seed_and_no_variation():
     single = paired([.3], [.4])
     assert single.t_p is None and not single.larger and 'one seed' in single.verdict
+    assert single.difference.interval() == '-'
     same = paired([.3, .4, .5], [.3, .4, .5])
     assert same.verdict == 'no difference in any seed'
     # the second one is not exact in binary
