@@ -6,21 +6,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..fingerprint.records import Frame, Record, useful_calls
+from ..fingerprint.records import BEFORE_ITERATION, STATES, Frame, Record, useful_calls
 from .alignment import KINDS, Kind, StreamDifference, first_differing_record
 from .causes import find_cause
 from .context import DifferenceContext
 
 # in the order of an iteration
 PHASES = ('start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook')
-# names of states -> their moment in the iteration
-STATES = {
-    'state before the iteration': 'before its first hook',
-    'state after the iteration': 'after its last hook',
-    'state before the hook': 'before {}',
-    'state after the hook': 'in {}',
-}
-FIRST_STATE = next(iter(STATES))
 BEGINS = re.compile(r'\._?before_(train_)?(epoch|iter)$')  # hooks that open an iteration
 # lines shown
 DIFFERS_SHOWN, CALLS_SHOWN, EXTRA_SHOWN, EVIDENCE_SHOWN = 6, 8, 6, 8
@@ -118,7 +110,7 @@ def _before_the_iteration(difference: StreamDifference, a: Sequence[Record],
     """Whether the difference is in a hook at the end of the iteration before."""
     number, stream = (difference.a, a) if difference.a is not None else (difference.b, b)
     return stream[number].phase == 'hook' and not BEGINS.search(stream[number].path) and any(
-        record.phase == 'start' and record.name == FIRST_STATE for record in stream[number:])
+        record.phase == 'start' and record.name == BEFORE_ITERATION for record in stream[number:])
 
 
 def _number(number: int | None, stream: Sequence[Record]) -> int | None:

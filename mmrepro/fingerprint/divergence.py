@@ -40,10 +40,8 @@ class ComparedField(NamedTuple):
 
     def first_part(self) -> tuple[str, Any, Any]:
         """Return name and both values of the first part that differs."""
-        if self.call:
-            return self.call, self.a, self.b
-        if not self.names:
-            return self.field, self.a, self.b
+        if self.call or not self.names:
+            return self.call or self.field, self.a, self.b
         if isinstance(self.a, Mapping):
             return (f'{self.field}.{self.names[0]}', self.a.get(self.names[0]),
                     self.b.get(self.names[0]))

@@ -11,7 +11,11 @@ from .reader import lines_of
 
 # path of a record of the data pipeline: epoch and position, samples mixed in, number of a transform
 SAMPLE = re.compile(r'sample (\d+)\.(-?\d+)/(?:partner .*/)?(begin|end|\d+)')
-STATE = 'state '  # prefix of the names of states
+BEFORE_ITERATION, AFTER_ITERATION = 'state before the iteration', 'state after the iteration'
+BEFORE_HOOK, AFTER_HOOK = 'state before the hook', 'state after the hook'
+# names of states -> their moment in the iteration; {}: the hook
+STATES = {BEFORE_ITERATION: 'before its first hook', AFTER_ITERATION: 'after its last hook',
+          BEFORE_HOOK: 'before {}', AFTER_HOOK: 'in {}'}
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
 SEPARATOR = '; '  # between the values of Record.arguments
 # names of records that explain differences and are not compared
@@ -46,7 +50,7 @@ class Record(NamedTuple):
     @property
     def is_state(self) -> bool:
         """Whether this is a state at a boundary: names in ``labels``, digests in ``outputs``."""
-        return self.name.startswith(STATE)
+        return self.name in STATES
 
     @property
     def sample(self) -> tuple[int, int] | None:

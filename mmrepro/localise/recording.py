@@ -138,12 +138,12 @@ class _RecordingHook(Hook):
         """Record the iteration that runs in this block."""
         recorder = self._recorder
         self._write_batch()
-        self._record_state('start', '', 'state before the iteration')
+        self._record_state('start', '', records.BEFORE_ITERATION)
         self._write_explanations()
         recorder.note('data', 'batch', 'batch', dict(named_tensors(batch)))
         with recorder:
             yield
-        self._record_state('start', '', 'state after the iteration')
+        self._record_state('start', '', records.AFTER_ITERATION)
         self._wrapped.close()
         write_records(self._path(OPERATORS_FILE), recorder.records())
         if recorder.kept:
@@ -190,11 +190,11 @@ class _RecordingHook(Hook):
             if kwargs.get('mode', 'train') != 'train':
                 return method(*args, **kwargs)
             if not self._recorder.at_note:
-                self._record_state('hook', path, 'state before the hook', stack)
+                self._record_state('hook', path, records.BEFORE_HOOK, stack)
             self._recorder.sites.hook = path
             result = method(*args, **kwargs)
             self._recorder.sites.hook = ''
-            self._record_state('hook', path, 'state after the hook', stack)
+            self._record_state('hook', path, records.AFTER_HOOK, stack)
             return result
 
         return recorded
