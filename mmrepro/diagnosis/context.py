@@ -141,11 +141,9 @@ class DifferenceContext:
                 if text.startswith(f'{self.record.path}.') and ': generator ' in text]
 
     def transform_generators(self) -> list[str]:
-        """Return generators of the transform that differ, or that cannot be seeded."""
-        a, b = self._own
-        return [f'{name}: state {a.get(name)} / {b.get(name)}' for name in {**a, **b}
-                if not name.startswith((ATTRIBUTE, GLOBAL)) and (
-                    a.get(name) != b.get(name) or a.get(name) == 'operating system')]
+        """Return generators of the transform whose states differ."""
+        return [f'{name}: state {a} / {b}' for name, a, b in _differing(*self._own)
+                if not name.startswith((ATTRIBUTE, GLOBAL))]
 
     def transform_values(self) -> list[str]:
         """Return plain values that the transform keeps and that differ."""

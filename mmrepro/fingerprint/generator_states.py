@@ -84,10 +84,8 @@ def of_torch(generator: torch.Generator) -> str:
 
 def kept_states(*namespaces: Mapping[str, Any]) -> dict[str, str]:
     """Return the generators in these namespaces: name -> state as short hex."""
-    states = {name: read_state(value) for namespace in namespaces
-              for name, value in list(namespace.items()) if isinstance(value, GENERATORS)}
-    return {name: state if isinstance(state, str) else state_digest(state)[:8]
-            for name, state in states.items()}
+    return {name: state_digest(read_state(value))[:8] for namespace in namespaces
+            for name, value in list(namespace.items()) if isinstance(value, GENERATORS)}
 
 
 def _short(data: bytes) -> str:
