@@ -7,10 +7,10 @@ from typing import Any
 from ..fingerprint import records
 from ..fingerprint.divergence import differing_names
 from ..fingerprint.generator_states import NAMES, is_in
-from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Frame, Record, useful_calls
+from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Frame, Phase, Record, useful_calls
 from .alignment import StreamDifference
 
-NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that are not shown
+NO_EVIDENCE = ('resumed', 'validated')  # attributes that are not shown
 
 
 class DifferenceContext:
@@ -24,7 +24,7 @@ class DifferenceContext:
         self.a: Any = None if found.a is None else stream_a[found.a]
         self.b: Any = None if found.b is None else stream_b[found.b]
         self.record: Record = next(record for record in (self.a, self.b) if record is not None)
-        self.phase = self.record.phase
+        self.phase: Phase = self.record.phase
         self._attributes = [_named(text for record in stream
                                    if record.name == records.ATTRIBUTES and self._concerns(record)
                                    for text in record.labels) for stream in self.streams]

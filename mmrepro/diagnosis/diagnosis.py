@@ -4,15 +4,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from ..fingerprint.records import BEFORE_ITERATION, STATES, Frame, Record, useful_calls
+from ..fingerprint.records import BEFORE_ITERATION, STATES, Frame, Phase, Record, useful_calls
 from .alignment import KINDS, Kind, StreamDifference, first_differing_record
 from .causes import find_cause
 from .context import DifferenceContext
 
-# in the order of an iteration
-PHASES = ('start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook')
+PHASES: tuple[Phase, ...] = get_args(Phase)
 BEGINS = re.compile(r'\._?before_(train_)?(epoch|iter)$')  # hooks that open an iteration
 # lines shown
 DIFFERS_SHOWN, CALLS_SHOWN, EXTRA_SHOWN, EVIDENCE_SHOWN = 6, 8, 6, 8
@@ -23,7 +22,7 @@ class Diagnosis(NamedTuple):
     iteration: int  # counted from 0
     rank: int  # of the process in which it began
     kind: Kind
-    phase: str  # of the record, as the next three
+    phase: Phase  # of the record, as the next three
     path: str
     operator: str
     shapes: str

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 from ..nested import tensors
 from . import call_sites, generator_states
 from .digest import combined_hex, tensor_digest, to_hex
-from .records import SEPARATOR, UNINITIALIZED, Record
+from .records import SEPARATOR, UNINITIALIZED, Phase, Record
 from .schema import OPERATORS
 from .uninitialized import UninitializedMemory
 
@@ -104,7 +104,7 @@ class OperatorRecorder(TorchDispatchMode):
         return [record._replace(inputs=text(record.inputs), outputs=text(record.outputs))
                 for record in self._raw]
 
-    def note(self, phase: str, path: str, name: str, named: Mapping[str, torch.Tensor],
+    def note(self, phase: Phase, path: str, name: str, named: Mapping[str, torch.Tensor],
              scalars: Sequence[str] = (), stack: tuple[Any, ...] = ()) -> None:
         """Add the record of a state at a boundary, with its tensors as the outputs."""
         with self._lock, _disable_current_modes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..errors import FingerprintError
 from .reader import lines_of
@@ -28,12 +28,14 @@ ATTRIBUTE, GLOBAL = 'self.', 'global '
 LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/autograd/',
            '/torch/utils/_contextlib.py', '/torch/optim/optimizer.py', '/runpy.py', '<frozen')
 
+# in the order of an iteration
+Phase = Literal['start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook']
 Frame = tuple[str, int, str]  # file, line and function of a call
 
 
 class Record(NamedTuple):
     """An operator, transform, hook or state of an iteration."""
-    phase: str  # data, forward, loss, backward, optimizer or hook
+    phase: Phase
     path: str  # of the module, parameter, transform or hook
     name: str  # of the operator, transform or event
     shapes: str = ''  # of tensors given and returned, with their types

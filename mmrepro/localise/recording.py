@@ -199,7 +199,7 @@ class _RecordingHook(Hook):
 
         return recorded
 
-    def _record_state(self, phase: str, path: str, name: str, stack: Any = ()) -> None:
+    def _record_state(self, phase: records.Phase, path: str, name: str, stack: Any = ()) -> None:
         with _disable_current_modes():
             self._recorder.note(phase, path, name, run_state.tensors(self._runner),
                                 run_state.numbers(self._runner), stack)
