@@ -102,17 +102,14 @@ class Watch:
     def __init__(self, only_user: bool = False) -> None:
         self._only_user = only_user
         self._calls: list[str] = []
-        self._active = False
 
     def __enter__(self) -> None:
         if sys.getprofile() is None:
-            self._active = True
             sys.setprofile(self.called)
 
     def __exit__(self, *args: Any) -> None:
-        if self._active:
+        if sys.getprofile() == self.called:
             sys.setprofile(None)
-            self._active = False
 
     def take(self) -> tuple[str, ...]:
         """Return the calls since the last time."""
