@@ -303,7 +303,7 @@ def test_distance_of_weights():
     assert row.distance == 0. and 'n, y, x' in row.note
 
 
-def test_checkpoints_of_both_runs_are_compared():
+def test_checkpoints_of_both_runs_are_compared(capsys):
     a, b = pair()
     for path, value in ((a, 1.), (b, 3.)):
         for name in ('epoch_2.pth', 'epoch_10.pth', 'best.pth'):
@@ -311,7 +311,9 @@ def test_checkpoints_of_both_runs_are_compared():
     comparison = compare(a, b)
     assert [row.name for row in comparison.weights] == ['epoch_2.pth', 'epoch_10.pth']
     assert comparison.weights[0].distance == 4. and comparison.weights[0].iteration == 20
-    assert not comparison.equal and 'checkpoints differ' in comparison.verdict()
+    assert main(a, b) == 1
+    out = capsys.readouterr().out
+    assert 'DIFFERENT: checkpoints differ' in out and re.search('epoch_10.pth +4 +2 +w 2', out)
     assert compare(a, b, weights=False).equal
 
 
