@@ -115,7 +115,7 @@ def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedF
     are named only where the inputs of every forward call agree.
     """
     given: tuple[StreamCall, StreamCall] | None = None  # the first calls with different inputs
-    made = given  # the calls with the same inputs and different results
+    made: tuple[StreamCall, StreamCall] | None = None  # those with same inputs, different results
     for a, b in ((call_of(stream, entry_a), call_of(stream, entry_b))
                  for entry_a, entry_b in zip(first, second) if entry_a != entry_b):
         if a.identity != b.identity:
@@ -138,9 +138,9 @@ def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedF
                     if getattr(a, name) != getattr(b, name))
         return ComparedField(stream, getattr(a, what), getattr(b, what),
                              call=f'{what} of {a.text()}', phase=a.phase)
-    rest = (first if len(first) > len(second) else second)[min(len(first), len(second)):]
+    extra = call_of(stream, max(first, second, key=len)[min(len(first), len(second))])
     return ComparedField(stream, len(first), len(second), call=f'number of {stream}',
-                         phase=call_of(stream, rest[0]).phase if rest else '')
+                         phase=extra.phase)
 
 
 def _inside(path: str, container: str) -> bool:
