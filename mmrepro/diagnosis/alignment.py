@@ -2,13 +2,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..fingerprint.divergence import differing_names
 from ..fingerprint.records import SEPARATOR, Record
 
 # edits after which two sequences count as unrelated; memory grows with its square
 MAX_EDITS = 600
+
+Kind = Literal['output', 'argument', 'input', 'generator', 'extra', 'missing', 'replaced']
+KINDS: dict[Kind, str] = {  # of a difference, in words
+    'output': 'the inputs agree, the result differs',
+    'argument': 'the tensors agree, an argument differs',
+    'input': 'an input tensor differs, and no recorded operator computed it',
+    'generator': 'the inputs agree, the state of the random generator differs',
+    'extra': 'only run B executes this',
+    'missing': 'only run A executes this',
+    'replaced': 'runs A and B execute different operators here',
+}
 
 
 class Pair(NamedTuple):
@@ -18,14 +29,8 @@ class Pair(NamedTuple):
 
 
 class StreamDifference(NamedTuple):
-    """The first difference of two streams.
-
-    Kinds: 'output' (same inputs, different result), 'argument' (a different value that is not a
-    tensor), 'input' (a different tensor that no recorded operator computed), 'generator' (same
-    inputs, drawn from a generator in a different state), 'extra' or 'missing' (operators that only
-    run B, or only run A, executed), 'replaced' (the runs executed different operators).
-    """
-    kind: str
+    """The first difference of two streams."""
+    kind: Kind
     a: Any  # number of the record in run A; None without one
     b: Any
     which: tuple[Any, ...] = ()  # numbers of differing inputs or outputs; names for a state
@@ -102,12 +107,13 @@ def first_differing_record(a: Sequence[Record], b: Sequence[Record]) -> StreamDi
         elif pair.a is None:
             extra_b += [] if b[pair.b].is_state else [pair.b]
         else:
-            kind, which = _compare(a[pair.a], b[pair.b])
-            if kind:
+            found = _compare(a[pair.a], b[pair.b])
+            if found is not None:
                 break
             pairs.append(pair)
     else:
         return _structural(a, b, extra_a, extra_b, pairs) if extra_a or extra_b else None
+    kind, which = found
     made_a = _makers(a, extra_a, a[pair.a], kind, which)
     made_b = _makers(b, extra_b, b[pair.b], kind, which)
     if made_a or made_b:
@@ -120,21 +126,21 @@ def first_differing_record(a: Sequence[Record], b: Sequence[Record]) -> StreamDi
     return difference
 
 
-def _compare(a: Record, b: Record) -> tuple[str, tuple[Any, ...]]:
-    """Return kind and ``which`` of the difference of two records; kind '' when they agree."""
+def _compare(a: Record, b: Record) -> tuple[Kind, tuple[Any, ...]] | None:
+    """Return kind and ``which`` of the difference of two records; None when they agree."""
     if a.is_state:
         # a number such as the learning rate explains the tensors, never the other way round
         numbers = differing_names(*(dict.fromkeys(r.arguments.split(SEPARATOR), 'has')
                                     for r in (a, b)))
         tensors = differing_names(*(dict(zip(r.labels, r.outputs)) for r in (a, b)))
-        return ('argument', numbers) if numbers else ('output', tensors) if tensors else ('', ())
+        return ('argument', numbers) if numbers else ('output', tensors) if tensors else None
     which = _differing_numbers(a.inputs, b.inputs)
     if which:
         return 'input', which
     if a.arguments != b.arguments:
         return 'argument', ()
     which = _differing_numbers(a.outputs, b.outputs)
-    return ('output', which) if which else ('', ())
+    return ('output', which) if which else None
 
 
 def _differing_numbers(a: Sequence[str], b: Sequence[str]) -> tuple[int, ...]:
@@ -150,21 +156,17 @@ def _structural(a: Sequence[Record], b: Sequence[Record], extra_a: Sequence[int]
         before_a = sum(pair.a < first_a for pair in pairs)
         before_b = sum(pair.b < first_b for pair in pairs)
         # at the same point: the other run executes the same later, on other shapes
-        later_a = before_a == before_b and _step(a[first_a]) in {_step(b[n]) for n in extra_b}
-        later_b = before_a == before_b and _step(b[first_b]) in {_step(a[n]) for n in extra_a}
+        later_a = before_a == before_b and a[first_a].site in {b[n].site for n in extra_b}
+        later_b = before_a == before_b and b[first_b].site in {a[n].site for n in extra_a}
         if before_b < before_a or later_a and not later_b:
             first_a = None
         elif before_a < before_b or later_b and not later_a:
             first_b = None
-    kind = 'extra' if first_a is None else 'missing' if first_b is None else 'replaced'
+    kind: Kind = 'extra' if first_a is None else 'missing' if first_b is None else 'replaced'
     return StreamDifference(kind, first_a, first_b, (), tuple(extra_a), tuple(extra_b))
 
 
-def _step(record: Record) -> tuple[str, str, str]:
-    return record.phase, record.path, record.name
-
-
-def _makers(stream: Sequence[Record], extra: Sequence[int], record: Record, kind: str,
+def _makers(stream: Sequence[Record], extra: Sequence[int], record: Record, kind: Kind,
             which: tuple[Any, ...]) -> list[int]:
     """Return the extra records that computed, directly or not, what differs in ``record``."""
     if kind == 'input':
@@ -174,12 +176,10 @@ def _makers(stream: Sequence[Record], extra: Sequence[int], record: Record, kind
     else:
         return []
     # samples have heights, file names and more in common: one sample does not make another
-    sample = record.path.split('/')[0]
-    of_sample = sample.startswith('sample ')
     made = []
     for number in reversed(extra):
         if wanted & set(stream[number].outputs) and (
-                not of_sample or stream[number].path.split('/')[0] == sample):
+                record.sample is None or record.sample == stream[number].sample):
             made.append(number)
             wanted = wanted | set(filter(None, stream[number].inputs))
     return made[::-1]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple
 
-from ..fingerprint.records import UNINITIALIZED
+from ..fingerprint.records import AFTER_HOOK, UNINITIALIZED
 from ..text import page
 from .context import DifferenceContext
 
@@ -14,7 +14,6 @@ ATOMIC = ('convolution_backward', 'scatter', 'index_add', 'index_put', 'put_', '
 HASHSEED = 'environment PYTHONHASHSEED'
 PROCESSOR = tuple(f'environment {name}' for name in (
     'ATEN_CPU_CAPABILITY', 'MKL_CBWR', 'MKL_ENABLE_INSTRUCTIONS', 'ONEDNN_MAX_CPU_ISA'))
-AFTER_HOOK = 'state after the hook'
 OUTSIDE = DifferenceContext.outside_sources
 _CAUSES = page('reference/causes.md')
 STATE_SHOWN = 8  # names of tensors, and numbers, of a state

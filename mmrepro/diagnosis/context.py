@@ -6,29 +6,25 @@ from typing import Any
 
 from ..fingerprint import records
 from ..fingerprint.divergence import differing_names
-from ..fingerprint.generator_states import FROM, NAMES
-from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Record, useful_calls
+from ..fingerprint.generator_states import NAMES, is_in
+from ..fingerprint.records import ATTRIBUTE, GLOBAL, SEPARATOR, Frame, Phase, Record, useful_calls
 from .alignment import StreamDifference
 
-NO_EVIDENCE = ('process id', 'resumed', 'validated')  # attributes that are not shown
+NO_EVIDENCE = ('resumed', 'validated')  # attributes that are not shown
 
 
 class DifferenceContext:
-    """A difference, with everything that was recorded around it.
-
-    Attributes:
-        a, b: its records in run A and run B; None where a run has none.
-        record: ``a``, or ``b`` where run A has none.
-    """
+    """A difference, with everything that was recorded around it."""
 
     def __init__(self, found: StreamDifference, stream_a: Sequence[Record],
                  stream_b: Sequence[Record]) -> None:
         self.found, self.kind = found, found.kind
         self.streams = stream_a, stream_b
+        # its records in run A and run B; None where a run has none
         self.a: Any = None if found.a is None else stream_a[found.a]
         self.b: Any = None if found.b is None else stream_b[found.b]
         self.record: Record = next(record for record in (self.a, self.b) if record is not None)
-        self.phase = self.record.phase
+        self.phase: Phase = self.record.phase
         self._attributes = [_named(text for record in stream
                                    if record.name == records.ATTRIBUTES and self._concerns(record)
                                    for text in record.labels) for stream in self.streams]
@@ -51,19 +47,19 @@ class DifferenceContext:
     @property
     def in_order(self) -> bool:
         """Whether the sampler returned another index."""
-        return self.phase == 'data' and self.record.path.endswith('/begin')
+        return self.record.moment == 'begin'
 
     @property
-    def origin(self) -> tuple[Any, ...]:
-        """The code that makes what differs: file, line and function; () for the record's own.
+    def origin(self) -> Frame | None:
+        """The code that makes what differs; None for that of the record.
 
         A data list differs in the first transform that sees it, an order in the dataset.
         """
         if self.in_order:
-            return next((record.stack[0] for record in self.named(records.SAMPLER)), ())
+            return next((record.stack[0] for record in self.named(records.SAMPLER)), None)
         begin = self.record.path.rpartition('/')[0] + '/begin'
         return next((record.stack[0] for stream in self.streams for record in stream
-                     if self.in_data_list and record.path == begin), ())
+                     if self.in_data_list and record.path == begin), None)
 
     def while_building(self, source: str) -> list[str]:
         """Return calls of ``source`` by code of the user when the dataset was built."""
@@ -82,13 +78,12 @@ class DifferenceContext:
 
     @property
     def in_transform(self) -> bool:
-        return self.phase == 'data' and self.record.path.startswith('sample ') and (
-            not self.record.path.endswith(('/begin', '/end')))
+        return self.record.moment.isdecimal()
 
     @property
     def in_data_list(self) -> bool:
         """Whether the input of the first transform, an entry of the data list, differs."""
-        return self.phase == 'data' and self.kind == 'input' and self.record.path.endswith('/0')
+        return self.kind == 'input' and self.record.moment == '0'
 
     def calls(self, source: str) -> list[str]:
         """Return calls of ``source`` right before the record or, for a transform, during it."""
@@ -103,14 +98,15 @@ class DifferenceContext:
     @property
     def reordered(self) -> bool:
         """Whether both runs use the same tensors here, in another order."""
-        if self.kind != 'input' or self.a is None or self.b is None:
+        if self.kind != 'input':
             return False
         if sorted(self.a.inputs) == sorted(self.b.inputs):
             return True
         differing = [{record.inputs[i] for i in self.found.which} for record in (self.a, self.b)]
         # each run uses all of them one after the other, in the same line
-        later = [{digest for later_record in stream[number:] if _same_line(later_record, record)
-                  for digest in later_record.inputs}
+        later = [{digest for other in stream[number:] if other.site == record.site
+                  and useful_calls(other.stack)[:1] == useful_calls(record.stack)[:1]
+                  for digest in other.inputs}
                  for stream, number, record in zip(
                      self.streams, (self.found.a, self.found.b), (self.a, self.b))]
         return differing[0] <= later[1] and differing[1] <= later[0]
@@ -122,14 +118,12 @@ class DifferenceContext:
         """
         calls = []
         for stream, number in zip(self.streams, (self.found.a, self.found.b)):
-            if number is None or not stream[number].stack:
-                continue
-            record, (file, _, function) = stream[number], useful_calls(stream[number].stack)[0]
-            for earlier in stream[:number + 1]:
-                if (earlier.phase, earlier.path) == (record.phase, record.path):
-                    calls += [call for call in earlier.calls if call.startswith(source) and any(
-                        _is_in(site, file, function)
-                        for site in call.split(': ', 1)[1].split(FROM))]
+            record = stream[number]
+            for file, _, function in useful_calls(record.stack)[:1]:
+                calls += [call for earlier in stream[:number + 1]
+                          if (earlier.phase, earlier.path) == (record.phase, record.path)
+                          for call in earlier.calls
+                          if call.startswith(source) and is_in(call, file, function)]
         return list(dict.fromkeys(calls))
 
     def differs(self, attribute: str) -> bool:
@@ -147,11 +141,9 @@ class DifferenceContext:
                 if text.startswith(f'{self.record.path}.') and ': generator ' in text]
 
     def transform_generators(self) -> list[str]:
-        """Return generators of the transform that differ, or that cannot be seeded."""
-        a, b = self._own
-        return [f'{name}: state {a.get(name)} / {b.get(name)}' for name in {**a, **b}
-                if not name.startswith((ATTRIBUTE, GLOBAL)) and (
-                    a.get(name) != b.get(name) or a.get(name) == 'operating system')]
+        """Return generators of the transform whose states differ."""
+        return [f'{name}: state {a} / {b}' for name, a, b in _differing(*self._own)
+                if not name.startswith((ATTRIBUTE, GLOBAL))]
 
     def transform_values(self) -> list[str]:
         """Return plain values that the transform keeps and that differ."""
@@ -202,12 +194,7 @@ class DifferenceContext:
         for stream, start, extra in ((self.streams[1], moved.b, self.found.extra_b),
                                      (self.streams[0], moved.a, self.found.extra_a)):
             mover = next((stream[n] for n in extra if n >= start and stream[n].drew), mover)
-        return ' '.join(filter(None, (mover.phase, mover.path, mover.name)))
-
-
-def _same_line(a: Record, b: Record) -> bool:
-    return (a.phase, a.path, a.name, useful_calls(a.stack)[:1]) == (
-        b.phase, b.path, b.name, useful_calls(b.stack)[:1])
+        return ' '.join(filter(None, mover.site))
 
 
 def _named(texts: Iterable[str]) -> dict[str, str]:
@@ -217,9 +204,3 @@ def _named(texts: Iterable[str]) -> dict[str, str]:
 def _differing(a: dict[str, str], b: dict[str, str]) -> list[tuple]:
     """Return name, value in A and value in B of what differs."""
     return [(name, a.get(name), b.get(name)) for name in differing_names(a, b)]
-
-
-def _is_in(site: str, file: str, function: str) -> bool:
-    """Whether the call site ``[name at ]file:line in function`` is in this function."""
-    start, _, name = site.rpartition(' in ')
-    return name == function and start.rpartition(':')[0].rpartition(' at ')[2] == file

@@ -4,33 +4,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from ..fingerprint.records import Record, useful_calls
-from .alignment import StreamDifference, first_differing_record
+from ..fingerprint.records import BEFORE_ITERATION, STATES, Frame, Phase, Record, useful_calls
+from .alignment import KINDS, Kind, StreamDifference, first_differing_record
 from .causes import find_cause
 from .context import DifferenceContext
 
-# in the order of an iteration
-PHASES = ('start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook')
-# names of states -> their moment in the iteration
-STATES = {
-    'state before the iteration': 'before its first hook',
-    'state after the iteration': 'after its last hook',
-    'state before the hook': 'before {}',
-    'state after the hook': 'in {}',
-}
-FIRST_STATE = next(iter(STATES))
+PHASES: tuple[Phase, ...] = get_args(Phase)
 BEGINS = re.compile(r'\._?before_(train_)?(epoch|iter)$')  # hooks that open an iteration
-KINDS = {
-    'output': 'the inputs agree, the result differs',
-    'argument': 'the tensors agree, an argument differs',
-    'input': 'an input tensor differs, and no recorded operator computed it',
-    'generator': 'the inputs agree, the state of the random generator differs',
-    'extra': 'only run B executes this',
-    'missing': 'only run A executes this',
-    'replaced': 'runs A and B execute different operators here',
-}
 # lines shown
 DIFFERS_SHOWN, CALLS_SHOWN, EXTRA_SHOWN, EVIDENCE_SHOWN = 6, 8, 6, 8
 
@@ -39,13 +21,13 @@ class Diagnosis(NamedTuple):
     """The first difference of two runs."""
     iteration: int  # counted from 0
     rank: int  # of the process in which it began
-    kind: str  # see mmrepro.diagnosis.alignment.StreamDifference
-    phase: str  # of the record, as the next three
+    kind: Kind
+    phase: Phase  # of the record, as the next three
     path: str
     operator: str
     shapes: str
     differs: tuple[str, ...]  # digests or names
-    stack: tuple[tuple[str, int, str], ...]  # of run A or, where it has none, B; innermost first
+    stack: tuple[Frame, ...]  # of run A or, where it has none, B; innermost first
     cause: str  # name of the row in .causes
     sentence: str  # why the bits differ
     fix: str  # how to make them equal
@@ -127,12 +109,12 @@ def _before_the_iteration(difference: StreamDifference, a: Sequence[Record],
     """Whether the difference is in a hook at the end of the iteration before."""
     number, stream = (difference.a, a) if difference.a is not None else (difference.b, b)
     return stream[number].phase == 'hook' and not BEGINS.search(stream[number].path) and any(
-        record.phase == 'start' and record.name == FIRST_STATE for record in stream[number:])
+        record.phase == 'start' and record.name == BEFORE_ITERATION for record in stream[number:])
 
 
 def _number(number: int | None, stream: Sequence[Record]) -> int | None:
     """Convert to a number among the records of the iteration, which follow those of samples."""
-    samples = sum(record.path.startswith('sample ') for record in stream)
+    samples = sum(record.sample is not None for record in stream)
     return None if number is None or number < samples else number - samples
 
 
@@ -156,12 +138,11 @@ def _differing(context: DifferenceContext) -> tuple[str, ...]:
 
 def _sample(context: DifferenceContext) -> str:
     """Describe the sample, with its index, and the number of the transform."""
-    path = context.record.path
-    if not path.startswith('sample '):
+    sample = context.record.sample
+    if sample is None:
         return ''
-    name, _, transform = path.partition('/')
     stream = context.streams[0 if context.a is not None else 1]
-    begin = next((r for r in stream if r.path == f'{name}/begin'), None)
-    epoch, position = name.split()[1].split('.')
+    begin = next((r for r in stream if r.sample == sample and r.moment == 'begin'), None)
+    (epoch, position), transform = sample, context.record.path.partition('/')[2]
     index = f'{begin.arguments}, ' if begin else ''
     return f'sample ({index}epoch {epoch}, position {position}), transform {transform}'

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 
+from .records import Frame, Phase
+
 # an absolute path, because the folder of a checkout may be called mmrepro as well
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
 LOSS_FUNCTIONS = ('loss_by_feat', 'loss_and_target', 'parse_losses', 'loss_single')
@@ -27,9 +29,9 @@ SKIPPED = ('/torch/utils/_python_dispatch.py', '/torch/_ops.py', '/torch/_dynamo
 
 class CallSite(NamedTuple):
     """Phase, path of the module or parameter, and the Python stack, innermost call first."""
-    phase: str
+    phase: Phase
     path: str
-    stack: tuple[tuple[str, int, str], ...]
+    stack: tuple[Frame, ...]
 
 
 class CallSites:
@@ -86,8 +88,9 @@ class CallSites:
 
     def _from_stack(self, in_backward: bool) -> tuple[CallSite | None, bool]:
         """Read the call site off the Python stack; also whether a module of the model is on it."""
-        phase, path = '', None
-        stack: list[tuple[str, int, str]] = []
+        phase: Phase | None = None
+        path: str | None = None
+        stack: list[Frame] = []
         frame: Any = sys._getframe(1)
         while frame is not None and len(stack) < STACK:
             code = frame.f_code
@@ -110,7 +113,8 @@ class CallSites:
             phase, path = 'hook', path or self.hook
         return CallSite(phase or 'forward', path or '', tuple(stack)), path is not None
 
-    def _of_owner(self, owner: Any, phase: str, path: str | None) -> tuple[str, str | None]:
+    def _of_owner(self, owner: Any, phase: Phase | None,
+                  path: str | None) -> tuple[Phase | None, str | None]:
         """Refine phase and path by the object whose method runs; the innermost object counts."""
         if id(owner) in self._modules and isinstance(owner, torch.nn.Module):
             if path is None:
@@ -122,7 +126,7 @@ class CallSites:
         return phase, path
 
 
-def method_site(cls: type, *names: str) -> tuple[str, int, str]:
+def method_site(cls: type, *names: str) -> Frame:
     """Return file, line and name of the first of these methods that the nearest class has."""
     methods = ((getattr(vars(base)[name], 'func', vars(base)[name]), f'{cls.__name__}.{name}')
                for base in cls.__mro__ for name in names if name in vars(base))

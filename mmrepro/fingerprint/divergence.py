@@ -18,9 +18,7 @@ ORDER = {name: number for number, name in enumerate(FIELDS)}
 # phase of the first differing call -> the field before which it ran; other phases: the losses
 COMES_BEFORE = {'backward': 'gradients', 'optimizer': 'optimizer'}
 
-Step = Mapping[str, Any]
 Ranks = Mapping[int, RankLog]
-Pair = tuple[StreamCall, StreamCall]
 
 
 class ComparedField(NamedTuple):
@@ -42,10 +40,8 @@ class ComparedField(NamedTuple):
 
     def first_part(self) -> tuple[str, Any, Any]:
         """Return name and both values of the first part that differs."""
-        if self.call:
-            return self.call, self.a, self.b
-        if not self.names:
-            return self.field, self.a, self.b
+        if self.call or not self.names:
+            return self.call or self.field, self.a, self.b
         if isinstance(self.a, Mapping):
             return (f'{self.field}.{self.names[0]}', self.a.get(self.names[0]),
                     self.b.get(self.names[0]))
@@ -86,7 +82,7 @@ def _shown(value: Any) -> str:
     return shorten(str(value), 80)
 
 
-def compare_steps(a: Step, b: Step) -> list[ComparedField]:
+def compare_steps(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ComparedField]:
     """Compare all fields that an iteration has in both runs; from cause to effect."""
     compared = []
     for field in (*STREAMS, *FIELDS):
@@ -118,8 +114,8 @@ def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedF
     and different results, the innermost is named. Backward calls follow from the forward pass and
     are named only where the inputs of every forward call agree.
     """
-    given: Pair | None = None  # the first calls with different inputs
-    made: Pair | None = None  # the calls with the same inputs and different results
+    given: tuple[StreamCall, StreamCall] | None = None  # the first calls with different inputs
+    made: tuple[StreamCall, StreamCall] | None = None  # those with same inputs, different results
     for a, b in ((call_of(stream, entry_a), call_of(stream, entry_b))
                  for entry_a, entry_b in zip(first, second) if entry_a != entry_b):
         if a.identity != b.identity:
@@ -129,12 +125,10 @@ def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedF
             break
         if a.input != b.input:
             given = given or (a, b)
-        else:
-            if made is None and (not given or a.phase == 'forward'):
-                made = a, b
-            elif made and stream == MODULES and a.phase == made[0].phase and _inside(
-                    a.path, made[0].path):
-                made = a, b
+        elif made is None and (not given or a.phase == 'forward') or (
+                made and stream == MODULES and a.phase == made[0].phase
+                and _inside(a.path, made[0].path)):
+            made = a, b
         if stream != MODULES and (given or made):
             break
     calls = made or given
@@ -144,9 +138,9 @@ def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedF
                     if getattr(a, name) != getattr(b, name))
         return ComparedField(stream, getattr(a, what), getattr(b, what),
                              call=f'{what} of {a.text()}', phase=a.phase)
-    rest = (first if len(first) > len(second) else second)[min(len(first), len(second)):]
+    extra = call_of(stream, max(first, second, key=len)[min(len(first), len(second))])
     return ComparedField(stream, len(first), len(second), call=f'number of {stream}',
-                         phase=call_of(stream, rest[0]).phase if rest else '')
+                         phase=extra.phase)
 
 
 def _inside(path: str, container: str) -> bool:

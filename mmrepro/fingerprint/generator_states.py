@@ -84,10 +84,8 @@ def of_torch(generator: torch.Generator) -> str:
 
 def kept_states(*namespaces: Mapping[str, Any]) -> dict[str, str]:
     """Return the generators in these namespaces: name -> state as short hex."""
-    states = {name: read_state(value) for namespace in namespaces
-              for name, value in list(namespace.items()) if isinstance(value, GENERATORS)}
-    return {name: state if isinstance(state, str) else state_digest(state)[:8]
-            for name, state in states.items()}
+    return {name: state_digest(read_state(value))[:8] for namespace in namespaces
+            for name, value in list(namespace.items()) if isinstance(value, GENERATORS)}
 
 
 def _short(data: bytes) -> str:
@@ -104,17 +102,14 @@ class Watch:
     def __init__(self, only_user: bool = False) -> None:
         self._only_user = only_user
         self._calls: list[str] = []
-        self._active = False
 
     def __enter__(self) -> None:
         if sys.getprofile() is None:
-            self._active = True
             sys.setprofile(self.called)
 
     def __exit__(self, *args: Any) -> None:
-        if self._active:
+        if sys.getprofile() == self.called:
             sys.setprofile(None)
-            self._active = False
 
     def take(self) -> tuple[str, ...]:
         """Return the calls since the last time."""
@@ -181,6 +176,13 @@ def _calls_in(file: str) -> list[ast.Call]:
 def call_site(frame: Any) -> str:
     """Return file, line and function that a Python frame runs."""
     return f'{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}'
+
+
+def is_in(call: str, file: str, function: str) -> bool:
+    """Whether this function made a call that was noted, or called the function that did."""
+    sites = (site.rpartition(' in ') for site in call.split(': ', 1)[1].split(FROM))
+    return any(name == function and start.rpartition(':')[0].rpartition(' at ')[2] == file
+               for start, _, name in sites)
 
 
 def _is_collecting(frame: Any) -> bool:

@@ -42,7 +42,6 @@ KEY_SEED = 0x6D6D726570726F31  # 'mmrepro1'
 MAX_CONSTANTS = 256  # cached constants; images of new sizes add new ones
 
 MASK = (1 << 64) - 1
-_HALF = np.uint64(32)
 _constants: dict[tuple, torch.Tensor] = {}
 
 
@@ -87,13 +86,14 @@ def _block_sums(words: np.ndarray, sums: np.ndarray) -> None:
     for start in range(0, len(words), ROWS):
         part = words[start:start + ROWS]
         target, shifted = sums[start:start + ROWS], scratch[:len(part)]
-        np.right_shift(part, _HALF, out=shifted)
+        np.right_shift(part, np.uint64(32), out=shifted)
         np.einsum('ij,j->i', part, lower, out=target)
         target += np.einsum('ij,j->i', shifted, upper)
 
 
-def _many_block_sums(words: np.ndarray, sums: np.ndarray) -> None:
-    """Write the sums as :func:`_block_sums`, on as many threads as torch's operators use."""
+def _many_block_sums(data: np.ndarray, sums: np.ndarray) -> None:
+    """Write the sums of the blocks in ``data``, bytes, on as many threads as torch's operators."""
+    words = data.view('<u8').reshape(-1, BLOCK)
     threads = torch.get_num_threads()
     if threads == 1 or len(words) < 2 * MIN_SHARE:
         _block_sums(words, sums)
@@ -129,7 +129,7 @@ def host_digest(tensor: torch.Tensor, header: int) -> torch.Tensor:
     whole, rest = divmod(len(data), BLOCK_BYTES)
     sums = np.empty(whole + (rest > 0), np.uint64)
     if whole:
-        _many_block_sums(data[:len(data) - rest].view('<u8').reshape(whole, BLOCK), sums[:whole])
+        _many_block_sums(data[:len(data) - rest], sums[:whole])
     if rest:
         row = np.zeros((1, BLOCK_BYTES), np.uint8)
         row[0, :rest] = data[len(data) - rest:]
@@ -148,14 +148,11 @@ def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> tor
     sums = np.empty(starts[-1], np.uint64)
     partial, rests = [], []  # numbers of partial blocks, and their bytes
     for data, start in zip(arrays, starts):
-        whole = len(data) // BLOCK_BYTES
-        end = whole * BLOCK_BYTES
-        if whole:
-            _many_block_sums(data[:end].view('<u8').reshape(whole, BLOCK),
-                             sums[start:start + whole])
-        if end < len(data):
+        whole, rest = divmod(len(data), BLOCK_BYTES)
+        _many_block_sums(data[:len(data) - rest], sums[start:start + whole])
+        if rest:
             partial.append(start + whole)
-            rests.append(data[end:])
+            rests.append(data[len(data) - rest:])
     if rests:
         rows = np.zeros((len(rests), BLOCK_BYTES), np.uint8)
         for row, data in zip(rows, rests):
@@ -247,16 +244,12 @@ def _batch_totals(batch: Sequence[_Piece], count: int, device: torch.device) -> 
     sums = (words * lower).sum(1)
     sums += (((words >> 32) & 0xFFFFFFFF) * upper).sum(1)
     where = (device, tuple(layout), count)
-    steps = constant(('steps', *where), lambda: _block_steps(layout))
+    steps = constant(('steps', *where), lambda: np.concatenate(
+        [_steps_to(first + n)[first:] for _, first, n in layout]))
     ends = constant(('ends', *where), lambda: _block_ends(layout, count))
     # sums over the blocks of each tensor: adding by index would be refused as non-deterministic
     running = torch.nn.functional.pad(mix(sums + steps).cumsum(0), (1, 0))[ends]
     return running[1] - running[0]
-
-
-def _block_steps(layout: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    blocks = np.concatenate([np.arange(first, first + n) for _, first, n in layout])
-    return (blocks.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
 
 
 def _block_ends(layout: Sequence[tuple[int, int, int]], count: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,14 +25,23 @@ from .schema import MODULES
 MAX_NODES = 200  # of the graph of a module; larger graphs, of containers, are not watched
 
 
+@dataclass
+class _Call:
+    """A call of a module; digests are added when its tensors are known, None without tensors."""
+    path: str
+    phase: str
+    number: int
+    input: torch.Tensor | None = None
+    output: torch.Tensor | None = None
+
+
 class ModuleRecorder:
     """Watches a model; :meth:`start` and :meth:`stop` bound what is recorded."""
 
     def __init__(self, model: nn.Module) -> None:
         self.recording = False
-        # path, phase, number of the call, [digest of the inputs, digest of the outputs]
-        self._records: list[list] = []
-        self._calls: Counter = Counter()
+        self._calls: list[_Call] = []
+        self._counts: Counter = Counter()
         self._known: dict[int, tuple[Any, int, torch.Tensor]] = {}
         self._handles = []
         for path, module in model.named_modules():
@@ -44,32 +54,32 @@ class ModuleRecorder:
             handle.remove()
 
     def start(self) -> None:
-        self.recording, self._records, self._known = True, [], {}
-        self._calls.clear()
+        self.recording, self._calls, self._known = True, [], {}
+        self._counts.clear()
 
     def stop(self) -> dict[str, Any]:
         """Return the entries of the iteration's line."""
-        records, self._records, self._known, self.recording = self._records, [], {}, False
-        texts = iter(to_hex([digest for *_, digests in records for digest in digests
+        calls, self._calls, self._known, self.recording = self._calls, [], {}, False
+        texts = iter(to_hex([digest for call in calls for digest in (call.input, call.output)
                              if digest is not None]))
-        return {MODULES: [[*head, *(None if digest is None else next(texts) for digest in digests)]
-                          for *head, digests in records]}
+        return {MODULES: [[call.path, call.phase, call.number, *(
+            None if digest is None else next(texts) for digest in (call.input, call.output))]
+            for call in calls]}
 
-    def record(self, path: str, phase: str) -> list:
-        """Add a record in the order of execution; :meth:`put` fills in its digests."""
-        self._calls[path, phase] += 1
-        record = [path, phase, self._calls[path, phase] - 1, [None, None]]
-        self._records.append(record)
-        return record
+    def add(self, path: str, phase: str) -> _Call:
+        """Add a call in the order of execution."""
+        self._calls.append(_Call(path, phase, self._counts[path, phase]))
+        self._counts[path, phase] += 1
+        return self._calls[-1]
 
-    def put(self, record: list, end: int, tensors: Sequence[torch.Tensor], reuse: bool) -> None:
-        """Digest the inputs (``end`` 0) or outputs (1) of a call."""
+    def digest(self, tensors: Sequence[torch.Tensor], reuse: bool) -> torch.Tensor | None:
+        """Return the digest of all inputs or outputs of a call."""
         if not tensors:
-            return
+            return None
         values = [self._digest(tensor, reuse) for tensor in tensors]
         if len({value.device for value in values}) > 1:
             values = [value.cpu() for value in values]
-        record[3][end] = values[0] if len(values) == 1 else combine_digests(
+        return values[0] if len(values) == 1 else combine_digests(
             [str(i) for i in range(len(values))], torch.stack(values))
 
     def _digest(self, tensor: torch.Tensor, reuse: bool) -> torch.Tensor:
@@ -91,23 +101,23 @@ class _Watch:
 
     def __init__(self, recorder: ModuleRecorder, path: str, leaf: bool) -> None:
         self._recorder, self._path, self._leaf = recorder, path, leaf
-        self._open: list[tuple[list, list]] = []
+        self._open: list[tuple[_Call, list]] = []
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if not self._recorder.recording:
             return
-        record = self._recorder.record(self._path, 'forward')
+        call = self._recorder.add(self._path, 'forward')
         inputs = tensors((args, kwargs))
-        self._recorder.put(record, 0, inputs, True)
+        call.input = self._recorder.digest(inputs, reuse=True)
         # an in-place module replaces the node of its input
-        self._open.append((record, [tensor.grad_fn for tensor in inputs]))
+        self._open.append((call, [tensor.grad_fn for tensor in inputs]))
 
     def after(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if not self._recorder.recording or not self._open:
             return
-        record, sources = self._open.pop()
+        call, sources = self._open.pop()
         outputs = tensors(output)
-        self._recorder.put(record, 1, outputs, not self._leaf)
+        call.output = self._recorder.digest(outputs, reuse=not self._leaf)
         if self._leaf:
             self._watch_backward([tensor.grad_fn for tensor in outputs], sources)
 
@@ -117,28 +127,29 @@ class _Watch:
         exits = _exits(entries, inputs)
         if exits is None:
             return
-        shared: dict[str, list] = {}
+        shared: list[_Call] = []  # one for all nodes, added when the first of them runs
         for node in dict.fromkeys([*entries, *exits]):
             keep = [_leads_on(after, inputs) for after, _ in node.next_functions
                     ] if node in exits else []
             node.register_hook(partial(self._gradients, shared, node in entries, keep))
 
-    def _gradients(self, shared: dict[str, list], entry: bool, keep: Sequence[bool],
+    def _gradients(self, shared: list[_Call], entry: bool, keep: Sequence[bool],
                    passed_on: tuple, received: tuple) -> None:
         """Record the gradients that a node received, and those that it passes on."""
         recorder = self._recorder
         if not recorder.recording:
             return
-        if 'record' not in shared:
-            shared['record'] = recorder.record(self._path, 'backward')
-        record = shared['record']
-        if entry and record[3][0] is None:
-            recorder.put(record, 0, [gradient for gradient in received if gradient is not None],
-                         True)
-        if any(keep) and record[3][1] is None:
+        if not shared:
+            shared.append(recorder.add(self._path, 'backward'))
+        call, = shared
+        if entry and call.input is None:
+            call.input = recorder.digest(
+                [gradient for gradient in received if gradient is not None], reuse=True)
+        if any(keep) and call.output is None:
             # without those of parameters, which end in leaves of the graph
-            recorder.put(record, 1, [gradient for gradient, kept in zip(passed_on, keep)
-                                     if kept and gradient is not None], False)
+            call.output = recorder.digest(
+                [gradient for gradient, kept in zip(passed_on, keep)
+                 if kept and gradient is not None], reuse=False)
 
 
 def _leads_on(node: Any, sources: set) -> bool:

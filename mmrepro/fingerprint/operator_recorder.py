@@ -18,9 +18,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
+from ..nested import tensors
 from . import call_sites, generator_states
 from .digest import combined_hex, tensor_digest, to_hex
-from .records import SEPARATOR, UNINITIALIZED, Record
+from .records import SEPARATOR, UNINITIALIZED, Phase, Record
 from .schema import OPERATORS
 from .uninitialized import UninitializedMemory
 
@@ -103,13 +104,13 @@ class OperatorRecorder(TorchDispatchMode):
         return [record._replace(inputs=text(record.inputs), outputs=text(record.outputs))
                 for record in self._raw]
 
-    def note(self, phase: str, path: str, name: str, tensors: Mapping[str, torch.Tensor],
+    def note(self, phase: Phase, path: str, name: str, named: Mapping[str, torch.Tensor],
              scalars: Sequence[str] = (), stack: tuple[Any, ...] = ()) -> None:
         """Add the record of a state at a boundary, with its tensors as the outputs."""
         with self._lock, _disable_current_modes():
             self._raw.append(Record(
-                phase, path, name, outputs=tuple(map(self._digest, tensors.values())),
-                arguments=SEPARATOR.join(scalars), labels=tuple(tensors),
+                phase, path, name, outputs=tuple(map(self._digest, named.values())),
+                arguments=SEPARATOR.join(scalars), labels=tuple(named),
                 generators=generator_states.states(), stack=stack, calls=self._watch.take()))
 
     def explanation(self, owner: str, name: str, **fields: Any) -> None:
@@ -139,7 +140,7 @@ class OperatorRecorder(TorchDispatchMode):
         # outside of the lock: an operator may wait for another thread
         result = func(*args, **kwargs)
         with self._lock:
-            returned = [] if operator.view else _tensors(result)
+            returned = [] if operator.view else tensors(result)
             changed = [tensor for tensor, name, _ in given if name in operator.written]
             overwritten = changed if operator.overwrites else [
                 tensor for tensor, name, _ in given if name == 'out']
@@ -151,7 +152,7 @@ class OperatorRecorder(TorchDispatchMode):
                 site = site._replace(path=next(filter(None, labels), ''))
             self._raw.append(Record(
                 site.phase, site.path, operator.name,
-                shapes=_shapes([tensor for tensor, _, _ in given], _tensors(result)),
+                shapes=_shapes([tensor for tensor, _, _ in given], tensors(result)),
                 arguments=arguments, inputs=tuple(digest for _, _, digest in given),
                 outputs=outputs, labels=tuple(labels),
                 generators=states, stack=site.stack, drew=operator.seeded, calls=calls))
@@ -201,13 +202,9 @@ class OperatorRecorder(TorchDispatchMode):
         return len(self._digests) - 1
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
-
-
-def _shapes(given: list[torch.Tensor], returned: Any) -> str:
-    def text(tensors: Any) -> str:
-        return ' '.join(f'{str(t.dtype)[6:]}{list(t.shape)}'.replace(', ', ',') for t in tensors)
+def _shapes(given: list[torch.Tensor], returned: list[torch.Tensor]) -> str:
+    def text(those: list[torch.Tensor]) -> str:
+        return ' '.join(f'{str(t.dtype)[6:]}{list(t.shape)}'.replace(', ', ',') for t in those)
 
     return f'{text(given)} -> {text(returned)}' if returned else text(given)
 
@@ -241,7 +238,7 @@ def _entries(records: Sequence[Record]) -> list[list]:
     calls: Counter = Counter()
     entries = []
     for record in records:
-        site = record.phase, record.path, record.name
+        site = record.site
         entries.append([*site, calls[site], _combined(record.inputs, record.arguments),
                         _combined(record.outputs), record.shapes])
         calls[site] += 1

@@ -96,13 +96,11 @@ def packages() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Describe the machine beyond its facts: counts, all GPUs, the build of torch."""
-    result: dict[str, Any] = dict(
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return dict(
         platform=platform.platform(), cores=os.cpu_count(), torch_config=torch.__config__.show(),
         torch_git=torch.version.git_version, torch_parallel=torch.__config__.parallel_info(),
-        gpus=[])
-    if torch.cuda.is_available():
-        result['gpus'] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return result
+        gpus=list(map(torch.cuda.get_device_name, gpus)))
 
 
 def code(*paths: str | None) -> dict[str, Any]:
@@ -134,11 +132,9 @@ def _git(folder: str, *arguments: str) -> str:
 
 def weights(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checkpoints that a config starts from: `load_from` and every `init_cfg`."""
-    files = {}
-    for name in dict.fromkeys(_checkpoints(config)):
-        path = _local(name)
-        files[name] = file_record(path) if path else dict(error='no local file')
-    return files
+    files = {name: _local(name) for name in _checkpoints(config)}
+    return {name: file_record(path) if path else dict(error='no local file')
+            for name, path in files.items()}
 
 
 def _checkpoints(config: Any) -> Iterator[str]:

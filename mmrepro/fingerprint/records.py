@@ -2,13 +2,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..errors import FingerprintError
 from .reader import lines_of
 
-STATE = 'state '  # prefix of the names of states
+# path of a record of the data pipeline: epoch and position, samples mixed in, number of a transform
+SAMPLE = re.compile(r'sample (\d+)\.(-?\d+)/(?:partner .*/)?(begin|end|\d+)')
+BEFORE_ITERATION, AFTER_ITERATION = 'state before the iteration', 'state after the iteration'
+BEFORE_HOOK, AFTER_HOOK = 'state before the hook', 'state after the hook'
+# names of states -> their moment in the iteration; {}: the hook
+STATES = {BEFORE_ITERATION: 'before its first hook', AFTER_ITERATION: 'after its last hook',
+          BEFORE_HOOK: 'before {}', AFTER_HOOK: 'in {}'}
 ALWAYS = ('phase', 'path', 'name', 'stack')  # written even when empty
 SEPARATOR = '; '  # between the values of Record.arguments
 # names of records that explain differences and are not compared
@@ -21,10 +28,14 @@ ATTRIBUTE, GLOBAL = 'self.', 'global '
 LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/autograd/',
            '/torch/utils/_contextlib.py', '/torch/optim/optimizer.py', '/runpy.py', '<frozen')
 
+# in the order of an iteration
+Phase = Literal['start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook']
+Frame = tuple[str, int, str]  # file, line and function of a call
+
 
 class Record(NamedTuple):
     """An operator, transform, hook or state of an iteration."""
-    phase: str  # data, forward, loss, backward, optimizer or hook
+    phase: Phase
     path: str  # of the module, parameter, transform or hook
     name: str  # of the operator, transform or event
     shapes: str = ''  # of tensors given and returned, with their types
@@ -33,7 +44,7 @@ class Record(NamedTuple):
     outputs: tuple[Any, ...] = ()  # digests of tensors returned or changed; '' for views
     labels: tuple[str, ...] = ()  # names of inputs that are parameters or buffers, else ''
     generators: tuple[str, ...] = ()  # states of the global generators before, as short hex
-    stack: tuple[tuple[str, int, str], ...] = ()  # (file, line, function), innermost first
+    stack: tuple[Frame, ...] = ()  # innermost first
     drew: bool = False  # whether the operator draws random numbers
     calls: tuple[str, ...] = ()  # reads of clock, entropy, ... since the last record
     own: tuple[str, ...] = ()  # generators and plain values of a transform, as name=state
@@ -41,12 +52,29 @@ class Record(NamedTuple):
     @property
     def is_state(self) -> bool:
         """Whether this is a state at a boundary: names in ``labels``, digests in ``outputs``."""
-        return self.name.startswith(STATE)
+        return self.name in STATES
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def sample(self) -> tuple[int, int] | None:
+        """Epoch and position of the sample that is loaded; None outside of the data pipeline."""
+        match = SAMPLE.fullmatch(self.path)
+        return (int(match[1]), int(match[2])) if match else None
+
+    @property
+    def moment(self) -> str:
+        """'begin' or 'end' of the sample, or the number of the transform; '' without a sample."""
+        match = SAMPLE.fullmatch(self.path)
+        return match[3] if match else ''
+
+    @property
+    def site(self) -> tuple[str, str, str]:
+        """Phase, path and name: what runs where."""
+        return self.phase, self.path, self.name
+
+    @property
+    def key(self) -> tuple[str, ...]:
         """Key that the same step has in both runs."""
-        return self.phase, self.path, self.name, self.shapes
+        return *self.site, self.shapes
 
 
 def write_records(path: str, records: Sequence[Record]) -> None:
@@ -92,7 +120,7 @@ def read_records(path: str) -> list[Record]:
     return records
 
 
-def useful_calls(stack: Sequence[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+def useful_calls(stack: Sequence[Frame]) -> list[Frame]:
     """Return the innermost calls outside of the machinery of torch."""
     calls = [call for call in stack if not any(part in call[0] for part in LIBRARY)]
     return calls or list(stack)

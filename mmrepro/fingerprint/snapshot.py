@@ -18,8 +18,7 @@ class Snapshot:
     """The digests of one iteration; nothing waits for a device before :meth:`fetch`."""
 
     def __init__(self) -> None:
-        # whether the values are digests; kind, names, values
-        self._pending: list[tuple[bool, str, Sequence[str], torch.Tensor]] = []
+        self._pending: list[tuple[str, Sequence[str], torch.Tensor]] = []  # kind, names, values
 
     def add(self, kind: str, named: Named) -> None:
         """Add the digests of named tensors on any devices.
@@ -36,42 +35,39 @@ class Snapshot:
                              digest.tensor_digests([tensor for _, tensor in mine]))
 
     def add_digests(self, kind: str, names: Sequence[str], values: torch.Tensor) -> None:
-        self._pending.append((True, kind, names, values))
+        self._pending.append((kind, names, values))
 
     def add_numbers(self, kind: str, names: Sequence[str], values: Sequence[Any]) -> None:
         """Add tensors of one floating-point element each, or Python numbers."""
         for name, value in zip(names, values):
             number = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
-            bits = number.reshape(1).double().view(torch.int64)
-            self._pending.append((False, kind, [name], bits))
+            self._pending.append((kind, [name], number.reshape(1).double().view(torch.int64)))
 
     def fetch(self) -> Fetched:
         """Return everything that was added, as Python numbers."""
-        result = Fetched({}, {})
+        bits: dict[str, dict[str, int]] = {}
         fetched = digest.to_numbers([values for *_, values in self._pending])
-        for (is_digest, kind, names, _), numbers in zip(self._pending, fetched):
-            target = result.digests if is_digest else result.numbers
-            target.setdefault(kind, {}).update(zip(names, numbers))
-        return result
+        for (kind, names, _), numbers in zip(self._pending, fetched):
+            bits.setdefault(kind, {}).update(zip(names, numbers))
+        return Fetched(bits)
 
 
 class Fetched(NamedTuple):
-    """Digests (64 bits, as signed integers) and numbers (the bits of a double) by kind and name."""
-    digests: dict[str, dict[str, int]]
-    numbers: dict[str, dict[str, int]]
+    """The 64 bits of digests and of double-precision numbers, as signed integers."""
+    bits: dict[str, dict[str, int]]  # by kind and name
 
     def combined(self, kind: str) -> str:
         """Combine the digests of a kind as :func:`~.digest.combine_digests` does."""
-        return digest.combined_hex(self.digests.get(kind, {}))
+        return digest.combined_hex(self.bits.get(kind, {}))
 
     def by_name(self, kind: str) -> dict[str, str]:
         return {name: digest.hex_of(value)
-                for name, value in sorted(self.digests.get(kind, {}).items())}
+                for name, value in sorted(self.bits.get(kind, {}).items())}
 
     def floats(self, kind: str) -> dict[str, str]:
         """Return exact hexadecimal floats in the order in which they were added."""
         return {name: struct.unpack('<d', struct.pack('<q', value))[0].hex()
-                for name, value in self.numbers.get(kind, {}).items()}
+                for name, value in self.bits.get(kind, {}).items()}
 
 
 def gradients_of(names: dict[int, str], parameters: Sequence[torch.Tensor]) -> Named:

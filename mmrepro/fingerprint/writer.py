@@ -14,7 +14,6 @@ class Writer:
 
     def __init__(self, path: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        self.path = path
         self._file = open(path, 'ab+', buffering=0)
         if self._file.tell():
             self._file.seek(-1, os.SEEK_END)

@@ -70,8 +70,8 @@ def read_stream(folder: str, rank: int, *others: str) -> list[Record]:
             batches.append(json.load(file))
     samples = read_samples(folder, rank)
     if all(batches):
-        wanted = {f'sample {epoch}.{position}' for batch in batches for epoch, position in batch}
-        samples = [record for record in samples if record.path.split('/')[0] in wanted]
+        wanted = {(epoch, position) for batch in batches for epoch, position in batch}
+        samples = [record for record in samples if record.sample in wanted]
     return samples + read_records(os.path.join(folder, OPERATORS_FILE.format(rank)))
 
 
@@ -138,12 +138,12 @@ class _RecordingHook(Hook):
         """Record the iteration that runs in this block."""
         recorder = self._recorder
         self._write_batch()
-        self._record_state('start', '', 'state before the iteration')
+        self._record_state('start', '', records.BEFORE_ITERATION)
         self._write_explanations()
         recorder.note('data', 'batch', 'batch', dict(named_tensors(batch)))
         with recorder:
             yield
-        self._record_state('start', '', 'state after the iteration')
+        self._record_state('start', '', records.AFTER_ITERATION)
         self._wrapped.close()
         write_records(self._path(OPERATORS_FILE), recorder.records())
         if recorder.kept:
@@ -190,16 +190,16 @@ class _RecordingHook(Hook):
             if kwargs.get('mode', 'train') != 'train':
                 return method(*args, **kwargs)
             if not self._recorder.at_note:
-                self._record_state('hook', path, 'state before the hook', stack)
+                self._record_state('hook', path, records.BEFORE_HOOK, stack)
             self._recorder.sites.hook = path
             result = method(*args, **kwargs)
             self._recorder.sites.hook = ''
-            self._record_state('hook', path, 'state after the hook', stack)
+            self._record_state('hook', path, records.AFTER_HOOK, stack)
             return result
 
         return recorded
 
-    def _record_state(self, phase: str, path: str, name: str, stack: Any = ()) -> None:
+    def _record_state(self, phase: records.Phase, path: str, name: str, stack: Any = ()) -> None:
         with _disable_current_modes():
             self._recorder.note(phase, path, name, run_state.tensors(self._runner),
                                 run_state.numbers(self._runner), stack)

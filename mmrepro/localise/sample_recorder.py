@@ -72,8 +72,7 @@ def read_samples(folder: str, rank: int) -> list[Record]:
     names = sorted(name for name in os.listdir(folder) if name.startswith(prefix))
     records = [record for name in names for record in read_records(os.path.join(folder, name))]
     # a stable sort keeps the order within a sample
-    return sorted(records, key=lambda record: tuple(
-        int(number) for number in record.path.split('/')[0].split()[1].split('.')))
+    return sorted(records, key=lambda record: record.sample or ())
 
 
 def _change_class(thing: Any, samples: SampleRecorder, methods: dict[str, Callable]) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from ..diagnosis.diagnosis import STATES, Diagnosis
+from ..diagnosis.diagnosis import Diagnosis
 from ..errors import RunError
 from ..facts.compatibility import CHANGES, MAY
 from ..fingerprint.divergence import (
@@ -22,6 +22,7 @@ from ..fingerprint.divergence import (
 )
 from ..fingerprint.provenance import SECRET
 from ..fingerprint.reader import RecordedRun, read_run
+from ..fingerprint.records import STATES
 from ..fingerprint.schema import value_of
 from ..report.report import plain
 from ..text import duration, listed

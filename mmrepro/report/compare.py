@@ -9,7 +9,7 @@ from typing import Any
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..fingerprint.schema import is_number, number
 from ..text import listed, page, shorten
-from .comparison import Columns, Comparison, compare_paths, differing_parts, is_known
+from .comparison import Column, Comparison, compare_paths, differing_parts, is_known
 from .comparison_plots import PLOTS
 from .report import Figure, Report
 from .table import Table
@@ -139,7 +139,7 @@ def _decimal(value: Any) -> str:
     return f'{number(value):.9g}'
 
 
-def _columns(kind: str, columns: Columns) -> list[Table]:
+def _columns(kind: str, columns: Mapping[str, Column]) -> list[Table]:
     rows = [(name, str(steps[-1]), f'{a[-1]:.9g}', f'{b[-1]:.9g}', f'{_largest(a, b):.3g}')
             for name, (steps, a, b) in columns.items()]
     return [Table((kind, 'last common', 'A', 'B', 'largest difference'), rows,

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..facts.compatibility import ATTACHED, WEIGHTS, FactDifference, differences
 from ..fingerprint.divergence import (
@@ -23,15 +23,26 @@ from .stock_runs import DECIMALS, NEVER, across_dialects, unknown
 from .weight_distances import Distance, checkpoint_distances
 
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
-# name -> (steps, values of A, values of B)
-Columns = dict[str, tuple[list[int], list[float], list[float]]]
-
 # settings, the facts that a manifest and logs name in the same way
 SETTINGS = ('config.', 'randomness.', ATTACHED)
 # keys of `randomness` that stock MMEngine has as well
 STOCK_RANDOMNESS = tuple(f'randomness.{key}' for key in ('seed', 'deterministic', 'diff_rank_seed'))
 # facts of a manifest about the moment at which a process begins
 OF_THE_START = ('initial_weights', 'weights', 'iteration', 'resumed_from')
+
+
+class Column(NamedTuple):
+    """A number at all steps at which both runs have it."""
+    steps: list[int]
+    a: list[float]
+    b: list[float]
+
+
+class Norms(NamedTuple):
+    """Relative differences of the norms of parameters; 0 where the bits agree."""
+    iterations: list[int]
+    parameters: list[str]
+    rows: list[list[float]]  # one per iteration, with a value per parameter
 
 
 @dataclass
@@ -48,15 +59,12 @@ class Comparison:
     # the first metric of a validation that differs, of fingerprints
     metric: Divergence | None = None
     manifest: list[FactDifference] = field(default_factory=list)
-    losses: Columns = field(default_factory=dict)
-    vals: Columns = field(default_factory=dict)  # metrics
+    losses: dict[str, Column] = field(default_factory=dict)
+    vals: dict[str, Column] = field(default_factory=dict)  # metrics
     # parameter -> first iteration after which its bits differ, None: never; in the order of the
     # model. Empty below level 'parameter'.
     diverged: dict[str, int | None] = field(default_factory=dict)
-    # (iterations, parameters, relative difference of norms per iteration and parameter); 0 where
-    # the bits agree
-    norms: tuple[list[int], list[str], list[list[float]]] = field(
-        default_factory=lambda: ([], [], []))
+    norms: Norms = Norms([], [], [])
     # distances between the checkpoints that both runs wrote
     weights: list[Distance] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -191,13 +199,14 @@ def _compare_logs(comparison: Comparison) -> None:
                 comparison.metric = Divergence(step, {0: (ComparedField(f'metric {name}', x, y), )})
 
 
-def columns(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> Columns:
+def columns(a: dict[int, dict[str, float]],
+            b: dict[int, dict[str, float]]) -> dict[str, Column]:
     """Return, for each name, the steps at which both runs have a value, and both values."""
     shared = {}
     for name in dict.fromkeys(name for row in (*a.values(), *b.values()) for name in row):
         steps = [i for i in sorted(set(a) & set(b)) if name in a[i] and name in b[i]]
         if steps:
-            shared[name] = (steps, [a[i][name] for i in steps], [b[i][name] for i in steps])
+            shared[name] = Column(steps, [a[i][name] for i in steps], [b[i][name] for i in steps])
     return shared
 
 
@@ -212,12 +221,11 @@ def _diverged(a: RankLog, b: RankLog, common: list[int]) -> dict[str, int | None
     return diverged
 
 
-def _norms(a: RunView, b: RunView, common: list[int]
-           ) -> tuple[list[int], list[str], list[list[float]]]:
+def _norms(a: RunView, b: RunView, common: list[int]) -> Norms:
     norms_a, norms_b = a.norms, b.norms
     steps = [i for i in common if i in norms_a and i in norms_b]
     if not steps:
-        return [], [], []
+        return Norms([], [], [])
     names = [name for name in norms_a[steps[0]] if name in norms_b[steps[0]]]
     rows = []
     for i in steps:
@@ -225,7 +233,7 @@ def _norms(a: RunView, b: RunView, common: list[int]
         rows.append([_relative(norms_a[i].get(name, math.nan), norms_b[i].get(name, math.nan))
                      if digests[0].get(name) != digests[1].get(name) or not digests[0] else 0.
                      for name in names])
-    return steps, names, rows
+    return Norms(steps, names, rows)
 
 
 def _relative(a: float, b: float) -> float:
@@ -244,10 +252,7 @@ def manifest_differences(a: RunView, b: RunView) -> tuple[list[FactDifference], 
     """Compare manifests or, if a run has none, settings and environment.
 
     A run with several starts has the manifest of the last start, with the initial weights of the
-    first start.
-
-    Returns:
-        Differences, severe ones first, and notes on what cannot be compared.
+    first start. Return differences, severe ones first, and notes on what cannot be compared.
     """
     if not (is_known(a) and is_known(b)):
         return [], []
@@ -266,8 +271,8 @@ def manifest_differences(a: RunView, b: RunView) -> tuple[list[FactDifference], 
                  'differs in these cannot be known')
     facts = _settings(a), _settings(b)
     if a.old != b.old:
-        *both, without = across_dialects(*facts)
-        facts, notes = (both[0], both[1]), notes + without
+        facts, without = across_dialects(*facts)
+        notes += without
     rows = differences(*({name: value for name, value in run.items() if name.startswith(SETTINGS)
                           or name in other and not a.manifest and not b.manifest}
                          for run, other in (facts, facts[::-1])))

@@ -9,10 +9,9 @@ import math
 from itertools import accumulate, groupby
 from typing import Any
 
-from .comparison import Comparison
+from .comparison import Column, Comparison
 from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, palette, png
 
-Column = tuple[list[int], list[float], list[float]]
 MAX_LOSSES, MAX_BLOCKS = 6, 26
 _TOTAL = 'loss'
 
@@ -26,7 +25,7 @@ def _mark_first(axes: Any, comparison: Comparison) -> None:
 def _shown(losses: dict[str, Column]) -> list[str]:
     """Return the names of the total and of the largest parts."""
     return sorted(losses, key=lambda name: (name != _TOTAL, -max(
-        (abs(v) for v in losses[name][1] if math.isfinite(v)), default=0.)))[:MAX_LOSSES]
+        (abs(v) for v in losses[name].a if math.isfinite(v)), default=0.)))[:MAX_LOSSES]
 
 
 def loss_curves(comparison: Comparison) -> bytes | None:

@@ -24,7 +24,8 @@ _STYLE: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
+def figure(*args: Any, figsize: tuple[float, float] = (8, 3.4),
+           **kwargs: Any) -> Iterator[Any]:
     """Yield figure and axes of ``matplotlib.pyplot.subplots``, without a display."""
     try:
         import matplotlib
@@ -34,11 +35,10 @@ def figure(*args: Any, **kwargs: Any) -> Iterator[Any]:
     except ModuleNotFoundError as error:
         raise MissingPackageError('plots need matplotlib: pip install matplotlib (or '
                                   'mmrepro[plots]); tables and --json work without') from error
-    size = kwargs.pop('figsize', (8, 3.4))
     style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE, 'backend': 'agg'}
     with matplotlib.rc_context(style):
         # pyplot keeps global state of the process, which may be somebody's notebook
-        fig = Figure(figsize=size, layout='constrained')
+        fig = Figure(figsize=figsize, layout='constrained')
         FigureCanvasAgg(fig)
         axes = fig.subplots(*args, **kwargs)
         for plot in fig.axes:  # iterations and seeds are whole numbers

@@ -82,11 +82,7 @@ class Report:
             ('Notes', html.items(self.notes)), ('What next', html.items(self.advice))])
 
     def show(self, everything: bool = False, file: Any = None) -> None:
-        """Print the report to ``file``; None: to the standard output.
-
-        Args:
-            everything: print all rows of tables.
-        """
+        """Print to the standard output, or to ``file``; ``everything``: all rows of tables."""
         out = terminal.console(file)
         if self.title:
             terminal.print_line(out, self.title, 'strong')

@@ -175,8 +175,7 @@ def _logs(folder: str) -> list[str]:
 def _read_log(view: RunView, path: str) -> bool:
     """Add the log of a start; iterations that it repeats replace earlier ones.
 
-    Returns:
-        Whether it replaces all of them: a training that began at the first iteration.
+    Return whether it replaces all of them: a training that began at the first iteration.
     """
     first, whole = True, False
     rows = [row for _, row in json_lines(path, _LOGGED, view.notes, tail=2)]
@@ -200,14 +199,12 @@ def _read_log(view: RunView, path: str) -> bool:
                 if whole:
                     view.logged_vals.clear()
                     view.validated_after.clear()
-                if whole and not view.ranks:
-                    view.starts = 0
             view.scalars[iteration] = values
         elif values:
             view.logged_vals.setdefault(iteration, {}).update(values)
             view.validated_after[iteration] = max(view.scalars, default=-1)
     if not view.ranks:
-        view.starts += 1
+        view.starts = 1 if whole else view.starts + 1
     return whole
 
 

@@ -128,7 +128,7 @@ def facts_of(settings: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
 
 
 def across_dialects(a: Mapping[str, Any], b: Mapping[str, Any]
-                    ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+                    ) -> tuple[tuple[dict[str, Any], dict[str, Any]], list[str]]:
     """Return what decides a result and both configs have, and notes on what only one has."""
     a, b = ({_renamed(_by_type(name, run), _IN_PIPELINE): _last_name(name, value)
              for name, value in run.items() if not name.startswith('config.')
@@ -140,7 +140,7 @@ def across_dialects(a: Mapping[str, Any], b: Mapping[str, Any]
         notes += [f'{letter}: without a counterpart in the other dialect, not compared: '
                   f'{listed(alone, 6)}'] if alone else []
     both = [name for name in a if name in b]
-    return {name: a[name] for name in both}, {name: b[name] for name in both}, notes
+    return ({name: a[name] for name in both}, {name: b[name] for name in both}), notes
 
 
 def unknown(facts: Mapping[str, Any]) -> list[str]:

@@ -102,7 +102,7 @@ class Observer:
             snapshot.add('sums', [(name, local(gradient)) for name, gradient in gradients_of(
                 self._names, list(self._model.parameters()))])
             content = snapshot.fetch()
-        digests = [{name: hex_of(value) for name, value in content.digests.get(field, {}).items()}
+        digests = [{name: hex_of(value) for name, value in content.bits.get(field, {}).items()}
                    for field in ('gradients', 'sums')]
         self._reached(PassDigests(content.floats('losses'), *digests))
 

@@ -141,11 +141,9 @@ def test_variables_of_kernels_are_a_cause_and_no_others(name, cause):
 
 
 def states(path, lr):
-    def state(phase, path, name, value):
-        return Record(phase, path, name, arguments=f'optimizer group 0 lr={value}')
-
-    return [state('hook', path, 'state before the hook', 1), state('hook', path,
-            'state after the hook', lr), state('start', '', 'state before the iteration', lr)]
+    return [Record(*site, arguments=f'optimizer group 0 lr={value}') for *site, value in (
+        ('hook', path, 'state before the hook', 1), ('hook', path, 'state after the hook', lr),
+        ('start', '', 'state before the iteration', lr))]
 
 
 def test_a_hook_is_named_at_the_iteration_in_which_it_ran():

@@ -1,6 +1,6 @@
 """The digest: equal only for equal bits, the same value however it is computed."""
 import itertools
-import random
+import threading
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def test_threads_do_not_matter_before_and_after_a_fork(monkeypatch):
     assert one(tensor) == expected
     # a child has the pool of its parent, but none of its threads
     assert Child(one, tensor).result() == expected
-    assert arithmetic._pool(3)._threads
+    assert any(thread.name.startswith('mmrepro-digest') for thread in threading.enumerate())
 
 
 GOLDEN = {  # part of the file format: these never change within a scheme
@@ -121,19 +121,6 @@ def test_values_that_compare_equal_have_other_bits():
     nans = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001], dtype=torch.int32)
     assert len({one(nan.view(1).view(torch.float32)) for nan in nans}) == 3
     assert one(nans.view(torch.float32)) == one(nans.view(torch.float32).clone())
-
-
-def test_every_bit_changes_about_half_of_the_digest():
-    generator = random.Random(0)
-    tensor = of_bits(torch.int32, 3001)
-    before = int(one(tensor), 16)
-    flips = []
-    for _ in range(300):
-        other = tensor.clone()
-        index, bit = generator.randrange(3001), generator.randrange(32)
-        other[index] ^= -(1 << 31) if bit == 31 else 1 << bit
-        flips.append(bin(before ^ int(one(other), 16)).count('1'))
-    assert 31 < sum(flips) / len(flips) < 33 and min(flips) > 12 and max(flips) < 52
 
 
 def test_no_collision_among_many_small_inputs():

@@ -1,10 +1,10 @@
 """What differs first: one order of causes, and every verb names the same difference."""
-import copy
 import itertools
 import os
 import tempfile
 
 import pytest
+from fake_runs import changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launches import write_steps
@@ -26,15 +26,6 @@ RECORD = dict(
                ['backward', 'conv', 'aten.y', 0, '1', '2', 's'],
                ['optimizer', '', 'aten.z', 0, '1', '2', 's']],
     by_name=dict(gradients=dict(w='1', v='2'), parameters={}))
-
-
-def changed(*path, value, record=RECORD):
-    record = copy.deepcopy(record)
-    node = record
-    for name in path[:-1]:
-        node = node[name]
-    node[path[-1]] = value
-    return record
 
 
 def differing(a, b):
@@ -63,6 +54,11 @@ VALUES = {'epoch': 7, 'batch.positions': [9], 'batch.indices': [9], 'losses': '0
           'lr': ['0x1p+9']}
 
 
+def plant(cause, record=RECORD):
+    path, field, _ = cause
+    return changed(record, *path, value=VALUES.get(field, 'x'))
+
+
 @pytest.mark.parametrize(('path', 'value', 'part'), [
     *((path, VALUES.get(field, 'x'), part) for path, field, part in CAUSES),
     (('losses', 'loss_cls'), '0x1p-2', 'losses.loss_cls'),
@@ -71,7 +67,7 @@ VALUES = {'epoch': 7, 'batch.positions': [9], 'batch.indices': [9], 'losses': '0
     (('modules', ), RECORD['modules'][:1], 'number of modules'),
     (('operators', 0, 6), 'x', 'shapes of forward conv aten.x (call 0)')])
 def test_every_field_is_compared(path, value, part):
-    other = changed(*path, value=value)
+    other = changed(RECORD, *path, value=value)
     assert [one.first_part()[0] for one in differing(RECORD, other)] == [part]
     assert first_divergence({0: log({0: RECORD})}, {0: log({0: other})}).as_dict()['field'] == part
 
@@ -86,19 +82,19 @@ def test_what_only_one_run_recorded_is_not_compared_and_said():
 
 
 def test_gradients_are_named_where_names_are_known():
-    other = changed('gradients', value='x', record=changed('by_name', 'gradients', 'v', value='x'))
+    other = changed(dict(RECORD, gradients='x'), 'by_name', 'gradients', 'v', value='x')
     (found, ) = differing(RECORD, other)
     assert found.names == ('v', ) and found.first_part() == ('gradients of v', 'g', 'x')
 
 
 def test_the_first_iteration_and_the_earliest_cause_are_named():
-    later = changed('parameters', value='x')
-    both = changed('gradients', value='y', record=later)
+    later = dict(RECORD, parameters='x')
+    both = dict(later, gradients='y')
     found = first_divergence({0: log({0: RECORD, 1: RECORD, 2: RECORD, 9: RECORD})},
                              {0: log({0: RECORD, 1: both, 2: later})})
     assert found.as_dict() == dict(iteration=1, field='gradients', first='g', second='y')
     assert found.text() == 'iteration 1, gradients: g and y'
-    loss = changed('losses', 'loss', value='0x1.8p+0')
+    loss = changed(RECORD, 'losses', 'loss', value='0x1.8p+0')
     assert first_divergence({1: log({3: RECORD})}, {1: log({3: loss})}).text() == (
         'iteration 3, rank 1, losses.loss: 1.0 (0x1p+0) and 1.5 (0x1.8p+0)')
 
@@ -147,9 +143,8 @@ def write(folder, planted, stream):
         for iteration in range(ITERATIONS):
             record = {name: RECORD[name] for name in {*RECORD} - {*STREAMS} | {stream} & {*RECORD}}
             for where, number, cause in planted:
-                path, field, _ = CAUSES[cause]
-                if (where, number) == (rank, iteration) and path[0] in record:
-                    record = changed(*path, value=VALUES.get(field, 'x'), record=record)
+                if (where, number) == (rank, iteration) and CAUSES[cause][0][0] in record:
+                    record = plant(CAUSES[cause], record)
             steps.append(dict(record, iteration=iteration))
         write_steps(folder, steps, rank, RANKS, end=True)
 
@@ -160,17 +155,14 @@ def test_every_field_of_the_schema_is_planted():
 
 
 def test_of_two_causes_the_earlier_is_named():
-    for (earlier, field, _), (later, other, _) in itertools.combinations(CAUSES, 2):
-        if field in STREAMS and other in STREAMS:  # a run records one of them
+    for earlier, later in itertools.combinations(CAUSES, 2):
+        field = earlier[1]
+        if field in STREAMS and later[1] in STREAMS:  # a run records one of them
             continue
-        both = changed(*earlier, value=VALUES.get(field, 'x'))
-        both = changed(*later, value=VALUES.get(other, 'x'), record=both)
-        assert differing(RECORD, both)[0].field == field, (earlier, later)
+        assert differing(RECORD, plant(later, plant(earlier)))[0].field == field, (earlier, later)
         # on two ranks, the one with the earlier cause
-        ranks = [changed(*path, value=VALUES.get(name, 'x'))
-                 for path, name in ((later, other), (earlier, field))]
         found = first_divergence({0: log({0: RECORD}), 1: log({0: RECORD})},
-                                 {rank: log({0: step}) for rank, step in enumerate(ranks)})
+                                 {0: log({0: plant(later)}), 1: log({0: plant(earlier)})})
         assert (found.rank, found.field.field) == (1, field)
 
 
@@ -185,16 +177,13 @@ def test_every_verb_names_the_same_first_difference(planted, stream):
         write(b, planted, stream)
         compared = compare(a, b, weights=False)
         runs = read_run(a), read_run(b)
-        found = [result_of('b', Variation(''), folder, 'a', ITERATIONS).difference,
-                 first_iteration(*runs)[1],
-                 compare_logs(runs[0].ranks, runs[1].ranks, ITERATIONS)]
+        found = [compared.first, result_of('b', Variation(''), folder, 'a', ITERATIONS).difference,
+                 first_iteration(*runs)[1], compare_logs(runs[0].ranks, runs[1].ranks, ITERATIONS)]
     planted = [one for one in planted if CAUSES[one[2]][1] in {*FIELDS, stream}]
     if not planted:
-        assert compared.equal and found == [None] * 3
+        assert compared.equal and found == [None] * 4
         return
     iteration = min(number for _, number, _ in planted)
     cause, rank = min((cause, rank) for rank, number, cause in planted if number == iteration)
     expected = iteration, rank, CAUSES[cause][1]
-    assert [(one.iteration, one.rank, one.field.field) for one in found] == [expected] * 3
-    first = compared.first
-    assert (first.iteration, first.rank, first.field.field) == expected
+    assert [(one.iteration, one.rank, one.field.field) for one in found] == [expected] * 4

@@ -1,4 +1,5 @@
 """What the recorder sees, where it says it happened, and that it changes nothing."""
+import contextlib
 import copy
 import gc
 import json
@@ -24,48 +25,25 @@ from mmrepro.fingerprint.operator_recorder import OperatorRecorder
 from mmrepro.fingerprint.records import UNINITIALIZED, read_records, write_records
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-        self.neck = tiny.Double()
-        self.drop = nn.Dropout(0.5)
-        self.fc = nn.Linear(4, 1)
-        self.criterion = nn.MSELoss()
-
-    def forward(self, x):
-        x = self.drop(self.neck(self.norm(self.conv(x)).relu()))
-        return self.criterion(self.fc(x.mean((2, 3))), torch.zeros(len(x), 1))
-
-
-def step(recorder=None):
-    """Weights, gradients and generator states after one training step."""
+def step(record=True):
+    """Records of a training step, and weights, gradients and generator states after it."""
     torch.manual_seed(0)
-    net = Net()
+    net = tiny.Tiny()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-    x = torch.rand(2, 3, 8, 8)
-
-    def train():
-        net(x).backward()
+    x, label = torch.rand(2, 3, 8, 8), torch.tensor([0, 2])
+    recorder = OperatorRecorder(net)
+    with recorder if record else contextlib.nullcontext():
+        net(x, label, mode='loss')['loss'].backward()
         optimizer.step()
-
-    if recorder is None:
-        train()
-    else:
-        recorder.append(OperatorRecorder(net))
-        with recorder[0]:
-            train()
-    return [*net.state_dict().values(), *(p.grad for p in net.parameters()),
-            torch.get_rng_state(), torch.tensor(random.getstate()[1]),
-            torch.from_numpy(np.random.get_state()[1].astype(np.int64))]
+    return recorder.records(), [
+        *net.state_dict().values(), *(p.grad for p in net.parameters()), torch.get_rng_state(),
+        torch.tensor(random.getstate()[1]),
+        torch.from_numpy(np.random.get_state()[1].astype(np.int64))]
 
 
 @pytest.fixture(scope='module')
 def records():
-    recorder = []
-    step(recorder)
-    return recorder[0].records()
+    return step()[0]
 
 
 def named(records, **wanted):
@@ -73,28 +51,26 @@ def named(records, **wanted):
 
 
 def test_recording_changes_no_bit_and_draws_nothing():
-    for plain, recorded in zip(step(), step([])):
+    for plain, recorded in zip(step(record=False)[1], step()[1]):
         assert plain.dtype == recorded.dtype and torch.equal(plain, recorded)
 
 
 def test_two_recordings_agree(records):
-    recorder = []
-    step(recorder)
-    again = recorder[0].records()
     # other threads of this process may ask the clock in between
-    first, second = ([r._replace(stack=(), calls=()) for r in rows] for rows in (records, again))
+    first, second = ([r._replace(stack=(), calls=()) for r in rows]
+                     for rows in (records, step()[0]))
     assert first == second
 
 
 @pytest.mark.parametrize('phase, path, operator', [
-    ('forward', 'conv', 'aten.convolution.default'),
-    ('forward', 'norm', 'aten.native_batch_norm.default'),
+    ('forward', 'backbone.0', 'aten.convolution.default'),
+    ('forward', 'backbone.1', 'aten.native_batch_norm.default'),
     ('forward', 'neck', 'aten.mul.Tensor'),
-    ('loss', 'criterion', 'aten.mse_loss.default'),
-    ('backward', 'criterion', 'aten.mse_loss_backward.default'),
+    ('loss', 'head.loss', 'aten.nll_loss_forward.default'),
+    ('backward', 'head.loss', 'aten.nll_loss_backward.default'),
     ('backward', 'neck', 'aten.mul.Tensor'),
-    ('backward', 'norm', 'aten.native_batch_norm_backward.default'),
-    ('backward', 'conv', 'aten.convolution_backward.default'),
+    ('backward', 'backbone.1', 'aten.native_batch_norm_backward.default'),
+    ('backward', 'backbone.0', 'aten.convolution_backward.default'),
 ])
 def test_operators_belong_to_a_phase_and_a_module(records, phase, path, operator):
     assert named(records, phase=phase, path=path, name=operator)
@@ -102,7 +78,7 @@ def test_operators_belong_to_a_phase_and_a_module(records, phase, path, operator
 
 def test_optimizer_operators_name_the_parameter_and_random_ones_are_marked(records):
     changed = named(records, phase='optimizer', name='aten.addcdiv_.default')
-    assert [r.labels[0] for r in changed] == [name for name, _ in Net().named_parameters()]
+    assert [r.labels[0] for r in changed] == [name for name, _ in tiny.Tiny().named_parameters()]
     assert {r.name for r in records if r.drew} == {'aten.bernoulli_.float'}
 
 
@@ -117,8 +93,8 @@ def test_what_is_written_in_place_counts_as_result(records):
     record, = named(records, name='aten.native_batch_norm.default')
     assert len(record.outputs) == 5  # result, saved mean and deviation, both running statistics
     assert record.inputs[3:] != record.outputs[3:]
-    add, = named(records, name='aten.add_.Tensor', path='norm')
-    assert add.labels[0] == 'norm.num_batches_tracked' and add.inputs[0] != add.outputs[0]
+    add, = named(records, name='aten.add_.Tensor', path='backbone.1')
+    assert add.labels[0] == 'backbone.1.num_batches_tracked' and add.inputs[0] != add.outputs[0]
 
 
 def recorded(function):
@@ -168,7 +144,7 @@ def test_memory_that_is_filled_by_indices_gives_no_false_alarm():
 
 def test_a_deep_copy_shows_new_memory_and_gives_no_false_alarm():
     x = torch.arange(64.)
-    with OperatorRecorder(Net()) as recorder:
+    with OperatorRecorder(nn.Linear(1, 1)) as recorder:
         y = copy.deepcopy(x)
         z = y + 1
     assert torch.equal(z, x + 1)
@@ -281,9 +257,8 @@ def test_files_hold_what_was_recorded(records, tmp_path):
 
 def test_states_of_generators_show_every_draw():
     seen = [generator_states.states()]
-    for draw in (lambda: torch.rand(1), lambda: np.random.rand(), lambda: np.random.randn(),
-                 lambda: np.random.randn(), lambda: random.random(), lambda: random.gauss(0, 1),
-                 lambda: random.gauss(0, 1)):
+    for draw in (lambda: torch.rand(1), np.random.rand, *[np.random.randn] * 2, random.random,
+                 *[lambda: random.gauss(0, 1)] * 2):
         draw()
         seen.append(generator_states.states())
     assert len(set(seen)) == len(seen) and generator_states.states() == seen[-1]

@@ -1,5 +1,4 @@
 """Reading what a run has recorded: its fingerprints, whole and torn, and its manifest."""
-import copy
 import json
 import os
 import secrets
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_runs import changed
 from harness import Child
 from mmengine.runner import Runner
 from small_runs import config
@@ -97,11 +97,12 @@ def test_other_keys_of_a_later_version_are_kept(tmp_path):
     (b'{"kind":', 'line 2: not JSON'), (b'[1]', r'line 2: it is \[1\]; allowed: dict'),
     (b'{"kind":"step"}', 'line 2: lacks iteration'),
     (json.dumps(dict(START, format=2)).encode(), 'line 2: format 2 is not known')])
-def test_damage_in_the_middle_is_an_error(tmp_path, line, message):
+def test_a_damaged_line_is_an_error_also_when_it_is_the_last(tmp_path, line, message):
     path = written(tmp_path, START)
-    path.write_bytes(path.read_bytes() + line + b'\n' + json.dumps(step(0)).encode() + b'\n')
-    with pytest.raises(FingerprintError, match=f'fingerprints.rank0.jsonl, {message}'):
-        read_rank(str(path))
+    for damaged in (line + b'\n', json.dumps(step(0)).encode() + b'\n'):  # then a line below it
+        path.write_bytes(path.read_bytes() + damaged)
+        with pytest.raises(FingerprintError, match=f'fingerprints.rank0.jsonl, {message}'):
+            read_rank(str(path))
 
 
 def test_missing_files(tmp_path):
@@ -177,14 +178,8 @@ def test_secrets_are_never_written(run):
         assert SECRET not in path.read_text()
 
 
-def changed(manifest, path, value):
-    content = copy.deepcopy(manifest.content)
-    *parents, last = path
-    node = content
-    for name in parents:
-        node = node[name]
-    node[last] = value
-    return Manifest('other', content)
+def other(manifest, *path, value):
+    return Manifest('other', changed(manifest.content, *path, value=value))
 
 
 @pytest.mark.parametrize(('path', 'value', 'name', 'severity'), [
@@ -202,24 +197,24 @@ def changed(manifest, path, value):
     (('created', ), 'then', 'created', HARMLESS),
 ])
 def test_severity(manifest, path, value, name, severity):
-    found = compare_manifests(manifest, changed(manifest, path, value))
+    found = compare_manifests(manifest, other(manifest, *path, value=value))
     assert [(one.name, one.severity) for one in found] == [(name, severity)]
     assert found[0].now == value or name == 'command'
 
 
 def test_files_with_one_name_in_two_folders_are_compared(manifest):
     files = {'/data/a/train.json': dict(sha256='1'), '/data/b/train.json': dict(sha256='2')}
-    both = changed(manifest, ('data', 'annotations'), files)
+    both = other(manifest, 'data', 'annotations', value=files)
     for path, name in zip(files, ('train.json', 'train.json (2)')):
-        other = changed(both, ('data', 'annotations', path), dict(sha256='3'))
-        assert [row.name for row in compare_manifests(both, other)] == [
+        one = other(both, 'data', 'annotations', path, value=dict(sha256='3'))
+        assert [row.name for row in compare_manifests(both, one)] == [
             f'data.annotations.{name}.sha256']
 
 
 def test_settings_of_the_config_are_compared(manifest):
     text = manifest.config_text.replace('lr=0.1', 'lr=0.2').replace('num_workers=0',
                                                                     'num_workers=4')
-    found = compare_manifests(manifest, changed(manifest, ('config', 'text'), text))
+    found = compare_manifests(manifest, other(manifest, 'config', 'text', value=text))
     assert [(one.name, one.severity) for one in found] == [
         ('config.optim_wrapper.optimizer.lr', CHANGES),
         ('config.train_dataloader.num_workers', HARMLESS)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import exit_code
-from fake_runs import NAMES, write_log, write_run
+from fake_runs import NAMES, step, write_log, write_run
 from harness import python
 from mmengine.config import Config
 
@@ -42,6 +42,10 @@ def folder(tmp_path, monkeypatch):
 
 def pair(a=(), b=(), write=write_run):
     return write('a', **dict(a)), write('b', **dict(b))
+
+
+def save(path, iteration=20, **weights):
+    torch.save(dict(meta=dict(iter=iteration), state_dict=weights), path)
 
 
 def test_equal_runs_are_equal_and_told_apart_where_their_names_are_one():
@@ -139,21 +143,17 @@ def test_a_run_that_was_resumed_elsewhere_is_not_said_to_start_from_other_weight
         'resumed_from': 'may change bits', 'iteration': 'harmless'}
 
 
-def test_a_manifest_and_a_stock_config_are_compared_by_settings():
-    write_run('a', facts={'version.torch': '2'})
-    write_log('a')
-    write_log('b', config="model = dict(type='Y')\nrandomness = dict(seed=1)\n")
-    comparison = compare('a', 'b')
-    assert [row.name for row in comparison.manifest] == ['mmrepro', 'config.model.type']
+RANDOMNESS = RandomnessConfig.parse(dict(seed=1, virtual_ranks=dict(ranks=2))).as_dict()
 
 
-def test_a_manifest_and_the_config_of_a_run_without_have_settings_of_one_form():
-    randomness = RandomnessConfig.parse(dict(seed=1, virtual_ranks=dict(ranks=2))).as_dict()
-    write_run('a', facts=randomness_fields(randomness))
+@pytest.mark.parametrize('facts, model, randomness, names', [
+    ({'version.torch': '2'}, 'Y', dict(seed=1), ['mmrepro', 'config.model.type']),
+    (randomness_fields(RANDOMNESS), 'X', RANDOMNESS, [])], ids=['different', 'equal'])
+def test_a_manifest_and_a_config_are_compared_by_settings(facts, model, randomness, names):
+    write_run('a', facts=facts)
     write_log('a')
-    write_log('b', config="model = dict(type='X')\n" +
-              Config(dict(randomness=randomness)).pretty_text)
-    assert [row.name for row in compare('a', 'b').manifest] == []
+    write_log('b', config=Config(dict(model=dict(type=model), randomness=randomness)).pretty_text)
+    assert [row.name for row in compare('a', 'b').manifest] == names
 
 
 def test_stock_runs_are_compared_by_their_logs_which_prove_no_bits():
@@ -252,24 +252,22 @@ def test_that_one_run_had_mmrepro_is_said_first_and_instead_of_its_settings(caps
     assert names == ['mmrepro', 'config.train_dataloader.num_workers']
 
 
-def test_equal_checkpoints_are_said_where_logs_are_all_there_is(tmp_path):
+def test_equal_checkpoints_are_said_where_logs_are_all_there_is():
     for name in 'ab':
         write_log(name)
         for epoch in (1, 2):
-            torch.save(dict(meta=dict(iter=epoch), state_dict=dict(w=torch.ones(2))),
-                       tmp_path / name / f'epoch_{epoch}.pth')
+            save(f'{name}/epoch_{epoch}.pth', epoch, w=torch.ones(2))
     comparison = compare('a', 'b')
     assert 'the weights in 2 of 2 checkpoints have the same bits (epoch_1.pth to epoch_2.pth)' in (
         comparison.verdict())
     # the sign of a zero, another key, another shape
-    for weights in (dict(w=torch.tensor([0.])), dict(w=torch.tensor([-0.])),
-                    dict(w=torch.tensor([0.]), v=torch.ones(1)), dict(w=torch.zeros(2))):
-        torch.save(dict(meta=dict(iter=2), state_dict=weights), tmp_path / 'a' / 'epoch_2.pth')
-        torch.save(dict(meta=dict(iter=2), state_dict=dict(w=torch.tensor([0.]))),
-                   tmp_path / 'b' / 'epoch_2.pth')
+    zero = torch.zeros(1)
+    save('b/epoch_2.pth', w=zero)
+    for equal, weights in ((True, dict(w=zero)), (False, dict(w=-zero)),
+                           (False, dict(w=zero, v=zero)), (False, dict(w=torch.zeros(2)))):
+        save('a/epoch_2.pth', **weights)
         comparison = compare('a', 'b')
         assert [row.distance for row in comparison.weights] == [0., 0.]
-        equal = torch.equal(weights['w'].signbit(), torch.tensor([False])) and len(weights) == 1
         assert comparison.equal is equal
         assert ('checkpoints differ' in comparison.verdict()) is not equal
 
@@ -305,16 +303,17 @@ def test_distance_of_weights():
     assert row.distance == 0. and 'n, y, x' in row.note
 
 
-def test_checkpoints_of_both_runs_are_compared():
+def test_checkpoints_of_both_runs_are_compared(capsys):
     a, b = pair()
     for path, value in ((a, 1.), (b, 3.)):
         for name in ('epoch_2.pth', 'epoch_10.pth', 'best.pth'):
-            torch.save(dict(meta=dict(iter=20), state_dict=dict(w=torch.full((4, ), value))),
-                       os.path.join(path, name))
+            save(f'{path}/{name}', w=torch.full((4, ), value))
     comparison = compare(a, b)
     assert [row.name for row in comparison.weights] == ['epoch_2.pth', 'epoch_10.pth']
     assert comparison.weights[0].distance == 4. and comparison.weights[0].iteration == 20
-    assert not comparison.equal and 'checkpoints differ' in comparison.verdict()
+    assert main(a, b) == 1
+    out = capsys.readouterr().out
+    assert 'DIFFERENT: checkpoints differ' in out and re.search('epoch_10.pth +4 +2 +w 2', out)
     assert compare(a, b, weights=False).equal
 
 
@@ -389,13 +388,13 @@ def test_relative_differences():
 
 
 def test_the_iteration_from_which_a_number_is_too_far():
-    result = measure(compare(*pair(b=dict(since=7, noise=1e-7, field='losses'))), 1e-5)
+    other = dict(since=7, noise=1e-7, field='losses')
+    result = measure(compare(*pair(b=other)), 1e-5)
     loss = next(row for row in result.distances if row.field == 'loss')
-    # the noise is multiplied by 3 in every iteration
-    values = [(2. / (i + 1) + .1 * math.sin(i), 1e-7 * 3.**(i - 7) if i >= 7 else 0.)
-              for i in range(20)]
-    apart = [size / max(abs(value), abs(value + size)) for value, size in values]
-    assert loss.relative == pytest.approx(max(apart)) and loss.at == apart.index(max(apart))
+    values = ([float.fromhex(step(i, **given)['losses']['loss']) for i in range(20)]
+              for given in ({}, other))
+    apart = [abs(a - b) / max(abs(a), abs(b)) for a, b in zip(*values)]
+    assert loss.relative == max(apart) and loss.at == apart.index(max(apart))
     assert loss.exceeds == next(i for i, distance in enumerate(apart) if distance > 1e-5)
     assert not result.within and f'in iteration {loss.exceeds}' in result.verdict()
     assert any(row.field.startswith('norm of head') for row in result.distances)
@@ -545,9 +544,7 @@ def test_other_versions_of_the_environment_change_bits(trained):
 
 
 def test_metrics_count_where_nothing_else_differs(capsys):
-    write_log('a', val=.3)
-    write_log('b', val=.32)
-    assert cli.main(['compare', 'a', 'b']) == 1
+    assert main(write_log('a', val=.3), write_log('b', val=.32)) == 1
     out = capsys.readouterr().out
     assert 'DIFFERENT: step 1, metric coco/bbox_mAP: 0.3 and 0.32' in out and 'Metrics' in out
 
@@ -653,7 +650,7 @@ def test_two_runs_of_mmdetection_2_are_compared_by_all_settings(capsys):
     assert [row.name for row in rows if row.severity == 'harmless'] == [
         'config.auto_resume', 'config.default_hooks.logger.interval',
         'config.env_cfg.cudnn_benchmark', 'config.gpu_ids']
-    assert cli.main(['compare', str(OLD), 'old']) == 0  # the numbers are the same
+    assert main(str(OLD), 'old') == 0  # the numbers are the same
     assert 'SAME LOGS: 24 iterations' in capsys.readouterr().out
 
 
@@ -697,7 +694,7 @@ def test_a_damaged_line_of_mmcv_is_an_error_with_file_and_line(number, line, pro
     old_log(*LINES[:number - 1], line, *LINES[number:])
     with pytest.raises(RunError, match=f'old/{LOG}, line {number}'):
         load_run('old')
-    assert cli.main(['compare', 'old', str(OLD)]) == 2
+    assert main('old', str(OLD)) == 2
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1 and problem in error[0]
 

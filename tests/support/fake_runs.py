@@ -1,4 +1,5 @@
 """Runs that were never trained: files as FingerprintHook and MMEngine write them."""
+import copy
 import hashlib
 import json
 import math
@@ -6,6 +7,14 @@ from pathlib import Path
 
 NAMES = [f'{part}.{layer}.weight' for part in ('backbone.layer1', 'backbone.layer2', 'neck',
                                                'head') for layer in ('0', '1')]
+
+
+def changed(content, *path, value):
+    """Copy nested dicts and lists, with ``value`` at ``path``."""
+    name, *rest = path
+    content = copy.copy(content)
+    content[name] = changed(content[name], *rest, value=value) if rest else value
+    return content
 
 
 def _hex(*key):
