@@ -15,6 +15,7 @@ from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from . import determinism, seeds
 from .checkpoint.evaluated import EvaluatedModel
@@ -200,6 +201,7 @@ class RunLifecycle:
         # a run that resumes within the epoch comes here as well, and hooks keep what they draw
         self.seed('hook', 'epoch', runner.epoch)
         yield
+        self._key_exchanged(runner, runner.train_dataloader, 'sample')
         _tell_epoch(runner)  # again: a hook may have given the loop another loader
         self.resume.seek_data(runner)  # after all hooks that move the data
         self.seed('hook', 'loop', runner.iter)
@@ -229,6 +231,7 @@ class RunLifecycle:
     def before_val_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
         self.validation.begin(runner)
+        self._key_exchanged(runner, runner.val_dataloader, 'val')
         use_stream(runner.val_dataloader, 'val')
         self.seed('val', runner.iter)
         yield
@@ -253,6 +256,7 @@ class RunLifecycle:
 
     def before_test_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
+        self._key_exchanged(runner, runner.test_dataloader, 'test')
         use_stream(runner.test_dataloader, 'test')
         self.seed('test')
         yield
@@ -304,6 +308,12 @@ class RunLifecycle:
         if not self.config.legacy:
             ranks = (get_rank(),) if self.config.diff_rank_seed else ()
             seeds.seed_all(self.config.root, stream, *key, *ranks)
+
+    def _key_exchanged(self, runner: Any, loader: Any, stream: str) -> None:
+        """Key a loader that a hook or a loop has made by itself."""
+        if not self.config.legacy and isinstance(loader, DataLoader) and \
+                placement_of(loader) is None:
+            runner.key_loader(loader, stream)
 
     def _seed_images(self, stream: str, *key: seeds.Key) -> None:
         if self.config.independent_predictions:

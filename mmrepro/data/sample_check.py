@@ -113,7 +113,7 @@ class SampleCheck:
         if self._start is not None:
             self._at_the_end = DatasetSnapshot(dataset), _variables(dataset)
 
-    def _must_repeat(self, context: BatchContext, handle: int) -> bool:
+    def _must_repeat(self, context: BatchContext, handle: Handle) -> bool:
         """Whether a sample that was just loaded is to be repeated."""
         datasets = context.branch(handle)
         if self._cannot_repeat(datasets):
@@ -253,7 +253,8 @@ class SampleCheck:
         index, (epoch, position) = context.entry(handle)
         name, info = type(context.branch(handle)[-1]).__name__, get_worker_info()
         return SampleDiffersError('\n  '.join([
-            f'{name}: sample {index} ({_PURPOSES[context.stream]}, epoch {epoch}, position '
+            f'{name}: {"the batch of " * context.loads_batches}sample {index} '
+            f'({_PURPOSES[context.stream]}, epoch {epoch}, position '
             f'{position}{f", worker {info.id}" if info else ""}) {what}: a run with this pipeline '
             'can be neither repeated nor resumed',
             *lines,

@@ -2,9 +2,10 @@
 import pytest
 from harness import digest
 from loaders import BATCH, Noisy, loader, train
-from mmengine.dataset import DefaultSampler
+from mmengine.dataset import DefaultSampler, pseudo_collate
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS
+from torch.utils.data import DataLoader
 
 DATASETS.register_module(module=Noisy, name='NoisyForHooks', force=True)
 
@@ -48,14 +49,22 @@ class LooksAtTheData(Looking):
 
 
 class AnotherLoader(Looking):
+    def build(self, runner):
+        return runner.build_dataloader(dict_of_one())
+
     def before_train_epoch(self, runner):
         if runner.epoch >= 1 and not self.done:
             self.done = True
-            runner.train_loop.dataloader = runner.build_dataloader(dict_of_one())
+            runner.train_loop.dataloader = self.build(runner)
+
+
+class LoaderOfTorch(AnotherLoader):
+    def build(self, runner):
+        return DataLoader(Noisy(), BATCH, shuffle=True, collate_fn=pseudo_collate)
 
 
 @pytest.mark.parametrize('point', [5, 8])
-@pytest.mark.parametrize('kind', [OwnLoader, LooksAtTheData, AnotherLoader])
+@pytest.mark.parametrize('kind', [OwnLoader, LooksAtTheData, AnotherLoader, LoaderOfTorch])
 def test_what_hooks_load_is_not_moved(kind, point, tmp_path):
     def run(resume_at=None):
         hook = kind()
