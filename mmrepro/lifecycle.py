@@ -231,10 +231,10 @@ class RunLifecycle:
     def before_val_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
         self.validation.begin(runner)
-        self._key_exchanged(runner, runner.val_dataloader, 'val')
         use_stream(runner.val_dataloader, 'val')
         self.seed('val', runner.iter)
         yield
+        self._key_exchanged(runner, runner.val_dataloader, 'val')
         check_shared_weights(runner)
         self.evaluated.enter(runner.model)  # after EMAHook has put its averages in
 
@@ -256,10 +256,10 @@ class RunLifecycle:
 
     def before_test_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
-        self._key_exchanged(runner, runner.test_dataloader, 'test')
         use_stream(runner.test_dataloader, 'test')
         self.seed('test')
         yield
+        self._key_exchanged(runner, runner.test_dataloader, 'test')
         check_shared_weights(runner)
         self.evaluated.enter(runner.model)
 
