@@ -15,6 +15,7 @@ from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from . import determinism, seeds
 from .checkpoint.evaluated import EvaluatedModel
@@ -25,7 +26,7 @@ from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
 from .config import RandomnessConfig
 from .data import placement_of, use_stream
-from .data.sample_check import end_epoch, left_out
+from .data.sample_check import end_pass, left_out
 from .digests import exact_digest
 from .distributed import agreement
 from .distributed.unwrap import unwrap
@@ -200,6 +201,7 @@ class RunLifecycle:
         # a run that resumes within the epoch comes here as well, and hooks keep what they draw
         self.seed('hook', 'epoch', runner.epoch)
         yield
+        self._key_exchanged(runner, runner.train_dataloader, 'sample')
         _tell_epoch(runner)  # again: a hook may have given the loop another loader
         self.resume.seek_data(runner)  # after all hooks that move the data
         self.seed('hook', 'loop', runner.iter)
@@ -219,7 +221,7 @@ class RunLifecycle:
         self.seed('hook', 'loop', runner.iter + 1)
 
     def after_train_epoch(self, runner: Any) -> Iterator[None]:
-        end_epoch(runner.train_loop.dataloader)
+        end_pass(runner.train_loop.dataloader)
         self.seed('hook', 'end of epoch', runner.epoch)
         yield
         self.seed('hook', 'loop', runner.iter)
@@ -232,6 +234,7 @@ class RunLifecycle:
         use_stream(runner.val_dataloader, 'val')
         self.seed('val', runner.iter)
         yield
+        self._key_exchanged(runner, runner.val_dataloader, 'val')
         check_shared_weights(runner)
         self.evaluated.enter(runner.model)  # after EMAHook has put its averages in
 
@@ -241,6 +244,7 @@ class RunLifecycle:
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
         run_deferred_checks()
+        end_pass(runner.val_dataloader)
         self.evaluated.leave()  # before EMAHook takes its averages out
         with self.checkpoints.validated(runner.iter, metrics):
             yield
@@ -256,6 +260,7 @@ class RunLifecycle:
         use_stream(runner.test_dataloader, 'test')
         self.seed('test')
         yield
+        self._key_exchanged(runner, runner.test_dataloader, 'test')
         check_shared_weights(runner)
         self.evaluated.enter(runner.model)
 
@@ -265,6 +270,7 @@ class RunLifecycle:
 
     def after_test_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
         run_deferred_checks()
+        end_pass(runner.test_dataloader)
         self.evaluated.leave()
         yield
         self.evaluated.leave()
@@ -304,6 +310,12 @@ class RunLifecycle:
         if not self.config.legacy:
             ranks = (get_rank(),) if self.config.diff_rank_seed else ()
             seeds.seed_all(self.config.root, stream, *key, *ranks)
+
+    def _key_exchanged(self, runner: Any, loader: Any, stream: str) -> None:
+        """Key a loader that a hook or a loop has made by itself."""
+        if not self.config.legacy and isinstance(loader, DataLoader) and \
+                placement_of(loader) is None:
+            runner.key_loader(loader, stream)
 
     def _seed_images(self, stream: str, *key: seeds.Key) -> None:
         if self.config.independent_predictions:

@@ -1,6 +1,7 @@
 """Flags, variables, root seed and replacements that a run needs in its process."""
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from . import determinism, ops, patches, seeds
@@ -27,6 +28,7 @@ class ProcessSettings:
         self._config = config
         self._cudnn_benchmark: bool | None = None
         self.report: determinism.Report | None = None
+        self._thread = 0  # for which the settings are in force: some flags of torch are a thread's
         self._steps = 0
         self._reported: set[str] = set()
 
@@ -40,6 +42,7 @@ class ProcessSettings:
         # that trains
         if self._config.virtual_ranks.ranks is not None:
             training_thread.claim(turns=True)
+        self._thread = threading.get_ident()
         self.report = determinism.enable(cudnn_benchmark=self._cudnn_benchmark,
                                          **self._config.flags)
 
@@ -53,9 +56,10 @@ class ProcessSettings:
         ops.use_from_import(config.operators or ('auto' if config.deterministic else None))
 
     def hold(self) -> None:
-        """Put the settings in force again if another runner was built since."""
+        """Put the settings in force again in another thread, or if another runner was built since.
+        """
         training_thread.claim(turns=self._config.virtual_ranks.ranks is not None)
-        if determinism.in_force() is not self.report:
+        if determinism.in_force() is not self.report or self._thread != threading.get_ident():
             self.apply(self._config)
 
     def check_flags(self, logger: Any) -> None:

@@ -163,12 +163,15 @@ class ReproRunnerMixin(_Base):
     def _build_loop(self, build: Any, loop: Any, stream: str, loader: Any) -> Any:
         self.lifecycle.process.hold()
         if not isinstance(loader, (dict, type(None))) and not self.repro.legacy:
-            # the loop takes a loader object as it is
-            check_loader_object(loader, stream, self._train_dataloader)
-            one_by_one(loader, stream, self.repro)
-            self._adopt(loader, stream, loader.worker_init_fn)
+            self.key_loader(loader, stream)
         with replaced(self, _stream=stream):
             return build(loop)
+
+    def key_loader(self, loader: Any, stream: str) -> None:
+        """Key a loader object, which a loop takes as it is."""
+        check_loader_object(loader, stream, self._train_dataloader)
+        one_by_one(loader, stream, self.repro)
+        self._adopt(loader, stream, loader.worker_init_fn)
 
     @StaticOnClass
     def build_dataloader(self, dataloader: DataLoader | dict, seed: int | None = None,

@@ -117,10 +117,13 @@ def nothing_stays_in_force():
     assert handlers == [signal.getsignal(number) for number in SIGNALS]
     mmrepro.activate()
     if 'mmrepro.determinism' in sys.modules:
+        import torch
+
         from mmrepro import determinism
         from mmrepro.ops import aten
         determinism.disable()
         aten.uninstall()
+        torch.use_deterministic_algorithms(False)  # of a stock runner
 
 
 @pytest.fixture(scope='session')

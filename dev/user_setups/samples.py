@@ -235,6 +235,27 @@ class CacheFile(Brighter):
         return np.load(path).mean()
 
 
+class FileOfTorch(BaseTransform):
+    """Keeps the first sample of each class in a folder of the run."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def transform(self, results):
+        os.makedirs(self.folder, exist_ok=True)
+        path = os.path.join(self.folder, f'{results["label"]}.pt')
+        if not os.path.exists(path):
+            torch.save(float(results['img'].mean()), path)
+        results['img'] = results['img'] + np.float32(torch.load(path))
+        return results
+
+
+@setup(KEPT, variations=('again', 'workers'))  # a resume in another folder is refused
+def file_of_torch(cfg):
+    cfg.train_dataloader.dataset.pipeline.insert(
+        2, dict(type=FileOfTorch, folder=os.path.join(cfg.work_dir, 'cache')))
+
+
 PALETTE: dict[int, float] = {}
 
 

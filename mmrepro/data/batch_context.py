@@ -78,12 +78,13 @@ class BatchContext:
     samples of the batch follow. Everything is a function of the positions of the batch's samples,
     so any worker gives the same result. In a concatenated dataset, a transform mixes samples of the
     subtree that it belongs to, and the extra samples come from that subtree. ``kept`` are the
-    generators that the dataset keeps.
+    generators that the dataset keeps. A dataset that loads batches has one handle for all samples.
     """
 
     def __init__(self, dataset: Any, root: seeds.Root, stream: str, batch: Sequence[Any],
                  kept: Generators | None = None) -> None:
         self.dataset, self._kept = dataset, kept or {}
+        self.loads_batches = dataset_tree.loads_batches(dataset)
         self._root, self.stream, self._batch = root, stream, batch
         self._entries: list[tuple[Any, tuple[Any, ...]]] = [
             (plain(index), (index.epoch, index.position)) for index in batch]
@@ -102,7 +103,7 @@ class BatchContext:
 
     def handles(self) -> range:
         """Return the handles of the batch's samples."""
-        return range(len(self._entries))
+        return range(1 if self.loads_batches else len(self._entries))
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
@@ -121,7 +122,7 @@ class BatchContext:
         Raises:
             RandomnessError: when the dataset loads the batch as a whole.
         """
-        if dataset_tree.loads_batches(self.dataset):
+        if self.loads_batches:
             raise RandomnessError(
                 f'{type(transform).__name__} mixes samples, and {type(self.dataset).__name__} '
                 'loads whole batches by its own __getitems__, in which no sample can be told '
@@ -156,8 +157,12 @@ class BatchContext:
         index, key = self.entry(handle)
         dataset = self._top(handle)
         self.current = handle
-        generators.begin_stream(self._kept, self._root, self.stream, *key)
-        return dataset[index]
+        if not self.loads_batches:
+            generators.begin_stream(self._kept, self._root, self.stream, *key)
+            return dataset[index]
+        generators.begin_stream(self._kept, self._root, self.stream, *key, 'batch')
+        entries = self._entries if isinstance(handle, int) else [(index, key)]
+        return dataset.__getitems__([index for index, _ in entries])
 
     def reached(self, transform: object, results: Any) -> None:
         """Note what a transform is given for the current sample; the first call counts."""

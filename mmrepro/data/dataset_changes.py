@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from .. import reachable
+from ..another_process import UserVariables
 from ..digests import as_bytes
 from ..generator_kinds import GENERATORS
+from . import dataset_tree
 
 MAX_OBJECTS = 2000  # visited; the nearest ones first
 MAX_ELEMENTS = 1024  # of an array or tensor: larger ones are annotations
@@ -97,3 +99,8 @@ def _first_change(part: _Part, now: _Part) -> str:
         if path not in before or path not in after or not _equal([after[path]], [before[path]]):
             return path
     return part.path
+
+
+def variables_of(dataset: Any) -> UserVariables:
+    """Capture the variables of the modules of datasets and their transforms."""
+    return UserVariables([*dataset_tree.datasets(dataset), *dataset_tree.pipelines(dataset)])

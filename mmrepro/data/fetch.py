@@ -99,13 +99,9 @@ class KeyedFetch:
     def _keyed(self, batch: Sequence[Any]) -> Any:
         with loading(BatchContext(self.dataset, self.root, self.stream, batch,
                                   self._kept)) as context:
-            if dataset_tree.loads_batches(self.dataset):
-                generators.begin_stream(self._kept, self.root, self.stream, batch[0].epoch,
-                                        batch[0].position, 'batch')
-                return self._load(batch)
-            if self.check is not None:
-                return self.check.load(context, batch[0].epoch)
-            return [context.load(handle) for handle in context.handles()]
+            items = [context.load(handle) for handle in context.handles()] \
+                if self.check is None else self.check.load(context, batch[0].epoch)
+            return items[0] if context.loads_batches else items
 
     def _sequential(self, batch: Sequence[Any]) -> Any:
         epoch = batch[0].epoch

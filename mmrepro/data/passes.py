@@ -16,7 +16,7 @@ from mmengine.dist import get_world_size
 from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
-from .dataset_changes import DatasetSnapshot
+from .dataset_changes import DatasetSnapshot, variables_of
 from .fetch import KeyedFetch
 from .samplers import Placement, adopt, placement_of
 from .sampling_orders import is_endless
@@ -26,8 +26,9 @@ _begun: weakref.WeakSet[Pass] = weakref.WeakSet()  # passes that are not at thei
 
 @dataclass
 class _PersistentWorkers:
-    """The persistent workers of a loader: the dataset that they were given, and their user."""
-    snapshot: Any = None
+    """The persistent workers of a loader: what they were given, and their user."""
+    snapshot: Any = None  # of the dataset
+    variables: Any = None  # of its modules
     # returns the pass that began last with the workers; None when it is gone
     user: Callable[[], Pass | None] = lambda: None
 
@@ -82,12 +83,15 @@ class Pass:
             self._batches = loader._get_iterator() if loader.persistent_workers \
                 else _stock_iter(loader)
             return
-        change = loader._iterator is not None and workers.snapshot.change()
-        if change:
-            self._say(change)
-            loader._iterator = None
+        if loader._iterator is not None:
+            changed = list(filter(None, [
+                workers.snapshot.change(), *workers.variables.changed()]))
+            if changed:
+                self._say(changed[0])
+                loader._iterator = None
         if loader._iterator is None:
             workers.snapshot = DatasetSnapshot(loader.dataset)
+            workers.variables = variables_of(loader.dataset)
         workers.user = weakref.ref(self)
         self._snapshot = workers.snapshot
         self._batches = _stock_iter(loader)

@@ -26,7 +26,7 @@ from ..intervals import is_due
 from ..text import class_name, did_you_mean, listed
 from . import dataset_tree, written_files
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
-from .dataset_changes import DatasetSnapshot
+from .dataset_changes import DatasetSnapshot, variables_of
 
 # explains a difference: datasets that the sample comes from, a function that loads it, a function
 # that loads another sample -> lines for the message
@@ -63,7 +63,10 @@ class SampleCheck:
         self._batch_is_due = False
         self._epoch: int | None = None  # of the samples that are loaded
         self._start: _Start | None = None  # None: not to be copied, or changed by hooks
-        self._at_the_end: tuple[DatasetSnapshot, UserVariables] | None = None  # of an epoch
+        # in the main process: the dataset as the last batch has left it, variables at the end of a
+        # pass
+        self._left: Any = None
+        self._variables: UserVariables | None = None
         # of the collate function: the first epoch, a copy and the variables before its first call
         self._collate: tuple[int, Any, UserVariables] | None = None
 
@@ -90,30 +93,37 @@ class SampleCheck:
         if due:
             with context.isolated():
                 self._repeat(context, items, due)
+        self._end(context.dataset)
         return items
 
     def _begin(self, dataset: Any, epoch: int) -> None:
         """Copy the dataset before the first sample that this process loads.
 
-        Hooks of the main process may change it between two epochs. From then on, no sample is
-        loaded from the copy.
+        Hooks of the main process may change it between two batches, and variables between two
+        passes. From then on, no sample is loaded from the copy.
         """
         if self._epoch is None:
-            untouched = copied(dataset)
+            self._left, untouched = DatasetSnapshot(dataset), copied(dataset)
             self._start = None if untouched is None else _Start(
-                untouched, _variables(dataset), DatasetSnapshot(dataset))
-        elif epoch != self._epoch and get_worker_info() is None:
-            end = self._at_the_end
-            if end is None or end[0].change() or end[1].changed():
+                untouched, variables_of(dataset), self._left)
+        elif get_worker_info() is None:
+            variables, self._variables = self._variables, None
+            begins = epoch != self._epoch or variables is not None
+            if self._left.change() or begins and (variables is None or variables.changed()):
                 self._start = None
         self._epoch = epoch
 
-    def end_epoch(self, dataset: Any) -> None:
-        """Note, in the main process, what the epoch has left, before hooks change it."""
-        if self._start is not None:
-            self._at_the_end = DatasetSnapshot(dataset), _variables(dataset)
+    def _end(self, dataset: Any) -> None:
+        """Note what the samples of a batch have left, before hooks change it."""
+        if self._start is not None and get_worker_info() is None and self._left.change():
+            self._left = DatasetSnapshot(dataset)
 
-    def _must_repeat(self, context: BatchContext, handle: int) -> bool:
+    def end_pass(self, dataset: Any) -> None:
+        """Note, in the main process, variables at the end of a pass, before hooks change them."""
+        if self._start is not None:
+            self._variables = variables_of(dataset)
+
+    def _must_repeat(self, context: BatchContext, handle: Handle) -> bool:
         """Whether a sample that was just loaded is to be repeated."""
         datasets = context.branch(handle)
         if self._cannot_repeat(datasets):
@@ -253,17 +263,13 @@ class SampleCheck:
         index, (epoch, position) = context.entry(handle)
         name, info = type(context.branch(handle)[-1]).__name__, get_worker_info()
         return SampleDiffersError('\n  '.join([
-            f'{name}: sample {index} ({_PURPOSES[context.stream]}, epoch {epoch}, position '
+            f'{name}: {"the batch of " * context.loads_batches}sample {index} '
+            f'({_PURPOSES[context.stream]}, epoch {epoch}, position '
             f'{position}{f", worker {info.id}" if info else ""}) {what}: a run with this pipeline '
             'can be neither repeated nor resumed',
             *lines,
             f'if {name} cannot repeat, say so: '
             f"randomness.self_checks.nonrepeatable_datasets=['{name}']"]))
-
-
-def _variables(dataset: Any) -> UserVariables:
-    """Capture the variables of the modules of datasets and their transforms."""
-    return UserVariables([*dataset_tree.datasets(dataset), *dataset_tree.pipelines(dataset)])
 
 
 def _kept_from_others(start: _Start) -> list[str]:
@@ -278,11 +284,11 @@ def _check_of(loader: Any) -> SampleCheck | None:
     return getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
 
 
-def end_epoch(loader: Any) -> None:
-    """Call when the loop has used up a loader, before hooks may change its dataset."""
+def end_pass(loader: Any) -> None:
+    """Call when a loop has used up a loader, before hooks may change variables."""
     check = _check_of(loader)
     if check is not None and not loader.num_workers:
-        check.end_epoch(loader.dataset)
+        check.end_pass(loader.dataset)
 
 
 def _difference(first: Any, second: Any) -> str:

@@ -166,15 +166,17 @@ def _stock(sampler: Any, root: seeds.Root) -> Iterator[Any]:
     epoch, stock = _epoch(sampler), sampler._mmrepro_stock
     key = ('sampler', stock.__name__, epoch)
     counted = getattr(sampler, 'epoch', 0)
-    if isinstance(counted, int) and counted != epoch and not hasattr(stock, 'set_epoch'):
-        # the sampler counts its passes itself, and that of a resumed run begins at zero
-        sampler.epoch = counted = epoch
+    # the sampler counts its passes itself, and that of a resumed run begins at zero
+    counts = isinstance(counted, int) and not hasattr(stock, 'set_epoch')
+    counted = epoch if counts else counted
     seed = getattr(sampler, 'seed', None)
     if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
         seed = (1 << _SEED_BITS) + (seeds.derive(root, *key).torch >> (64 - _SEED_BITS))
         sampler.seed = seed - counted if isinstance(counted, int) else seed
 
     def order(one: Any) -> Iterator[Any]:
+        if counts and hasattr(one, 'epoch'):
+            one.epoch = epoch
         return isolated_order(one, lambda: stock.__iter__(one), _BLOCK, root, *key)
 
     checked = sampler._mmrepro_placement.checked

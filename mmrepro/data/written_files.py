@@ -3,24 +3,47 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Callable
 
+import cv2
+import torch
 from mmengine.logging import print_log
+
+from ..scoped import replaced
+
+# audit events of Python that make a file -> position of its path
+_EVENTS = {'sqlite3.connect': 0, 'os.symlink': 1, 'os.link': 1, 'os.rename': 1}
 
 # of the samples that are being loaded; None outside
 _files: ContextVar[list[str] | None] = ContextVar('files', default=None)
 _named: set[str] = set()  # datasets
 
 
-def _note(event: str, args: tuple[Any, ...]) -> None:
-    if event == 'open' and set('wax+').intersection(args[1] or ''):
-        files = _files.get()
-        if files is not None:
-            files.append(str(args[0]))
+def _note(path: Any) -> None:
+    files = _files.get()
+    if files is not None and isinstance(path, (str, os.PathLike)) and path != os.devnull:
+        files.append(os.fspath(path))
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event in _EVENTS:
+        _note(args[_EVENTS[event]])
+    elif event == 'open' and args[2] & (os.O_WRONLY | os.O_RDWR):
+        _note(args[0])
+
+
+def _noting(write: Callable[..., Any], position: int, name: str) -> Callable[..., Any]:
+    """Return a function that writes a file without an audit event, and notes its path."""
+    @functools.wraps(write)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        _note(args[position] if len(args) > position else kwargs.get(name))
+        return write(*args, **kwargs)
+    return noted
 
 
 _once_added = functools.cache(sys.addaudithook)
@@ -32,11 +55,13 @@ def named(dataset: str) -> Iterator[None]:
 
     The audit hook that sees the files stays in the process.
     """
-    _once_added(_note)
+    _once_added(_audit)
     files: list[str] = []
     token = _files.set(files)
     try:
-        yield
+        with replaced(cv2, imwrite=_noting(cv2.imwrite, 0, 'filename')), \
+                replaced(torch, save=_noting(torch.save, 1, 'f')):
+            yield
     finally:
         _files.reset(token)
     if files and dataset not in _named:

@@ -2,9 +2,11 @@
 import pytest
 from harness import digest
 from loaders import BATCH, Noisy, loader, train
-from mmengine.dataset import DefaultSampler
+from mmengine.dataset import DefaultSampler, pseudo_collate
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS
+from small_runs import hook_with
+from torch.utils.data import DataLoader
 
 DATASETS.register_module(module=Noisy, name='NoisyForHooks', force=True)
 
@@ -48,14 +50,22 @@ class LooksAtTheData(Looking):
 
 
 class AnotherLoader(Looking):
+    def build(self, runner):
+        return runner.build_dataloader(dict_of_one())
+
     def before_train_epoch(self, runner):
         if runner.epoch >= 1 and not self.done:
             self.done = True
-            runner.train_loop.dataloader = runner.build_dataloader(dict_of_one())
+            runner.train_loop.dataloader = self.build(runner)
+
+
+class LoaderOfTorch(AnotherLoader):
+    def build(self, runner):
+        return DataLoader(Noisy(), BATCH, shuffle=True, collate_fn=pseudo_collate)
 
 
 @pytest.mark.parametrize('point', [5, 8])
-@pytest.mark.parametrize('kind', [OwnLoader, LooksAtTheData, AnotherLoader])
+@pytest.mark.parametrize('kind', [OwnLoader, LooksAtTheData, AnotherLoader, LoaderOfTorch])
 def test_what_hooks_load_is_not_moved(kind, point, tmp_path):
     def run(resume_at=None):
         hook = kind()
@@ -71,6 +81,23 @@ def test_what_hooks_load_is_not_moved(kind, point, tmp_path):
     assert all(len(batches) == 4 for batches in later.values())
     if kind is not OwnLoader:
         assert len(set(whole)) == 12, 'an epoch repeats the draws of another'
+
+
+def test_a_loader_that_a_hook_gives_to_the_validation_is_keyed(tmp_path):
+    def seen(workers):
+        batches = []
+
+        def give(runner):
+            runner.val_loop.dataloader = DataLoader(
+                Noisy(), BATCH, num_workers=workers, collate_fn=pseudo_collate)
+
+        train(made, tmp_path / str(workers), prepare=lambda runner: runner.register_hook(hook_with(
+            before_val_epoch=give, before_val_iter=lambda runner, batch_idx, data_batch:
+            batches.append(digest(data_batch)))))
+        return batches
+
+    alone = seen(0)
+    assert len(set(alone)) == 4 and seen(2) == alone
 
 
 class Keeps(Hook):

@@ -6,6 +6,7 @@ import pickle
 import random
 import re
 import secrets
+import sqlite3
 import sys
 import threading
 import time
@@ -231,23 +232,37 @@ def test_a_pipeline_that_a_hook_changes_is_new():
     assert checked(made) == before + 1
 
 
+WRITERS = {
+    'open': lambda path: open(path, 'a').close(),
+    'descriptor': lambda path: os.close(os.open(path, os.O_WRONLY | os.O_CREAT)),
+    'symlink': lambda path: os.path.lexists(path) or os.symlink('target', path),
+    'sqlite': lambda path: sqlite3.connect(path).close(),
+    'torch': lambda path: torch.save(torch.zeros(1), f=path),
+    'opencv': lambda path: cv2.imwrite(path, np.zeros((2, 2), np.uint8)),
+}
+
+
 class Writes(Noisy):
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, write, path):
+        self.write, self.path = write, path
 
     def __getitem__(self, i):
-        open(self.path, 'a').close()
+        self.write(self.path)
+        open(os.devnull, 'w').close()
         return super().__getitem__(i)
 
 
-def test_a_file_that_samples_write_is_named_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize('write', WRITERS)
+def test_a_file_that_samples_write_is_named_once(write, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(written_files, 'print_log', lambda text, *_: said.append(text))
-    made = strict(DataLoader(Writes(tmp_path / 'cache'), batch_size=2))
+    path = str(tmp_path / 'cache.png')
+    named = type(f'Writes_{write}', (Writes, ), {})
+    made = strict(DataLoader(named(WRITERS[write], path), batch_size=2))
     for _ in range(2):
         list(made)
     assert [text.partition(' while')[0] for text in said] == [
-        f'Writes: a sample has written {tmp_path / "cache"}']
+        f'Writes_{write}: a sample has written {path}']
 
 
 class Buffered:
@@ -272,6 +287,14 @@ def shifted(item):
     return item
 
 
+class KeepsFromBatches(Noisy):
+    first = None
+
+    def __getitems__(self, indices):
+        self.first = indices[0] if self.first is None else self.first
+        return [dict(x=self[i]['x'] + self.first) for i in indices]
+
+
 class Vanishes(Noisy):
     def __init__(self):
         self.left = {i: i for i in range(14)}
@@ -286,7 +309,9 @@ class Vanishes(Noisy):
     *((lambda size=size: strict(DataLoader(Annotated(shifted), batch_size=size)),
        r'overwritten.*\n.*what reaches shifted') for size in (1, 4)),
     (lambda: strict(DataLoader(Vanishes(), batch_size=2)),
-     'could not be loaded once more.*KeyError: 0')])
+     'could not be loaded once more.*KeyError: 0'),
+    (lambda: strict(DataLoader(KeepsFromBatches(), batch_size=4)),
+     'batch of sample 4 .*position 4.* as another process loads it.*\n.*\n.*dataset.first')])
 def test_samples_that_change_or_vanish_behind_their_load_are_an_error(make, message):
     with pytest.raises(SampleDiffersError, match=message):
         list(make())

@@ -16,7 +16,6 @@ from dev import virtual_ranks_matrix as virtual
 from dev.children import ChildFailed, finished, run_all
 from dev.libraries.data import DATASETS
 from dev.libraries.rows import ROWS
-from dev.site_hooks import on_page_content
 
 RESULTS = ROOT / 'docs' / 'results'
 
@@ -127,12 +126,6 @@ def test_a_page_that_is_out_of_date_is_named_and_regenerated(pages, tmp_path, mo
         with pytest.raises(ValueError, match='the page has no <!-- '):
             pages.main([])
         assert a.read_text() == text
-
-
-def test_roles_of_sphinx_become_code():
-    html = '<p>raises :class:<code>Wrong</code>, see :func:<code>~a.b.run</code> and ratio 1:2</p>'
-    assert on_page_content(html) == (
-        '<p>raises <code>Wrong</code>, see <code>run</code> and ratio 1:2</p>')
 
 
 def test_results_come_as_children_end_and_are_returned_in_the_order_of_the_jobs():

@@ -8,8 +8,7 @@ from mmengine.config import Config
 
 from dev import virtual_ranks_zoo as zoo
 from dev.virtual_ranks_detectors import CONFIGS
-from dev.zoo import FAMILIES, Member, families, step, sweep
-from dev.zoo.run_facts import FILE, facts_of
+from dev.zoo import FAMILIES, Member, step, sweep
 from dev.zoo.training import training
 
 NOT_DETECTORS = {
@@ -30,14 +29,6 @@ def test_every_folder_of_the_zoo_is_visited():
     assert folders - NOT_DETECTORS == {member.family for member in FAMILIES}
 
 
-def test_every_member_is_a_config_and_listed_once():
-    root = step.config_root()
-    assert [m.config for m in FAMILIES if not os.path.isfile(os.path.join(root, m.config))] == []
-    assert len({member.config for member in FAMILIES}) == len(FAMILIES)
-    for member in FAMILIES:
-        assert set(member.packages) <= set(families.PACKAGES)
-
-
 @pytest.mark.parametrize('take, outcome, error', [
     (lambda *_: 1 / 0, 'failed', 'ZeroDivisionError: division by zero'),
     (lambda *_: os._exit(3), 'failed', 'the process died with exit code 3'),
@@ -49,18 +40,6 @@ def test_a_failure_says_what_happened_and_different_bits_are_not_ok(warm, monkey
     monkeypatch.setattr(step, 'take', take)
     row = sweep.visit(Member('any.py'), limit=.2 if 'within' in error else 60)
     assert (row['outcome'], row.get('error') or '') == (outcome, error)
-
-
-def test_the_tool_writes_rows_and_tells_failure_by_its_exit_code(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sweep, 'visit', lambda member, *_: dict(
-        config=member.config, outcome='failed' if 'mask' in member.config else 'ok', trace='deep'))
-    out = tmp_path / 'zoo.json'
-    assert sweep.main(['carafe', '--out', str(out)]) == 1
-    assert sweep.main(['atss']) == 0
-    rows = json.loads(out.read_text())['rows']
-    assert [row['outcome'] for row in rows] == ['ok', 'failed']
-    assert 'deep' not in out.read_text()
-    assert 'carafe/mask-rcnn_r50_fpn-carafe_1x_coco.py' in capsys.readouterr().out
 
 
 def _types(node):
@@ -135,13 +114,6 @@ def test_what_is_published_of_sharded_weights_is_equal():
     assert {(row['config'], row['difference']) for row in rows} == {(name, '') for name in CONFIGS}
 
 
-def test_one_config_of_every_family():
-    assert [member.family for member in zoo.chosen()] == NAMES
-    assert zoo.chosen(['libra_rcnn'])[0].config == 'libra_rcnn/libra-faster-rcnn_r50_fpn_1x_coco.py'
-    with pytest.raises(ValueError, match="the zoo has no 'no_such'; allowed: atss, "):
-        zoo.chosen(['no_such'])
-
-
 def test_all_settings_are_the_defaults(tmp_path):
     cfg = training(Member('atss/atss_r50_fpn_1x_coco.py'), str(tmp_path), 3, 'quarter')
     assert cfg.randomness == dict(seed=42, deterministic=True)
@@ -149,16 +121,3 @@ def test_all_settings_are_the_defaults(tmp_path):
     assert sizes == [(107, 64)]
     assert cfg.model.backbone.base_channels == 16 and cfg.model.neck.in_channels == [
         64, 128, 256, 512] and cfg.model.bbox_head.num_classes == 6
-
-
-@pytest.mark.parametrize('kinds, processes, memory', [
-    (['shared', 'shared', 'separate'], [1, 1, 2], 'shared'),
-    (['separate'] * 3, [1, 1, 1], 'separate'), (['sharded'] * 3, [1, 2, 3], 'sharded'),
-    (['shared', 'shared', 'separate'], [1, 1, 1], 'mixed')])
-def test_memory_of_a_run(kinds, processes, memory, tmp_path):
-    for rank, (one, process) in enumerate(zip(kinds, processes)):
-        (tmp_path / FILE.format(rank)).write_text(json.dumps(dict(
-            process=process, memory=one, finite=True, repeated=dict(steps=3, samples=2),
-            check_steps=1000, check_samples=1000)))
-    assert facts_of(tmp_path) == dict(memory=memory, finite=True, checks=[(1000, 1000)], steps=9,
-                                      samples=6)

@@ -65,7 +65,7 @@ def test_one_line_an_iteration(runs):
                                         'world_size', 'iteration', 'manifest')} == dict(
         kind='start', format=1, level='step', interval=1, rank=0, scheme=1, world_size=1,
         iteration=0, manifest='manifest.json')
-    assert end == dict(kind='end', iteration=8)
+    assert end == dict(kind='end', iteration=8, self_checks=dict(samples=5, steps=4))
     assert [(s['iteration'], s['epoch']) for s in steps] == [(i, i // 4) for i in range(8)]
     for step in steps:
         assert float.fromhex(step['losses']['loss']) > 0

@@ -11,6 +11,7 @@ from mmengine.runner import Runner
 from preempted_runs import Signals, run, settings
 from small_runs import hook_with
 
+from mmrepro import determinism
 from mmrepro.hooks import PreemptHook
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -153,7 +154,8 @@ def test_in_another_thread_signals_are_left_alone(tmp_path):
             super().after_train_iter(*args, **kwargs)
             seen.append(signal.getsignal(signal.SIGTERM))
 
-    thread = threading.Thread(target=run, args=(settings(tmp_path), False, Looks()))
+    thread = threading.Thread(target=lambda: (
+        run(settings(tmp_path), False, Looks()), determinism.disable()))
     thread.start()
     thread.join()
     assert len(seen) == 12 and set(seen) == {before}

@@ -91,7 +91,8 @@ def settings(make, work_dir, loop='epochs', resume_at=None, validation=True):
     cfg = dict(
         model=dict(type='Mean'), work_dir=str(work_dir), log_level='ERROR',
         train_dataloader=make(), train_cfg=dict(LOOPS[loop]),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-3)), randomness=dict(seed=3),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-3)),
+        randomness=dict(seed=3, deterministic=True),
         default_hooks=dict(checkpoint=dict(
             type='CheckpointHook', interval=1000 if resume_at else 1, by_epoch=False)),
         resume=resume_at is not None,

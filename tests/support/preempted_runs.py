@@ -53,7 +53,7 @@ def settings(work_dir, **changes):
         custom_hooks=[dict(type='EMAHook', ema_type='ExponentialMovingAverage',
                            update_buffers=True)],
         default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=-1, save_last=False)),
-        env_cfg=dict(dist_cfg=dict(backend='gloo')), randomness=dict(seed=5)))
+        env_cfg=dict(dist_cfg=dict(backend='gloo')), randomness=dict(seed=5, deterministic=True)))
     cfg.train_cfg = changes.pop('train_cfg', cfg.train_cfg)
     cfg.merge_from_dict(changes)
     return cfg

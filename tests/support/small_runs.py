@@ -68,7 +68,7 @@ def config(work_dir, **kwargs):
         train_cfg=dict(by_epoch=True, max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
         default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1)),
-        **{**dict(randomness=dict(seed=3), log_level='WARNING'), **kwargs}))
+        **{**dict(randomness=dict(seed=3, deterministic=True), log_level='WARNING'), **kwargs}))
 
 
 def validating(cfg, metric='DumpNothing', phases=('val', ), batch_size=2):
