@@ -126,7 +126,7 @@ FAULTS = {
     'a_mosaic_with_partners_of_its_own': Fault(
         'own_mosaic', PIPELINE.format(change="train_pipeline[0]['type'] = 'OwnMosaic'"),
         dict(iteration=0, phase='data', operator='OwnMosaic.get_indexes', kind='output',
-             cause='generator of its own in a transform',
+             cause='entropy in a transform',
              mentions=('own_mosaic.py:12 in OwnMosaic', 'partners: state')), model=YOLOX),
     'a_batch_size_in_pixels_with_a_generator_of_its_own': Fault(
         'own_batch_size',

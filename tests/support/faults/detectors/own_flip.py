@@ -1,15 +1,17 @@
-"""A flip that draws from a generator with a seed of its own: the number of the task."""
+"""A flip that draws from a generator that its first call makes, of the number of the task."""
 import os
 
 import numpy as np
 from mmdet.datasets.transforms import RandomFlip
 from mmdet.registry import TRANSFORMS
 
-rng = np.random.default_rng(int(os.environ.get('TASK_ID', 0)))
-
 
 @TRANSFORMS.register_module()
 class OwnFlip(RandomFlip):
+    rng = None
+
     def transform(self, results):
-        self.prob = 1.0 if rng.random() < 0.5 else 0.0
+        if self.rng is None:
+            self.rng = np.random.default_rng(int(os.environ.get('TASK_ID', 0)))
+        self.prob = 1.0 if self.rng.random() < 0.5 else 0.0
         return super().transform(results)

@@ -1,13 +1,15 @@
-"""A Mosaic that takes its partners from a generator of its own."""
+"""A Mosaic that takes its partners from a generator that its first call makes."""
 import random
 
 from mmdet.datasets.transforms import Mosaic
 from mmdet.registry import TRANSFORMS
 
-partners = random.Random()
-
 
 @TRANSFORMS.register_module()
 class OwnMosaic(Mosaic):
+    partners = None
+
     def get_indexes(self, dataset):
-        return [partners.randint(0, len(dataset) - 1) for _ in range(3)]
+        if self.partners is None:
+            self.partners = random.Random()
+        return [self.partners.randint(0, len(dataset) - 1) for _ in range(3)]
