@@ -11,6 +11,7 @@ from mmdet.datasets import BaseVideoDataset, ConcatDataset, MultiImageMixDataset
 from mmengine.dataset import ClassBalancedDataset, DefaultSampler, InfiniteSampler, RepeatDataset
 from mmengine.hooks import Hook
 from pictures import SizedPictures, pretend_rank
+from small_runs import hook_with
 from torch.utils.data import BatchSampler, DataLoader
 
 import mmrepro.data.samplers
@@ -71,6 +72,27 @@ def test_a_change_takes_effect_with_the_next_batch(event, iteration, workers, lo
     expected = batches_of('none', tmp_path, Changes(event, iteration), loop)
     assert batches_of(workers, tmp_path / 'other', Changes(event, iteration), loop) == expected
     assert batches_of('none', tmp_path / 'another', Changes(event, 99), loop) != expected
+
+
+@pytest.mark.parametrize('workers', ['none', 'two', 'persistent'])
+def test_a_variable_that_a_hook_changes_shows_in_the_next_pass(workers, tmp_path, monkeypatch):
+    def tell(runner):
+        monkeypatch.setattr(Shifted, 'shift', float(runner.epoch))
+
+    def run(workers):
+        return batches_of(workers, tmp_path / workers, hook_with(before_train_epoch=tell), 'epochs')
+
+    assert run(workers) == run('none') and len({*run(workers)}) == 12
+
+
+def test_hooks_may_change_the_data_between_validations(tmp_path):
+    def tell(runner):
+        runner.val_dataloader.dataset.shift = float(runner.epoch)
+
+    cfg = dict(settings(loader, tmp_path), val_dataloader=loader(dataset=Shifted))
+    seen, _ = train(None, None, cfg=cfg, prepare=lambda runner: runner.register_hook(
+        hook_with(before_val_epoch=tell)))
+    assert len(seen) == 12  # no sample was said to depend on others
 
 
 @pytest.mark.parametrize('sampler', [InOrder, InfiniteSampler])
