@@ -10,6 +10,7 @@ from preempted_runs import settings
 
 from mmrepro.reports import campaign_report, interruptible
 from mmrepro.runner import ReproRunner
+from mmrepro.runs import startup
 from mmrepro.verify.kills import attempt
 from mmrepro.verify.kills.attempt import Attempt, Interruption
 from mmrepro.verify.kills.campaign import Campaign, CampaignSettings
@@ -147,7 +148,8 @@ def test_what_is_possible_depends_on_ranks_and_workers():
     assert {'SIGKILL of a worker', 'SIGTERM to all'} & set(allowed(1, 0)) == set()
 
 
-def test_wrong_arguments_are_named(tmp_path, capsys):
+def test_wrong_arguments_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(startup, 'restart_if_incomplete', lambda *args: None)
     config = tmp_path / 'config.py'
     settings(tmp_path).dump(config)
     (tmp_path / 'full').mkdir()
