@@ -96,7 +96,6 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
                            f'k = {k}, allowed: 1 to {size}')
     if not self.dim():
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
-    values, indices = torch.sort(self, dim=dim, stable=True)
-    pair = (part.narrow(dim, k - 1, 1).clone() for part in (values, indices))
-    first, second = pair if keepdim else (part.squeeze(dim) for part in pair)
-    return first, second
+    values, indices = (part.narrow(dim, k - 1, 1).clone()
+                       for part in torch.sort(self, dim=dim, stable=True))
+    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
