@@ -40,7 +40,6 @@ ADAPTERS: dict[str, Adapter] = {
         ('wait_count', 'best_score'), 'patience starts again'),
 }
 
-
 MAX_DEPTH = 3  # of parts within parts of a module
 
 

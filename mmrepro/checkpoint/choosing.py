@@ -54,9 +54,10 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
         folders.append(os.path.dirname(named) or folder)
     files = [os.path.join(home, name) for home in folders if os.path.isdir(home)
              for name in os.listdir(home) if name.endswith('.pth') and not name.startswith('best_')]
-    # the hidden link last: its checkpoint may have been deleted on purpose
-    files.sort(key=lambda path: (os.path.basename(path) == LAST_GOOD,
-                                 -_modified(path), path))
+    # the hidden link last: its checkpoint may have been deleted on purpose. A link may lead nowhere
+    files.sort(key=lambda path: (
+        os.path.basename(path) == LAST_GOOD,
+        -os.stat(path).st_mtime_ns if os.path.exists(path) else 0, path))
     distinct: dict[str, str] = {}
     for path in (*candidates, *files):
         distinct.setdefault(os.path.abspath(path), path)
@@ -66,11 +67,6 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
             return path, passed
         passed.append(f'passed over: {path} {problem}')
     return None, passed
-
-
-def _modified(path: str) -> int:
-    """Return when a file was written, in nanoseconds; 0 for a link that leads nowhere."""
-    return os.stat(path).st_mtime_ns if os.path.exists(path) else 0
 
 
 def with_paths_beside(path: str, runtime_info: Mapping[str, Any]) -> dict[str, Any]:

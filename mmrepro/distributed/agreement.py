@@ -14,6 +14,7 @@ import secrets
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Callable
 
@@ -124,10 +125,8 @@ def package_version(module: str, names: Sequence[str]) -> str | None:
     if loaded is not None:
         return str(loaded)
     for name in names:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return None
 
 

@@ -88,10 +88,8 @@ def fix_gradient_order(model: nn.Module) -> list[DistributedDataParallel]:
     """
     # MMSeparateDistributedDataParallel has no reducer; the wrappers inside of it do
     wrappers = [module for module in model.modules()
-                if isinstance(module, DistributedDataParallel) and hasattr(module, 'reducer')]
-    fixed = []
+                if isinstance(module, DistributedDataParallel) and hasattr(module, 'reducer')
+                and dist.get_world_size(module.process_group) >= ORDER_MATTERS_FROM]
     for wrapper in wrappers:
-        if dist.get_world_size(wrapper.process_group) >= ORDER_MATTERS_FROM:
-            wrapper.register_comm_hook(wrapper.process_group, ordered_mean_hook)
-            fixed.append(wrapper)
-    return fixed
+        wrapper.register_comm_hook(wrapper.process_group, ordered_mean_hook)
+    return wrappers

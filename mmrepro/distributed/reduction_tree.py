@@ -116,7 +116,6 @@ def shares(ranks: int, processes: int) -> list[range]:
     >>> shares(7, 3)
     [range(0, 3), range(3, 5), range(5, 7)]
     """
-    bounds = [0]
-    for process in range(processes):
-        bounds.append(bounds[-1] + ranks // processes + (process < ranks % processes))
+    size, more = divmod(ranks, processes)
+    bounds = [process * size + min(process, more) for process in range(processes + 1)]
     return [range(first, end) for first, end in zip(bounds, bounds[1:])]

@@ -78,13 +78,11 @@ class Source:
             self._rows = rows_of(self._feature)
         if self._rows is not None:
             return self._rows, index
-        used, index = _compact(index, _pixels(self._feature))
-        n, c, h, w = self._feature.shape
-        rows = self._feature.new_empty((len(used) + 1, c), dtype=compute_dtype(self._feature))
+        image, pixel, index = _compact(self._feature, index)
+        rows = self._feature.new_empty((len(image) + 1, self._feature.shape[1]),
+                                       dtype=compute_dtype(self._feature))
         rows[-1].zero_()
-        image = torch.div(used, h * w, rounding_mode='floor')
-        planes = self._feature.reshape(n, c, h * w)
-        rows[:-1].copy_(planes[image, :, used - image * (h * w)])
+        rows[:-1].copy_(self._feature.flatten(2)[image, :, pixel])
         return rows, index
 
 
@@ -98,15 +96,12 @@ class Sink:
     def scatter_sum(self, source: Tensor, index: Tensor, weight: Tensor,
                     bag_of: Tensor | None = None, padded: bool = True) -> None:
         """Call :func:`scatter_sum` for taps; ``index`` counts pixels of the map."""
-        n, c, h, w = self._grad.shape
         if self._total is None and self._grad.is_contiguous() and _few(self._grad, index):
-            used, index = _compact(index, _pixels(self._grad))
-            rows = scatter_sum(source, index, weight, len(used), bag_of, padded)
-            image = torch.div(used, h * w, rounding_mode='floor')
+            image, pixel, index = _compact(self._grad, index)
+            rows = scatter_sum(source, index, weight, len(image), bag_of, padded)
             # no pixel occurs twice, so nothing is added twice here
             torch.ops.aten.index_put_(
-                self._grad.view(n, c, h * w), [image, None, used - image * (h * w)],
-                rows.to(self._grad.dtype), True)
+                self._grad.flatten(2), [image, None, pixel], rows.to(self._grad.dtype), True)
             return
         rows = scatter_sum(source, index, weight, _pixels(self._grad), bag_of, padded)
         self._total = rows if self._total is None else self._total.add_(rows)
@@ -126,8 +121,12 @@ def _few(feature: Tensor, index: Tensor) -> bool:
     return index.numel() * 4 < _pixels(feature)
 
 
-def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
-    """Return the pixels that taps touch, in order, and the index into them; padding is last."""
+def _compact(feature: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pixels that taps touch, in order, and the index into them; padding is last.
+
+    A pixel comes as its image and its position there.
+    """
+    pixels = _pixels(feature)
     flags = torch.zeros(pixels + 1, dtype=torch.bool, device=index.device)
     flat = index.reshape(-1).to(torch.int64)
     flags.index_fill_(0, flat, True)
@@ -135,16 +134,17 @@ def _compact(index: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
     used = flags.nonzero().squeeze(1)
     position = flags.cumsum(0) - 1
     position[pixels:] = len(used)
-    return used, position.index_select(0, flat).to(index.dtype).view(index.shape)
+    size = feature.shape[2] * feature.shape[3]
+    image = torch.div(used, size, rounding_mode='floor')
+    return (image, used - image * size,
+            position.index_select(0, flat).to(index.dtype).view(index.shape))
 
 
 def put_rows(out: Tensor, rows: Tensor) -> None:
     """Write (K*P, C) rows into ``out`` of shape (K, C, ...) with P positions."""
-    k, c = out.shape[:2]
-    positions = out[0, 0].numel() if k and c else 0
-    if positions:
-        source = rows.view(k, positions, c).transpose(1, 2)
-        out.copy_(source.reshape(out.shape) if out.dim() != 3 else source)
+    if out.numel():
+        k, c = out.shape[:2]
+        out.copy_(rows.view(k, -1, c).transpose(1, 2).reshape(out.shape))
 
 
 def add_rows(out: Tensor, rows: Tensor) -> None:
@@ -163,9 +163,8 @@ def bags(feature: Tensor) -> Tensor:
 
     Integers keep their dtype. With K = 1 the result may be a view that is not contiguous.
     """
-    k, c = feature.shape[:2]
-    flat = feature.reshape(k, c, feature[0, 0].numel() if k and c else 0).transpose(1, 2)
-    return flat.to(COMPUTE.get(feature.dtype, feature.dtype)).reshape(-1, c)
+    rows = feature.flatten(2).transpose(1, 2).to(COMPUTE.get(feature.dtype, feature.dtype))
+    return rows.reshape(-1, feature.shape[1])
 
 
 def gather_sum(rows: Tensor, index: Tensor, weight: Tensor,
@@ -211,16 +210,14 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
         bag = torch.div(order, index.shape[1], rounding_mode='floor')
     else:  # a shift is several times faster than a division
         bag = order >> (index.shape[1].bit_length() - 1)
-    if not padded:
-        return gather_sum(source, bag.to(row.dtype), sorted_weight, starts.to(row.dtype))
-    if row.is_cuda:
+    if padded and row.is_cuda:
         # reading where the padding begins would make the host wait: sum it in short bags instead
         beyond = torch.arange(1, len(row) // _PADDING_BAG + 2, device=row.device) * _PADDING_BAG
         starts = torch.cat((starts, (starts[-1] + beyond).clamp_(max=len(row))))
-        return gather_sum(source, bag.to(row.dtype), sorted_weight, starts.to(row.dtype))[:size]
-    # Padding was sorted behind the last start.
-    last = int(starts[-1])
-    return gather_sum(source, bag[:last].to(row.dtype), sorted_weight[:last], starts.to(row.dtype))
+    elif padded:  # it was sorted behind the last start
+        last = int(starts[-1])
+        bag, sorted_weight = bag[:last], sorted_weight[:last]
+    return gather_sum(source, bag.to(row.dtype), sorted_weight, starts.to(row.dtype))[:size]
 
 
 def scatter_sum_onto(total: Tensor, source: Tensor, index: Tensor, weight: Tensor) -> None:

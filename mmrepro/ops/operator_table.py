@@ -106,7 +106,6 @@ _FAMILIES: tuple[Rows, ...] = (
     *_missing(),
 )
 
-
 TABLE: dict[str, OperatorRow] = {row.name: row for rows in _FAMILIES for row in rows}
 # Operators that mmcv does not have, and the fork that has.
 OF_FORKS: dict[str, str] = {'line_nms_forward': 'onedl-mmcv==2.3.6'}

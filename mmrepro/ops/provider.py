@@ -204,8 +204,7 @@ def _restore() -> None:
     """Give a compiled mmcv its own functions back."""
     module = sys.modules.get(EXTENSION)
     if module is not None:
-        for name, compiled in _state.compiled.items():
-            setattr(module, name, compiled)
+        vars(module).update(_state.compiled)
     _state.compiled, _state.requested = {}, None
 
 
@@ -259,8 +258,7 @@ def use(name: str) -> None:
         functions = {operator: _function(operator, name, lacks, original)
                      for operator, original in originals.items()}
         _state.compiled = originals
-        for operator, function in functions.items():
-            setattr(module, operator, function)
+        vars(module).update(functions)
     _state.requested, _state.lacks = name, lacks
     if name == 'auto' and lacks and lacks not in _state.reported:
         import torch  # not at the top: this module is imported with mmrepro

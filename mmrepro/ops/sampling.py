@@ -167,14 +167,14 @@ def axis_taps(start: Tensor, bin_size: Tensor, grid: Tensor, most: int, bins: in
     step = (sample + 0.5) * bin_size[:, None] / grid.clamp(min=1)[:, None]
     y = (start[:, None] + ordinal * bin_size[:, None])[:, :, None] + step[:, None, :]
     live = ~((y < -1) | (y > size)) & (sample < grid[:, None])[:, None, :]
-    y = _at_most(y.clamp(min=0), size - 1)
+    y = y.clamp(min=0).clamp(max=size - 1)
     low = y.floor()
     slots = most + 1 if isinstance(size, Tensor) else min(most + 1, size)
     taps = _shared_taps(y, low, live, size, slots if adaptive else 2 * most)
     if not adaptive:
         near = (bin_size.abs() <= grid)[:, None, None]
         # two taps per sample
-        position = torch.stack((low, _at_most(low + 1, size - 1)), -1).flatten(-2).nan_to_num(0)
+        position = torch.stack((low, (low + 1).clamp(max=size - 1)), -1).flatten(-2).nan_to_num(0)
         weight = torch.stack((1 - (y - low), y - low), -1).masked_fill(~live.unsqueeze(-1), 0)
         count = (live.any(-1) * (2 * grid[:, None])).to(low.dtype)
         apart = position, weight.flatten(-2), count
@@ -197,17 +197,10 @@ def both_axes(starts: tuple[Tensor, Tensor], sizes: tuple[Tensor, Tensor], grid:
     return AxisTaps(*ys), AxisTaps(*xs)
 
 
-def _at_most(values: Tensor, bound: int | Tensor) -> Tensor:
-    if isinstance(bound, Tensor):
-        return torch.minimum(values, bound)
-    return values.clamp(max=bound)
-
-
 def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int | Tensor,
                  slots: int) -> list[Tensor]:
     """Return a tap per pixel that a bin touches; its weight is a sum of triangular functions."""
-    outside = torch.where(live, low, size) if isinstance(size, Tensor) else (
-        low.masked_fill(~live, size))
+    outside = torch.where(live, low, size)
     base = outside.amin(-1) if y.shape[-1] else low.new_zeros(low.shape[:2])
     top = low.masked_fill(~live, -1).amax(-1) if y.shape[-1] else low.new_full(low.shape[:2], -1)
     position = base[:, :, None] + torch.arange(slots, dtype=y.dtype, device=y.device)
@@ -219,7 +212,8 @@ def _shared_taps(y: Tensor, low: Tensor, live: Tensor, size: int | Tensor,
         for i in range(y.shape[-1]):
             hat = (1 - (y[:, :, i, None] - position).abs()).clamp_(min=0)
             weight += hat.masked_fill_(~live[:, :, i, None], 0)
-    count = _at_most(top + 2, size[:, :, 0] if isinstance(size, Tensor) else size) - base
+    end = size[:, :, 0] if isinstance(size, Tensor) else size
+    count = (top + 2).clamp(max=end) - base
     return [position, weight, count.masked_fill(top < 0, 0)]
 
 

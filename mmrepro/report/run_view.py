@@ -8,13 +8,7 @@ from typing import Any
 
 from ..checkpoint.files import load
 from ..distributed.agreement import randomness_fields
-from ..errors import (
-    CheckpointError,
-    ConfigError,
-    EmptyFingerprints,
-    FingerprintError,
-    RunError,
-)
+from ..errors import CheckpointError, ConfigError, EmptyFingerprints, FingerprintError, RunError
 from ..facts.collect import read_settings
 from ..fingerprint.reader import RankLog, json_lines, only_checkpoints, read_run
 from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name, number
@@ -53,7 +47,6 @@ class RunView:
     checkpoints: dict[str, str] = field(default_factory=dict)  # file name -> path
     starts: int = 0  # how often the run was started, from its beginning on
     notes: list[str] = field(default_factory=list)  # torn lines, missing files, and so on
-
     old: bool = False  # of mmcv 1.x and MMDetection 2.x
 
     @property

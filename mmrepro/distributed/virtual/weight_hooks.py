@@ -25,7 +25,7 @@ class Adapter(NamedTuple):
     # replaces methods of the hook, given a Member of :mod:`.shared_weights` and whether it is the
     # owner: the hook of the owner changes what is shared, those of other ranks leave it alone
     adapt: Callable[[Any, Any, bool], None]
-    adapt_sharded: Callable[[Any], None]  # lets a hook that needs whole weights have them
+    adapt_sharded: Callable[[Any], None] = lambda hook: None  # gives whole weights where needed
 
 
 def _average_problem(hook: EMAHook) -> str:
@@ -109,8 +109,7 @@ def _adapt_sharded_norms(hook: Any) -> None:
 
 
 ADAPTERS: dict[str, Adapter] = {  # by path of the class
-    'mmengine.hooks.ema_hook.EMAHook': Adapter(
-        _average_problem, _adapt_average, lambda hook: None),
+    'mmengine.hooks.ema_hook.EMAHook': Adapter(_average_problem, _adapt_average),
     'mmdet.engine.hooks.mean_teacher_hook.MeanTeacherHook': Adapter(
         _teacher_problem, _adapt_teacher, _adapt_sharded_teacher),
     'mmdet.engine.hooks.sync_norm_hook.SyncNormHook': Adapter(
@@ -125,7 +124,7 @@ def _other_problem(hook: Any) -> str:
         qualified_name(base) in ADAPTERS for base in kind.__mro__) else ''
 
 
-_OTHER = Adapter(_other_problem, lambda *args: None, lambda hook: None)
+_OTHER = Adapter(_other_problem, lambda *args: None)
 
 
 def adapter_of(hook: Any) -> Adapter:

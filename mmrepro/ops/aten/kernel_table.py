@@ -82,7 +82,8 @@ class KernelFamily(NamedTuple):
     why: str
 
 
-_BACKWARD = (
+TABLE: tuple[KernelRow, ...] = (
+    # backward passes of maps
     KernelRow('upsample_bicubic2d_backward', 'raises', 'separable:resize_backward(cubic)', _AXES,
               'position embeddings of vision transformers (ViTDet)'),
     KernelRow('upsample_bilinear2d_backward', 'raises', 'separable:resize_backward(linear)', _AXES,
@@ -107,9 +108,7 @@ _BACKWARD = (
               'Mask2Former, PointRend; Deformable DETR in pure Python'),
     KernelRow('cudnn_grid_sampler_backward', 'silent', 'grid_sample:cudnn_grid_sample_backward',
               _TAPS, 'bilinear grid_sample with align_corners=True'),
-)
-
-_SELECTION = (
+    # selection by value
     KernelRow('topk', 'silent', 'selection:topk', _TIES,
               'RPN, ATSS, SimOTA, DETR queries, every dense head', devices=_BOTH),
     KernelRow('sort', 'ties', 'selection:sort', _TIES,
@@ -118,9 +117,7 @@ _SELECTION = (
               'Dynamic R-CNN, CenterNet (update)', until=(2, 10)),
     KernelRow('kthvalue', 'good', '', 'the lowest index of equal values',
               'Dynamic R-CNN, CenterNet (update)', since=(2, 10)),
-)
-
-_SUMS = (
+    # sums, and writes by index
     KernelRow('cumsum', 'raises', 'sums:cumsum', _STEPS,
               'sine position encodings: DETR, Deformable DETR, DINO, Mask2Former and all relatives',
               until=(2, 6)),
@@ -139,8 +136,6 @@ _SUMS = (
     KernelRow('scatter_add_', 'raises', 'sums:scatter_add_', _FLAT,
               'backward of gather', until=(2, 1)),
 )
-
-TABLE: tuple[KernelRow, ...] = (*_BACKWARD, *_SELECTION, *_SUMS)
 
 FAMILIES = tuple(KernelFamily('|'.join(names), *section.split(': ', 1)) for section, names in
                  read_names(Path(__file__).with_name('kernel_families.ini')).items())

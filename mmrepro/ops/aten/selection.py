@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 # Dtypes that fit into 32 bits, so that value and index fit into 64.
-_NARROW_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NARROW_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_NARROW = (*_NARROW_INTEGERS, torch.float32, torch.float16, torch.bfloat16)
 
 
 def _ranks(self: Tensor) -> Tensor:
@@ -73,10 +73,9 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True,
     size = self.shape[dim] if self.dim() else 1
     if not self.dim() or k == 0 or k > size or k < 0:
         return _native_topk(self, k, dim, largest)
-    narrow = self.dtype in _NARROW_FLOATS or self.dtype in _NARROW_INTEGERS
     if self.is_cuda and torch.version.hip is None:  # ROCm's kernel takes ties as threads arrive
         indices = _scanned_topk(self, k, dim, largest)
-    elif narrow and size < 1 << 31:
+    elif self.dtype in _NARROW and size < 1 << 31:
         indices = _native_topk(_keys(self, dim, largest), k, dim, largest)[1]
     else:
         indices = torch.sort(self, dim=dim, descending=largest, stable=True)[1]
@@ -97,7 +96,6 @@ def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tupl
                            f'k = {k}, allowed: 1 to {size}')
     if not self.dim():
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
-    values, indices = torch.sort(self, dim=dim, stable=True)
-    pair = (part.narrow(dim, k - 1, 1).clone() for part in (values, indices))
-    first, second = pair if keepdim else (part.squeeze(dim) for part in pair)
-    return first, second
+    values, indices = (part.narrow(dim, k - 1, 1).clone()
+                       for part in torch.sort(self, dim=dim, stable=True))
+    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))

@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..gather import compute_dtype
+from ..gather import COMPUTE, compute_dtype
 
-# Summed in float32 and rounded to their dtype at the end.
-_NARROW = (torch.float16, torch.bfloat16)
 _MEAN = 1  # of aten's Reduction
 
 
@@ -29,7 +27,7 @@ def cumsum(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tenso
         # the overload with an output is not replaced
         out = self.new_empty(self.shape, dtype=result_type)
         return torch.cumsum(self, dim, dtype=result_type, out=out)
-    total = self.to(torch.float32 if result_type in _NARROW else result_type, copy=True,
+    total = self.to(COMPUTE.get(result_type, result_type), copy=True,
                     memory_format=torch.contiguous_format)
     length, step = total.shape[dim] if total.dim() and total.numel() else 0, 1
     while step < length:

@@ -33,8 +33,6 @@ def _check(operator: str, scores: Tensor, target: Tensor, weight: Tensor, out: T
 
 
 def _check_labels(operator: str, target: Tensor, least: int | None, most: int) -> None:
-    if target.numel() == 0:
-        return
     low, high = torch.stack(target.aminmax()).tolist()
     require(high <= most and (least is None or low >= least), operator,
             f'target label must be smaller or equal than {most}'

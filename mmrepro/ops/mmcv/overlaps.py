@@ -89,8 +89,7 @@ def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
         first.append(np.minimum(a[hit], b[hit]))
         second.append(np.maximum(a[hit], b[hit]))
     if left < 0:
-        everything = dense_conflicts(cols, threshold, offset)
-        return greedy(count, everything, cols.device, BLOCK['cpu'])
+        return greedy(count, dense_conflicts(cols, threshold, offset), cols.device, BLOCK['cpu'])
     return torch.from_numpy(greedy_pairs(count, np.concatenate(first), np.concatenate(second)))
 
 

@@ -64,10 +64,6 @@ def sqrt(stock: Stock, x: Tensor) -> Tensor:
     return result
 
 
-def _sqrt(x: Tensor) -> Tensor:
-    return sqrt(torch.sqrt, x)
-
-
 def power(stock: Stock, x: Tensor, exponent: Any) -> Tensor:
     """Return ``x ** exponent``; torch takes MKL's square root if the exponent is one half."""
     return sqrt(stock, x) if exponent == 0.5 and not x.is_complex() else stock(x, exponent)
@@ -170,13 +166,13 @@ def atan(x: Tensor) -> Tensor:
 @_elementwise
 def asin(x: Tensor) -> Tensor:
     """Return the inverse sine."""
-    return torch.atan2(x, _sqrt((1 - x) * (1 + x)))
+    return torch.atan2(x, sqrt(torch.sqrt, (1 - x) * (1 + x)))
 
 
 @_elementwise
 def acos(x: Tensor) -> Tensor:
     """Return the inverse cosine."""
-    return torch.atan2(_sqrt((1 - x) * (1 + x)), x)
+    return torch.atan2(sqrt(torch.sqrt, (1 - x) * (1 + x)), x)
 
 
 @_elementwise

@@ -67,10 +67,6 @@ def _bags() -> list[Tensor]:
         numbers(60, 24), numbers(60))
 
 
-def _attention() -> list[Tensor]:
-    return _gradients(F.scaled_dot_product_attention, *(numbers(1, 2, 20, 8) for _ in range(3)))
-
-
 def _draws() -> list[Tensor]:
     generator, dtype = torch.Generator().manual_seed(7), torch.float32
     return [torch.randn(100, generator=generator, dtype=dtype),
@@ -116,7 +112,8 @@ def _rows() -> dict[str, Callable[[], Sequence[Tensor]]]:
         'convolution, transposed': lambda: _gradients(
             lambda x, weight: F.conv_transpose2d(x, weight, stride=2), numbers(1, 8, 6, 6),
             numbers(8, 5, 2, 2)),
-        'attention': _attention,
+        'attention': lambda: _gradients(
+            F.scaled_dot_product_attention, *(numbers(1, 2, 20, 8) for _ in range(3))),
         'weighted sums of rows': _bags,
         **{row.operator: functools.partial(_function, row.operator) for row in ROUTED
            if row.target.startswith('functions:') and '.' not in row.operator},

@@ -35,8 +35,7 @@ def _function(name: str, why: str) -> Routed:
 
 
 ROUTED: tuple[Routed, ...] = (
-    *(_forms(name, f'products:{name}', _DNN, in_place=name in ('addmm', 'addmv', 'baddbmm',
-                                                               'addbmm'))
+    *(_forms(name, f'products:{name}', _DNN, in_place='add' in name)
       for name in ('mm', 'addmm', 'mv', 'addmv', 'bmm', 'baddbmm', 'addbmm')),
     *(_forms(name, f'products:{name}', "torch's own products and sum", in_place=False)
       for name in ('dot', 'vdot')),

@@ -88,11 +88,6 @@ def _sweep_kernel(bits_of, kept_of, count, words, WORD: tl.constexpr, WORDS: tl.
         dropped |= tl.reduce(later, 0, _either)
 
 
-def _warps(width: int) -> int:
-    """Return warps for 32 rows of ``width`` words: at most 64 words in each thread's registers."""
-    return min(16, max(4, width // 64))
-
-
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Run :func:`mmrepro.ops.mmcv.nms.nms`."""
     count = len(boxes)
@@ -109,6 +104,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
             float(np.float32(iou_threshold)), OFFSET=offset, ROWS=_ROWS, WORD=_WORD,
             enable_fp_fusion=False)
         width = triton.next_power_of_2(words)
+        # 32 rows of words: at most 64 of them in each thread's registers
         _sweep_kernel[(1, )](bits, kept, count, words, WORD=_WORD, WORDS=width,
-                             num_warps=_warps(width), enable_fp_fusion=False)
+                             num_warps=min(16, max(4, width // 64)), enable_fp_fusion=False)
         return order[kept.bool()]

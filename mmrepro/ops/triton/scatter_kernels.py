@@ -56,19 +56,16 @@ def _times_power(value, exponent):
 
 
 @triton.jit(do_not_specialize=['taps', 'per_bag', 'size', 'channels', 'spare'])
-def _add_kernel(source_of, row_of, weight_of, bag_of, peaks, total, kinds, taps, per_bag, size,
-                channels, spare, BAGS: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Add the products of some taps, for some channels. BAGS: whether ``bag_of`` is given."""
+def _add_kernel(source_of, row_of, weight_of, peaks, total, kinds, taps, per_bag, size, channels,
+                spare, TAPS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Add the products of some taps, for some channels."""
     tap = tl.program_id(0).to(tl.int64) * TAPS + tl.arange(0, TAPS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     exists = tap < taps
     row = tl.load(row_of + tap, mask=exists, other=0).to(tl.int64)
     exists = exists & (row < size)  # what is beyond is padding
     weight = tl.load(weight_of + tap, mask=exists, other=0.)
-    if BAGS:
-        bag = tl.load(bag_of + tap, mask=exists, other=0).to(tl.int64)
-    else:
-        bag = tap // per_bag
+    bag = tap // per_bag
     here = exists[:, None] & (channel < channels)[None, :]
     source = tl.load(source_of + bag[:, None] * channels + channel[None, :], mask=here, other=0.)
     product = source * weight[:, None]
@@ -94,11 +91,10 @@ def _convert_kernel(total, kinds, peaks, result, count, spare, SUMS: tl.constexp
     tl.store(result + at, value, mask=at < count)
 
 
-def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
-                bag_of: Tensor | None = None) -> Tensor:
+def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int) -> Tensor:
     """Compute ``out[r] = sum of weight * source[bag]`` over the taps with index r, in any order.
 
-    Arguments and result are those of :func:`mmrepro.ops.gather.scatter_sum`, in float32.
+    Arguments are those of :func:`mmrepro.ops.gather.scatter_sum`, (B, T) taps in float32.
 
     Raises:
         TypeError: ``source`` or ``weight`` are not float32.
@@ -123,9 +119,8 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
         spare = max(1, taps - 1).bit_length() + 1  # a sum of `taps` products, and roundings
         block = min(_CHANNELS, triton.next_power_of_2(channels))
         _add_kernel[(triton.cdiv(taps, _TAPS), triton.cdiv(channels, block))](
-            source, index, weight, index if bag_of is None else bag_of.contiguous(), peaks, total,
-            kinds, taps, 1 if bag_of is not None else index.shape[1], size, channels, spare,
-            BAGS=bag_of is not None, TAPS=_TAPS, CHANNELS=block, enable_fp_fusion=False)
+            source, index, weight, peaks, total, kinds, taps, index.shape[1], size, channels, spare,
+            TAPS=_TAPS, CHANNELS=block, enable_fp_fusion=False)
         result = torch.empty((size, channels), dtype=torch.float32, device=source.device)
         _convert_kernel[(triton.cdiv(count, _SUMS), )](
             total, kinds, peaks, result, count, spare, SUMS=_SUMS)
