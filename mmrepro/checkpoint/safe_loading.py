@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
 
-from ..ops.aten.dispatch import release
-
 # how a user adds a class, for messages
 ADDING = ('torch.serialization.add_safe_globals adds to it'
           if hasattr(torch.serialization, 'add_safe_globals') else
@@ -70,14 +68,18 @@ def safe_load(file: str | io.BytesIO, map_location: Any = 'cpu', mapped: bool = 
     if _takes_names():
         with torch.serialization.safe_globals(list(allow_list())):
             return torch.load(file, map_location=map_location, weights_only=True, mmap=mapped)
-    options = dict(mmap=mapped) if release() >= (2, 1) else {}
+    options = dict(mmap=mapped) if _version() >= (2, 1) else {}
     return torch.load(file, map_location=map_location, weights_only=False,
                       pickle_module=_MODULE, **options)
 
 
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split('.')[:2])
+
+
 def _takes_names() -> bool:
     """Whether torch takes pairs of an object and its name in files."""
-    return release() >= (2, 6)
+    return _version() >= (2, 6)
 
 
 @functools.cache
