@@ -7,35 +7,20 @@ from typing import Any
 from .activation import activate, deactivate, is_active
 from .version import __version__, check_versions
 
-# public name -> module that defines it; loaded when asked for, so that importing stays cheap
-_PUBLIC = {
-    'AgreementError': 'errors',
-    'CheckpointError': 'errors',
-    'ConfigError': 'errors',
-    'DeterminismError': 'errors',
-    'FingerprintHook': 'hooks.fingerprint',
-    'MMReproError': 'errors',
-    'Preempted': 'errors',
-    'RandomnessConfig': 'config',
-    'RandomnessError': 'errors',
-    'Report': 'report.report',
-    'ReproRunner': 'runner',
-    'ReproRunnerMixin': 'runner',
-    'SampleDiffersError': 'errors',
-    'StepDiffersError': 'errors',
-    'ResumeError': 'errors',
-    'RunError': 'errors',
-    'TrainingError': 'errors',
-    'derive': 'seeds',
-    'init_random_seed': 'dropin',
-    'on_virtual_ranks': 'distributed.virtual.entry',
-    'isolate_rng': 'seeds',
-    'seed_all': 'seeds',
-    'seed_worker': 'dropin',
-    'seeded_generator': 'dropin',
-    'set_random_seed': 'dropin',
-    'worker_init_fn': 'dropin',
-}
+# module -> public names in it; loaded when asked for, so that importing stays cheap
+_PUBLIC = {name: module for module, names in {
+    'config': ('RandomnessConfig', ),
+    'distributed.virtual.entry': ('on_virtual_ranks', ),
+    'dropin': ('init_random_seed', 'seed_worker', 'seeded_generator', 'set_random_seed',
+               'worker_init_fn'),
+    'errors': ('AgreementError', 'CheckpointError', 'ConfigError', 'DeterminismError',
+               'MMReproError', 'Preempted', 'RandomnessError', 'ResumeError', 'RunError',
+               'SampleDiffersError', 'StepDiffersError', 'TrainingError'),
+    'hooks.fingerprint': ('FingerprintHook', ),
+    'report.report': ('Report', ),
+    'runner': ('ReproRunner', 'ReproRunnerMixin'),
+    'seeds': ('derive', 'isolate_rng', 'seed_all'),
+}.items() for name in names}
 
 __all__ = ['__version__', 'activate', 'deactivate', 'is_active', *_PUBLIC]  # noqa: PLE0604
 

@@ -201,19 +201,14 @@ class RandomnessConfig:
             return cls()
         if isinstance(randomness, cls):
             return randomness
-        if not isinstance(randomness, Mapping):
-            raise RandomnessError(
-                f'randomness={randomness!r} has type {type(randomness).__name__}; allowed is a '
-                "dict such as dict(seed=42, deterministic=True)")
+        _check_mapping('randomness', randomness,
+                       'a dict such as dict(seed=42, deterministic=True)')
         given = _with_todays_keys(randomness)
         _refuse_unknown('randomness', given, [field.name for field in fields(cls)], 'keys')
         return cls(**given)
 
     def _checked_streams(self) -> dict[str, int]:
-        if not isinstance(self.streams, Mapping):
-            raise RandomnessError(
-                f'randomness.streams={self.streams!r} has type {type(self.streams).__name__}; '
-                'allowed is a dict such as dict(init=7)')
+        _check_mapping('randomness.streams', self.streams, 'a dict such as dict(init=7)')
         _refuse_unknown('randomness.streams', self.streams, list(STREAMS), 'streams')
         unused = _UNUSED_STREAMS.get(self.worker_seed, ())
         for stream, root in self.streams.items():
@@ -291,10 +286,7 @@ def _section(kind: Any, name: str, value: Any) -> Any:
     """Return the value of a key whose value is a dict, checked."""
     if isinstance(value, kind):
         return value
-    if not isinstance(value, Mapping):
-        raise RandomnessError(
-            f'randomness.{name}={value!r} has type {type(value).__name__}; allowed is '
-            f'{_SECTIONS[name]}')
+    _check_mapping(f'randomness.{name}', value, _SECTIONS[name])
     _refuse_unknown(f'randomness.{name}', value, [field.name for field in fields(kind)], 'keys')
     return kind(**value)
 
@@ -340,6 +332,12 @@ def _with_todays_keys(randomness: Mapping[str, Any]) -> dict[str, Any]:
     if written:
         warnings.warn(f'randomness: write {"; ".join(written)}', FutureWarning, stacklevel=1)
     return given
+
+
+def _check_mapping(name: str, value: Any, allowed: str) -> None:
+    if not isinstance(value, Mapping):
+        raise RandomnessError(f'{name}={value!r} has type {type(value).__name__}; allowed is '
+                              f'{allowed}')
 
 
 def _refuse_unknown(name: str, given: Mapping[str, Any], known: list[str], kind: str) -> None:

@@ -241,9 +241,8 @@ def hidden(thing: Any, path: str) -> Iterator[Named]:
     slots, class attributes, and what its functions name in other modules of the user.
     """
     if isinstance(thing, types.FunctionType):
-        yield from ((f'{path}.{name}', value) for name, value in vars(thing).items())
-        yield from ((f'{path}.{name}', value)
-                    for name, value in (thing.__kwdefaults__ or {}).items())
+        yield from items(vars(thing), path, attributes=True)
+        yield from items(thing.__kwdefaults__ or {}, path, attributes=True)
         yield from (named for named in named_globals(thing).items() if _can_hold(named[1]))
     elif isinstance(thing, (staticmethod, classmethod)):
         yield path, thing.__func__

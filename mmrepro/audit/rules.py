@@ -85,8 +85,7 @@ RULES: tuple[AuditRule, ...] = (
         'env_cfg.cudnn_benchmark', 'True', lambda s: CHANGES if s.device != 'cpu' else HINT),
         why='cuDNN times its kernels and takes the fastest, which differs from run to run (with '
             'deterministic=True the setting is not followed)',
-        link=f'{_CAUSES} A1',
-        settings={'env_cfg.cudnn_benchmark': False}),
+        link=f'{_CAUSES} A1', settings={'env_cfg.cudnn_benchmark': False}),
     AuditRule('precision', HINT, when(
         lambda s: s.device != 'cpu' and not s.attached, 'randomness.numerics.float32_precision',
         'not set: convolutions use TF32 where the GPU has it, and float32 where not'),
@@ -149,8 +148,7 @@ RULES: tuple[AuditRule, ...] = (
         lambda s: s.attached and s.randomness.worker_seed != 'sample', 'randomness.worker_seed',
         lambda s: repr(s.randomness.worker_seed), lambda s: MAY if s.randomness.legacy else HINT),
         why='samples then depend on the number of workers, or steps on what ran before',
-        link=f'{_STREAMS} other modes',
-        settings={'randomness.worker_seed': 'sample'}),
+        link=f'{_STREAMS} other modes', settings={'randomness.worker_seed': 'sample'}),
     AuditRule('resume-not-strict', HINT, when(
         lambda s: s.attached and not s.randomness.resume_strict, 'randomness.resume_strict',
         'False'),

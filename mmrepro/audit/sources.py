@@ -184,10 +184,8 @@ class SourceFile:
         """Whether the value goes through ``sorted`` or ``.sort()``, or its order is not seen."""
         above: ast.AST | None = node
         while above is not None and not isinstance(above, ast.stmt):
-            if isinstance(above, ast.Call) and above is not node and \
-                    self.full_name(above.func) in _ORDERLESS:
-                return True
-            if isinstance(above, (ast.Compare, ast.SetComp)):
+            if isinstance(above, (ast.Compare, ast.SetComp)) or (
+                    isinstance(above, ast.Call) and self.full_name(above.func) in _ORDERLESS):
                 return True
             above = self.parents.get(above)
         names = {target.id for target, _ in assignments(above or node)

@@ -190,12 +190,10 @@ def _look_up(kind: str, scope: str) -> type | None:
 def _files_of(name: str) -> list[str]:
     """Return the files of a module and its imported submodules, or of a module on the path."""
     if name in sys.modules:
-        modules = [module for key, module in sys.modules.items()
-                   if key == name or key.startswith(f'{name}.')]
-        files = [getattr(module, '__file__', None) for module in modules]
-        loaded = [file for file in files if file]
-        if loaded:
-            return loaded
+        files = [getattr(module, '__file__', None) for key, module in sys.modules.items()
+                 if key == name or key.startswith(f'{name}.')]
+        if any(files):
+            return list(filter(None, files))
     relative = name.replace('.', os.sep)
     candidates = (os.path.join(folder, tail) for folder in (os.getcwd(), *sys.path)
                   for tail in (f'{relative}.py', os.path.join(relative, '__init__.py')))

@@ -20,13 +20,11 @@ from ..errors import MissingPackageError
 
 CLASSES = ('person', 'cat', 'cup', 'motorcycle', 'rocket', 'coin')
 
-Point = tuple[int, int]
-
 
 class Outline(NamedTuple):
     """One object on a photograph: its category and a closed polygon of (x, y) pixels."""
     category: str
-    points: tuple[Point, ...]
+    points: tuple[tuple[int, int], ...]
 
 
 # Falcon 9 and the shuttle model are one category. Of a coin: center x and y, half width and height.

@@ -115,12 +115,10 @@ def _in_order(groups: Mapping[str, RowGroup], settings: Settings, budget: Budget
               ) -> list[tuple[str, str, Callable[[], Row]]]:
     """Order all rows: those that matter most, then the other operators, then the detectors."""
     ranked = []
-    for number, (group, kind) in enumerate(groups.items()):
+    for group, kind in groups.items():
         rows = kind.rows(settings, functools.partial(budget.allows, group))
-        order = {name: rank for rank, name in enumerate(dict.fromkeys((*kind.first, *rows)))}
-        last = group == 'detectors'
-        ranked += [((last, name not in kind.first, number, order[name]), (group, name, run))
-                   for name, run in rows.items()]
+        ranked += [((group == 'detectors', name not in kind.first), (group, name, rows[name]))
+                   for name in dict.fromkeys((*kind.first, *rows)) if name in rows]
     return [row for _, row in sorted(ranked, key=lambda pair: pair[0])]
 
 
@@ -130,10 +128,8 @@ def compare_digests(row: Row, group: str, name: str, machine: Mapping[str, Any],
 
     On another machine or with other versions bits may differ: that is noted, not judged.
     """
-    if against is None:
-        return
-    reference = against.get(group, {}).get(name, {})
-    if 'digest' not in row or 'digest' not in reference:
+    reference = (against or {}).get(group, {}).get(name, {})
+    if against is None or 'digest' not in row or 'digest' not in reference:
         return
     same = row['digest'] == reference['digest']
     if against['machine'] != machine:

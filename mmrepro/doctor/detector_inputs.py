@@ -64,11 +64,8 @@ def _sample(size: int, index: int, classes: int, text: Any) -> Any:
 def images(size: int = 64, classes: int = 1, number: int = 2, text: Any = None) -> dict:
     """Return a batch as from a data loader: ``inputs`` and ``data_samples``.
 
-    Args:
-        size: height and width in pixels.
-        classes: number of labels.
-        number: images in the batch.
-        text: class names joined by ' . ', for detectors with text input, or None.
+    ``size`` is height and width in pixels; ``text`` has class names joined by ' . ', for detectors
+    with text input.
     """
     return dict(inputs=[_picture(size, index) for index in range(number)],
                 data_samples=[_sample(size, index, classes, text) for index in range(number)])

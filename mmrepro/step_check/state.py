@@ -161,7 +161,6 @@ def _saved(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 def _of_wrappers(runner: Any) -> dict[str, Any]:
     """Return optimizer wrappers, which count losses, and their scalers, which begin lazily."""
     wrappers = optim_wrappers(runner.optim_wrapper)
-    scalers = {name: getattr(wrapper, 'loss_scaler', None) for name, wrapper in wrappers.items()}
     return {**{f'optim_wrapper {name}': wrapper for name, wrapper in wrappers.items()},
-            **{f'loss_scaler {name}': scaler for name, scaler in scalers.items()
-               if scaler is not None}}
+            **{f'loss_scaler {name}': wrapper.loss_scaler for name, wrapper in wrappers.items()
+               if getattr(wrapper, 'loss_scaler', None) is not None}}
