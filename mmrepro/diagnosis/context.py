@@ -1,6 +1,7 @@
 """Properties of the first difference of two streams, which :mod:`.causes` tests."""
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -131,8 +132,13 @@ class DifferenceContext:
         return a.get(attribute) != b.get(attribute)
 
     def attributes(self) -> list[str]:
-        """Return differing settings and attributes: ``name: value in A / value in B``."""
-        return [f'{name}: {a} / {b}' for name, a, b in _differing(*self._attributes)
+        """Return differing settings and attributes: ``name: value in A / value in B``.
+
+        Those of the module that the record belongs to come first.
+        """
+        rows = sorted(_differing(*self._attributes), key=lambda row: -len(
+            os.path.commonprefix([row[0], self.record.path])))
+        return [f'{name}: {a} / {b}' for name, a, b in rows
                 if name not in NO_EVIDENCE]
 
     def module_generators(self) -> list[str]:

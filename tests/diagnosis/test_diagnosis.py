@@ -140,6 +140,15 @@ def test_variables_of_kernels_are_a_cause_and_no_others(name, cause):
     assert diagnose(0, 0, *streams).cause == cause
 
 
+def test_attributes_of_the_module_that_differs_come_first():
+    streams = [[Record('', '', ATTRIBUTES, labels=(
+        f'resumed={n}', f'head.seen={n}', f'm.calls={n}')),
+                op('mul', ['1'], [n], arguments=f'other={n}')] for n in '12']
+    found = diagnose(0, 0, *streams)
+    assert found.cause == 'state lost at resume'
+    assert found.evidence[-2:] == ('attribute m.calls: 1 / 2', 'attribute head.seen: 1 / 2')
+
+
 def states(path, lr):
     return [Record(*site, arguments=f'optimizer group 0 lr={value}') for *site, value in (
         ('hook', path, 'state before the hook', 1), ('hook', path, 'state after the hook', lr),
