@@ -1,4 +1,5 @@
 """The tools of dev: matrices of runs, pages that are made from tables, forked children."""
+import ast
 import importlib.util
 import json
 import multiprocessing
@@ -18,6 +19,16 @@ from dev.libraries.data import DATASETS
 from dev.libraries.rows import ROWS
 
 RESULTS = ROOT / 'docs' / 'results'
+
+
+def test_what_developers_run_imports_what_exists():
+    for path in [*ROOT.glob('dev/**/*.py'), *ROOT.glob('benchmarks/**/*.py')]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('mmrepro'):
+                module = importlib.import_module(node.module)
+                for name in (name.name for name in node.names):
+                    assert hasattr(module, name) or importlib.util.find_spec(
+                        f'{node.module}.{name}'), (path, name)
 
 
 def test_rows_of_versions_and_libraries_name_environments_and_data_that_exist():
