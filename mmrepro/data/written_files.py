@@ -26,15 +26,17 @@ _named: set[str] = set()  # datasets
 
 def _note(path: Any) -> None:
     files = _files.get()
-    if files is not None and isinstance(path, (str, os.PathLike)) and path != os.devnull:
-        files.append(os.fspath(path))
+    if files is not None and isinstance(path, (str, bytes, os.PathLike)) and path != os.devnull:
+        files.append(os.fsdecode(path))
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     if event in _EVENTS:
         _note(args[_EVENTS[event]])
-    elif event == 'open' and args[2] & (os.O_WRONLY | os.O_RDWR):
-        _note(args[0])
+    elif event == 'open':
+        path, mode, flags = args
+        if flags & (os.O_WRONLY | os.O_RDWR) or set('wax+').intersection(mode or ''):
+            _note(path)
 
 
 def _noting(write: Callable[..., Any], position: int, name: str) -> Callable[..., Any]:

@@ -233,7 +233,7 @@ def test_a_pipeline_that_a_hook_changes_is_new():
 
 
 WRITERS = {
-    'open': lambda path: open(path, 'a').close(),
+    'open': lambda path: open(os.fsencode(path), 'a').close(),
     'descriptor': lambda path: os.close(os.open(path, os.O_WRONLY | os.O_CREAT)),
     'symlink': lambda path: os.path.lexists(path) or os.symlink('target', path),
     'sqlite': lambda path: sqlite3.connect(path).close(),
