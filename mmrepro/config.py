@@ -38,6 +38,7 @@ REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
                    'before_train of a hook'),
 }
 
+NO_CHECKS = dict(samples=0, steps=0, witness=False, validation=False)  # self_checks=False
 MAX_CHECK = 2**31 - 1  # of an interval between checks
 MAX_COUNT = 4096  # of threads and of virtual ranks
 _BOOL = (False, True)
@@ -48,6 +49,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     'operators': (None, 'auto', 'torch', 'triton'),
     'numerics.cpu': (None, 'avx2', 'portable'),
     'numerics.float32_precision': (None, 'highest', 'high', 'medium'),
+    'self_checks.witness': (None, False, 'warn', True),
+    'self_checks.validation': (False, 'warn', True),
     'virtual_ranks.memory': (None, 'separate', 'shared', 'sharded'),
     'independent_predictions': _BOOL,
     'resume_strict': _BOOL,
@@ -87,18 +90,26 @@ class Numerics:
 
 @dataclass(frozen=True)
 class SelfChecks:
-    """What a run with ``deterministic=True`` computes twice to compare the bits.
+    """How a run with ``deterministic=True`` checks its own bits.
 
     Attributes:
         samples: load at least one of so many samples twice; 0: none.
         steps: repeat the steps of iterations 1, 2, 4, 8, ... and of every ``steps``-th; 0: none.
+        witness: let a second process resume from the run's checkpoints and compare; None: in runs
+            of 50 iterations or more; True: in runs of any length; 'warn': a difference is a
+            warning, not an error; False: never.
+        validation: compare the training before and after each validation; 'warn': a difference is
+            a warning, not an error; False: never.
         nonrepeatable_datasets: names of dataset classes whose samples are not loaded twice.
     """
     samples: int = 1000
     steps: int = 1000
+    witness: bool | str | None = None
+    validation: bool | str = True
     nonrepeatable_datasets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_choices(self, 'self_checks.')
         for name in ('samples', 'steps'):
             _check_int(f'self_checks.{name}', getattr(self, name), 0, MAX_CHECK, 'an int')
         names = self.nonrepeatable_datasets
@@ -149,8 +160,8 @@ class RandomnessConfig:
             the fastest form that adds in a fixed order, compiled ones of mmcv included; None:
             'auto' with ``deterministic``, else whatever mmcv has.
         numerics: instruction sets, threads and precision; a dict of :class:`Numerics`.
-        self_checks: samples and steps that are computed twice; a dict of :class:`SelfChecks`, or
-            False for none.
+        self_checks: what the run checks of itself; a dict of :class:`SelfChecks`, or False for
+            nothing.
         virtual_ranks: the number of ranks, or a dict of :class:`VirtualRanks`; None: as many ranks
             as processes.
         independent_predictions: validate and test one image at a time, each with the same random
@@ -176,7 +187,7 @@ class RandomnessConfig:
             _check_int('seed', self.seed, 0, MAX_SEED)
         _check_choices(self)
         checks: Any = self.self_checks
-        checks = dict(samples=0, steps=0) if checks is False else checks
+        checks = NO_CHECKS if checks is False else checks
         ranks: Any = self.virtual_ranks
         ranks = dict(ranks=ranks) if ranks is None or type(ranks) is int else ranks
         for name, value in (('numerics', _section(Numerics, 'numerics', self.numerics)),
@@ -252,7 +263,7 @@ class RandomnessConfig:
                      False: 'no: deterministic=False lets kernels add in any order'}
         stock = "no: MMEngine's own streams"
         keyed, resumes, undisturbed = {
-            'sample': ('yes', 'yes, from any iteration', 'yes'),
+            'sample': ('yes', self._resumes(), 'yes'),
             'worker': ('no: streams belong to workers',
                        'from the end of an epoch only: streams belong to workers', 'yes'),
             'mmengine': (stock, stock, stock),
@@ -265,6 +276,14 @@ class RandomnessConfig:
             ('same bits on another GPU model, CPU type or version of torch',
              'on CPUs, for every type with AVX2' if self.numerics.cpu == 'portable' else 'never'),
         ]
+
+    def _resumes(self) -> str:
+        """Return what is known of a resumed run, where any iteration has streams of its own."""
+        if self.deterministic is not True:
+            return 'not tried without deterministic=True'
+        if self.self_checks.witness is False:
+            return 'not tried (randomness.self_checks.witness=False)'
+        return 'tried by a second process, see the last line'
 
     def summary(self) -> str:
         """Return what differs from the defaults, in a line, then what is promised."""
@@ -294,7 +313,7 @@ def _section(kind: Any, name: str, value: Any) -> Any:
 # key whose value is a dict -> what is allowed, for messages
 _SECTIONS = {
     'numerics': 'a dict such as dict(num_threads=4)',
-    'self_checks': 'a dict such as dict(samples=1000, steps=1000), or False for no check',
+    'self_checks': 'a dict such as dict(steps=1000, witness=True), or False for no check',
     'virtual_ranks': f'None, an int from 1 to {MAX_COUNT}, or a dict such as '
                      "dict(ranks=8, memory='separate')",
 }

@@ -78,7 +78,7 @@ class RunLifecycle:
         self.checkpoints = CheckpointWriter(self.config.legacy)
         self.start = TrainingStart(self.config)
         self.evaluated = EvaluatedModel(self.config.legacy)
-        self.validation = ValidationCheck(self.config.deterministic)
+        self.validation = ValidationCheck(self.config)
 
     def set_seed(self, config: RandomnessConfig, cfg: Any) -> None:
         """Put the randomness in force, once all ranks know the seed; ``cfg`` is the run's."""

@@ -12,7 +12,8 @@ from mmrepro.seeds import RootSeed
 def test_nothing_means_the_defaults_and_no_check_is_none_of_each():
     """The values themselves are compared with their page by tests/docs/test_links.py."""
     assert RandomnessConfig.parse(None) == RandomnessConfig.parse({}) == RandomnessConfig()
-    assert RandomnessConfig(self_checks=False).self_checks == SelfChecks(samples=0, steps=0)
+    assert RandomnessConfig(self_checks=False).self_checks == SelfChecks(
+        samples=0, steps=0, witness=False, validation=False)
 
 
 def test_the_docstring_has_every_key_in_the_order_of_the_fields():
@@ -41,6 +42,10 @@ def test_the_docstring_has_every_key_in_the_order_of_the_fields():
     *((dict(self_checks=dict(steps=steps)), r'self_checks.steps=.*allowed is an int from 0')
       for steps in (-1, True, 1.5, '10', None)),
     (dict(self_checks=dict(samples=None)), 'self_checks.samples=None has type NoneType'),
+    *((dict(self_checks=dict(witness=value)), 'witness=.* allowed: None, False, .warn., True')
+      for value in (1, 0, 'yes', 10)),
+    *((dict(self_checks=dict(validation=value)), 'validation=.* allowed: False, .warn., True')
+      for value in (1, None, 'error')),
     (dict(self_checks=True), 'self_checks=True has type bool; .* or False for no check'),
     (dict(self_checks=dict(nonrepeatable_datasets='MyStream')),
      "datasets='MyStream' is not allowed; allowed is a"),
@@ -113,6 +118,18 @@ def test_the_table_says_what_is_promised_and_what_not():
     assert 'seed' in table and "'warn'" in table
     assert 'no: warn keeps non-deterministic kernels' in table
     assert 'never' in table
+
+
+@pytest.mark.parametrize('randomness, words', [
+    (dict(deterministic=True), 'tried by a second process'),
+    (dict(deterministic=True, self_checks=dict(witness='warn')), 'tried by a second process'),
+    (dict(deterministic=True, self_checks=dict(witness=False)), 'not tried .*witness=False'),
+    (dict(deterministic=True, self_checks=False), 'not tried .*witness=False'),
+    (dict(deterministic='warn'), 'not tried without deterministic=True'),
+    (dict(deterministic=True, worker_seed='worker'), 'from the end of an epoch only')])
+def test_the_start_says_whether_a_resume_is_tried_and_promises_none(randomness, words):
+    promises = dict(RandomnessConfig.parse(randomness).promises())
+    assert re.match(words, promises['a resumed run is the uninterrupted one'])
 
 
 def test_both_forms_may_agree_but_not_disagree():

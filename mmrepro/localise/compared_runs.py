@@ -9,12 +9,11 @@ from ..hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
 from ..runs.launcher import plan
 from ..runs.progress import run_with_progress
-from ..step_check.validation import ValidationCheck
 from .recording import RecordingPlan, attach
 
 CHECKPOINT = 'localise.pth'  # of a run that is interrupted and resumed
 # a self-check would end the run at the difference that is searched for
-SETTINGS = {'randomness.self_checks.samples': 0, 'randomness.self_checks.steps': 0}
+SETTINGS = {'randomness.self_checks': False}
 MEMORY = 'randomness.virtual_ranks.memory'
 CHANGED = ('changed in these runs: randomness.self_checks=False; where an iteration is recorded, '
            "randomness.virtual_ranks.memory='separate'")
@@ -39,7 +38,6 @@ def record(runner: Any, **plan: Any) -> None:
         hook.interval = 1  # the first iteration that differs is searched for
     if not present:
         runner.register_hook(FingerprintHook(), priority=FingerprintHook.priority)
-    runner.lifecycle.validation = ValidationCheck(False)  # as SETTINGS
     keep = {int(rank): number for rank, number in (plan.pop('keep') or {}).items()}
     attach(runner, RecordingPlan(**plan, keep=keep))
 

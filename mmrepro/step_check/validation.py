@@ -10,6 +10,7 @@ from mmengine.dist import get_world_size
 
 from ..another_process import UserVariables
 from ..checkpoint.fit import differing, parts_of
+from ..config import RandomnessConfig
 from ..digests import state_digest
 from ..distributed.unwrap import unwrap
 from ..distributed.virtual.scheduler import current
@@ -32,11 +33,13 @@ def _settings(runner: Any) -> dict[str, str]:
 class ValidationCheck:
     """Compares a model before the hooks of a validation with the model after all of them.
 
-    ``on`` is ``deterministic`` of the run: False compares nothing, ``'warn'`` raises nothing.
+    ``deterministic`` and ``self_checks.validation`` of the run decide: False compares nothing,
+    ``'warn'`` raises nothing.
     """
 
-    def __init__(self, on: bool | str) -> None:
-        self._on = on
+    def __init__(self, config: RandomnessConfig) -> None:
+        wanted = (config.deterministic, config.self_checks.validation)
+        self._on, self._raises = False not in wanted, 'warn' not in wanted
         self._before: tuple[list[Attributes], UserVariables, dict[str, str]] | None = None
         self._named: set[str] = set()  # attributes that a warning has named
 
@@ -88,6 +91,6 @@ class ValidationCheck:
                     'so the training depends on when it is validated. Look for a module in '
                     'training mode, or code that writes to the model, in predictions and in hooks '
                     'of the validation')
-            if self._on is True:
+            if self._raises:
                 raise ValidationChangesError(text)
             runner.logger.warning(text)
