@@ -38,7 +38,8 @@ def reproducible_class(cls: type) -> type:
                 f'{base.__module__}.{base.__qualname__} has its own {" and ".join(methods)}, which '
                 'mmrepro replaces. Derive it from mmrepro.ReproRunnerMixin first and Runner '
                 'second, and call super() in these methods')
-    return type(f'Repro{cls.__name__}', (ReproRunnerMixin, cls), {'__module__': cls.__module__})
+    return type(f'Repro{cls.__name__}', (ReproRunnerMixin, cls), {
+        '__module__': cls.__module__, '_mmrepro_of': cls})
 
 
 def _refuse(cls: type) -> type:

@@ -65,6 +65,10 @@ class ValidationChangesError(SelfCheckError):
     """A validation has changed weights or settings that the training goes on with."""
 
 
+class WitnessDiffersError(SelfCheckError):
+    """A second process that repeats or resumes the run has got other bits."""
+
+
 class VirtualRanksError(TrainingError, NotImplementedError):
     """Code of the run cannot be run on virtual ranks."""
 

@@ -7,6 +7,9 @@ after it when all of them have run, whatever their priority.
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -40,9 +43,13 @@ from .distributed.virtual.shared_weights import check_shared_weights, share_weig
 from .facts.collect import collect_facts
 from .facts.training_data import training_facts
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
-from .hooks.preempt import handling
+from .hooks.preempt import handling, stop_announced
+from .hooks.witness_records import WitnessRecords
 from .ops.contract import run_deferred_checks
 from .process_settings import ProcessSettings
+from .scoped import replaced
+from .selfcheck.recipe import NotRebuilt, environment, pickled_hook, recipe_of
+from .selfcheck.witness import AFTER, FIRST, Witness
 from .step_check.validation import ValidationCheck
 from .version import __version__
 
@@ -67,8 +74,12 @@ class RunLifecycle:
 
     # ------------------------------------------------------------------ the runner is built
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], runner_class: type) -> None:
+        variables, as_given = environment(), dict(settings)
         given = settings_on_ranks(settings)
+        self.witness = _witness(given, runner_class, as_given, variables)
+        self.records = WitnessRecords()
+        self._configured: list[Hook] = []  # hooks that were not registered by code
         self.resume = Resume(settings, given.resume_strict)
         settings.update(self.resume.settings)
         # now, because the model, the loaders and their workers are built from this seed
@@ -96,6 +107,7 @@ class RunLifecycle:
             hooks.insert(0, self._guard())
         if self.config.deterministic is True:
             hooks.insert(1, SelfCheckHook())
+            hooks.append(self.records)
         # a hook of the config, with other settings, replaces ours
         return [hook for hook in hooks
                 if not any(isinstance(other, type(hook)) for other in present)]
@@ -107,8 +119,9 @@ class RunLifecycle:
         on_unknown = 'error' if self.config.deterministic is True else 'warn'
         return OperatorGuardHook(allow=['aten::*'], devices=['cpu'], on_unknown=on_unknown)
 
-    def built(self, logger: Any) -> None:
+    def built(self, logger: Any, hooks: Sequence[Hook]) -> None:
         """Log the resume and the randomness in effect; the log file has every value and flag."""
+        self._configured = list(hooks)
         self.resume.log(logger)
         report = self.process.report
         changes = len(report.changes) if report is not None else 0
@@ -130,9 +143,13 @@ class RunLifecycle:
         if self.config.deterministic is True:
             determinism.check_compiled(runner.model, runner.cfg.get('compile'),
                                        self.config.numerics.cpu)
-        with handling(runner), self.start.training(runner):
-            yield
-            check_shared_weights(runner)  # hooks of ``after_run`` were the last
+        try:
+            with handling(runner), self.start.training(runner):
+                yield
+                check_shared_weights(runner)  # hooks of ``after_run`` were the last
+        finally:
+            self.witness.close()
+            self.records.close()
 
     def train_loop_built(self, runner: Any, loop: Any) -> None:
         """Compare the training data with those of the resumed run, and continue its loop."""
@@ -150,6 +167,8 @@ class RunLifecycle:
                 *(getattr(loop, 'dataloader', None) for loop in loops)]):
             runner.logger.info(f'samples of {name} are not checked: '
                                'randomness.self_checks.nonrepeatable_datasets')
+        self.witness.add_hooks([pickled_hook(hook) for hook in runner.hooks
+                                if hook not in self._configured])
         self.seed('init', 'weights')
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
@@ -193,6 +212,18 @@ class RunLifecycle:
                                'it comes first')
             runner.val_loop.run()
         share_weights(runner)
+        self._begin_witness(runner)
+
+    def _begin_witness(self, runner: Any) -> None:
+        """Decide what a witness tries, and note the first iterations."""
+        reason = ''
+        if get_world_size() > 1 and current() is None:
+            reason = 'a witness is one process, and these ranks are several without virtual ranks'
+        elif self.config.worker_seed != 'sample':
+            reason = f'randomness.worker_seed={self.config.worker_seed!r}'
+        self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
+                           is_main_process(), self.records.attributes)
+        self.records.note(runner.iter + FIRST)
 
     # ----------------------------------------------------------------- epochs and iterations
 
@@ -214,10 +245,13 @@ class RunLifecycle:
         self.evaluated.leave()
         self.resume.check_set_up(runner)
         self.checkpoints.begin_iteration(runner.epoch, runner.iter, batch_idx)
+        self.witness.advance(runner, runner.iter)
         self.seed('step', runner.iter)
 
     def after_train_iter(self, runner: Any, **details: Any) -> Iterator[None]:
         yield
+        if runner.iter + 1 == self.witness.early:
+            self._save_for_witness(runner)
         self.seed('hook', 'loop', runner.iter + 1)
 
     def after_train_epoch(self, runner: Any) -> Iterator[None]:
@@ -277,12 +311,39 @@ class RunLifecycle:
 
     # ----------------------------------------------------------------------- a checkpoint
 
+    def _save_for_witness(self, runner: Any) -> None:
+        """Write a checkpoint that only the witness reads; it is gone with this run."""
+        folder = tempfile.mkdtemp(prefix='mmrepro-witness-') if is_main_process() else ''
+        try:
+            with replaced(self.witness, saving=True):
+                runner.save_checkpoint(folder, 'early.pth', by_epoch=False,
+                                       save_param_scheduler=bool(runner.param_schedulers))
+        except (OSError, RuntimeError) as error:  # a full disk; a value that no file can hold
+            self.witness.notes.append(f'no early checkpoint: {type(error).__name__}: {error}')
+            runner.logger.warning(f'witness: {self.witness.notes[-1]}')
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def saved(self, runner: Any, folder: str, name: str, resumable: bool,
+              arguments: Mapping[str, Any]) -> None:
+        """Let the witness resume from a checkpoint that was written; all ranks call this."""
+        if not resumable or not self.config.deterministic is True or runner._train_loop is None:
+            return
+        iteration = (arguments.get('meta') or {}).get('iter')
+        if iteration is None:
+            iteration = runner.iter + (arguments.get('by_epoch') is False)
+        self.records.note(iteration + AFTER)
+        if is_main_process():
+            self.witness.saved(f'{folder.rstrip("/")}/{name}' if '://' in folder else
+                               os.path.join(folder, name), iteration, self.witness.saving)
+
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
         check_shared_weights(runner)
         run_deferred_checks()
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
-        trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}', checkpoint['state_dict'])
+        if not self.witness.saving:
+            trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}', checkpoint['state_dict'])
 
     # ---------------------------------------------------------------------------- the end
 
@@ -291,9 +352,12 @@ class RunLifecycle:
             yield
         check_shared_weights(runner)
         run_deferred_checks()
+        if self.config.deterministic is True:
+            self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
         with whole(runner):
             if is_main_process() and not self.config.legacy:
-                runner.logger.info(outcome(runner))
+                said = self.witness.summary(runner.work_dir)
+                runner.logger.info(f'{outcome(runner)}; {said}')
             trackers.results(runner, 'last', unwrap(runner.model).state_dict())
 
     # -------------------------------------------------------------------------------------
@@ -323,6 +387,18 @@ class RunLifecycle:
             seeds.seed_all(self.config.root, 'test', 'image')
         else:
             self.seed(stream, *key)
+
+
+def _witness(config: RandomnessConfig, cls: type, settings: Mapping[str, Any],
+             variables: Mapping[str, str]) -> Witness:
+    """Return the witness of a runner that is being built."""
+    mode = config.self_checks.witness
+    if config.deterministic is not True or mode is False or config.legacy:
+        return Witness(False, 'randomness.self_checks.witness=False')
+    try:
+        return Witness(mode, recipe_of(cls, settings, variables))
+    except NotRebuilt as problem:
+        return Witness(mode, str(problem))
 
 
 def _tell_epoch(runner: Any) -> None:

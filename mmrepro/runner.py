@@ -53,13 +53,13 @@ class ReproRunnerMixin(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings, seeded = named_arguments(super().__init__, _ARGUMENTS, args, kwargs)
-        self.lifecycle = RunLifecycle(settings)
+        self.lifecycle = RunLifecycle(settings, vars(type(self)).get('_mmrepro_of', type(self)))
         cache_formatted_texts()
         if seeded:
             settings.update(randomness=self.repro.as_dict())
         super().__init__(**settings)
         if hasattr(self, 'logger'):  # a subclass may leave Runner.__init__ out
-            self.lifecycle.built(self.logger)
+            self.lifecycle.built(self.logger, self.hooks)
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> Any:
@@ -209,8 +209,9 @@ class ReproRunnerMixin(_Base):
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         """Save as MMEngine does; all ranks call this, and the file is whole or absent."""
         with self.lifecycle.evaluated.suspended():
-            self.lifecycle.checkpoints.write(
+            resumable = self.lifecycle.checkpoints.write(
                 self, super().save_checkpoint, out_dir, filename, *args, **kwargs)
+        self.lifecycle.saved(self, out_dir, filename, resumable, kwargs)
 
 
 @RUNNERS.register_module()

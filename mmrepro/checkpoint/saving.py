@@ -98,10 +98,13 @@ class CheckpointWriter:
             yield
 
     def write(self, runner: Any, stock: Callable[..., None], out_dir: str, filename: str,
-              *args: Any, **kwargs: Any) -> None:
+              *args: Any, **kwargs: Any) -> bool:
         """Let ``stock`` write a checkpoint; all ranks call this, rank 0 writes.
 
         On a local disk the file appears whole, with a digest, or not at all.
+
+        Returns:
+            Whether a run can continue from it, as far as this rank knows.
         """
         save = _Save()
         if not self._legacy and get_world_size() > 1:
@@ -111,6 +114,7 @@ class CheckpointWriter:
         with replaced(self, _save=save), whole(runner):
             if is_main_process():
                 self._write(save, stock, out_dir, filename, *args, **kwargs)
+        return save.resumable
 
     def _write(self, save: _Save, stock: Callable[..., None], out_dir: str, filename: str,
                *args: Any, **kwargs: Any) -> None:

@@ -82,6 +82,14 @@ class FingerprintHook(Hook):
         if self.level in RECORDERS:
             self._recorder = RECORDERS[self.level](model)
             self._in_training.callback(self._recorder.remove)
+        self._open(runner)
+
+    def _is_due(self, iteration: int) -> bool:
+        """Whether an iteration is written down."""
+        return iteration % self.interval == 0
+
+    def _open(self, runner: Any) -> None:
+        """Begin the file of this start of the training."""
         folder = os.path.join(runner.work_dir, schema.FOLDER)
         variables.share()  # before the workers start
         manifest = write_manifest(runner, folder) if get_rank() == 0 else None
@@ -105,7 +113,7 @@ class FingerprintHook(Hook):
         placement = placement_of(runner.train_dataloader)
         drawn = placement.drawn.popleft() if placement is not None and placement.drawn else None
         self._step = None
-        if runner.iter % self.interval:
+        if not self._is_due(runner.iter):
             return
         if not self._names:  # weights may be divided at the end of ``before_train``
             self._names = {id(parameter): name for name, parameter in

@@ -131,6 +131,12 @@ class PreemptHook(Hook):
         raise Preempted(self.exit_code, path, iteration)
 
 
+def stop_announced(runner: Any) -> bool:
+    """Whether a signal has reached this process that announces its end."""
+    return any(hook._received is not None for hook in runner.hooks
+               if isinstance(hook, PreemptHook))
+
+
 @contextmanager
 def handling(runner: Any) -> Iterator[None]:
     """Train in this block; afterwards all handlers are back, however the training ended."""

@@ -1,0 +1,239 @@
+"""The process of a witness, see :mod:`mmrepro.selfcheck.witness`, which starts it."""
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from ctypes import CDLL, c_ulong
+from pkgutil import resolve_name
+from typing import Any
+
+from mmengine.config import Config, ConfigDict
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+
+from .. import activation
+from ..hooks.witness_records import VAL_BATCHES, WitnessRecords
+from ..reading import write_whole
+from ..scoped import replaced
+from ..selfcheck import recipe
+from ..selfcheck.witness import Start
+from ..selfcheck.witness_verdict import ATTRIBUTES
+from ..text import class_name
+from .startup import on_ranks
+from .stopping import StopTraining
+
+NICE = 19
+POLL = 0.1  # seconds between two looks at a training
+_PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CHANGING = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'shutil.rmtree', 'os.link',
+             'os.symlink', 'os.mkdir')
+
+
+def main(task: dict[str, Any]) -> None:
+    """Train what a task asks for, each start in a process of its own that has only imported."""
+    if task['quiet']:
+        os.nice(NICE)
+    activation.activate()
+    recipe.enter(task['path'], task['folder'], task['arguments'])
+    _protect(task['work_dir'], task['scratch'])
+    problems = recipe.prepare(task['script'], [
+        recipe.Registered(*entry) for entry in task['registered']])
+    parent = os.getppid()
+    for given in task['starts']:
+        start = Start(**{**given, 'metrics': {
+            int(iteration): metrics for iteration, metrics in given['metrics'].items()}})
+        _in_fork(lambda: _result(task, start, problems), parent)
+
+
+def _in_fork(call: Callable[[], None], parent: int) -> None:
+    """Call a function in a forked process; end with all processes if the run has ended."""
+    pid = os.fork()
+    if pid == 0:
+        CDLL(None).prctl(_PR_SET_PDEATHSIG, c_ulong(signal.SIGKILL))
+        code = 1
+        try:
+            call()
+            code = 0
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)
+        time.sleep(POLL)
+
+
+def _protect(work_dir: str, scratch: str) -> None:
+    """Refuse to change files of the run, in this process and in those that it forks."""
+    inside = os.path.join(os.path.realpath(work_dir), '')
+
+    def refuse(event: str, args: tuple[Any, ...]) -> None:
+        writes = event == 'open' and (
+            isinstance(args[1], str) and any(letter in args[1] for letter in 'wax+')
+            or isinstance(args[2], int) and args[2] & _WRITING)
+        if not writes and event not in _CHANGING:
+            return
+        for path in args[:2] if event in _CHANGING else args[:1]:
+            if isinstance(path, (str, bytes)) and os.path.realpath(os.fsdecode(path)).startswith(
+                    inside):
+                raise PermissionError(f'a witness may not change {os.fsdecode(path)}')
+
+    sys.addaudithook(refuse)
+
+
+def _result(task: Mapping[str, Any], start: Start, problems: list[str]) -> None:
+    """Train a start and write its result; what it raises becomes part of the result."""
+    folder = os.path.join(task['scratch'], start.name)
+    os.makedirs(folder)
+    error = ''
+    try:
+        _train(task, start, folder)
+    except BaseException as raised:  # whatever the code of the user raises
+        traceback.print_exc()
+        error = '; '.join([f'{type(raised).__name__}: {raised}', *problems])
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    write_whole(os.path.join(folder, 'result.json'), json.dumps(dict(
+        name=start.name, error=error, lines=folder,
+        seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))))
+
+
+def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
+    with open(os.path.join(task['scratch'], 'recipe'), 'rb') as file:
+        content = file.read()
+    _, settings, _ = pickle.loads(content)
+    cfg = settings.get('cfg') or {}
+    imports = (cfg.get('custom_imports') or {}).get('imports') or []
+    for name in [imports] if isinstance(imports, str) else imports:
+        importlib.import_module(name)
+
+    def train() -> None:
+        # each virtual rank has settings of its own
+        runner_name, settings, hooks = pickle.loads(content)
+        _change(settings, task, start, folder)
+        runner = resolve_name(runner_name)(**settings)
+        for pickled in hooks:
+            hook, priority = pickle.loads(pickled)
+            runner.register_hook(hook, priority=priority)
+        records = WitnessRecords(folder)
+        records.note(start.until)
+        runner.register_hook(records, priority=records.priority)
+        runner.register_hook(_End(start, records), priority=_End.priority)
+        try:
+            runner.train()
+        except StopTraining:
+            pass
+        finally:
+            records.close()
+        if get_rank() == 0:
+            write_whole(os.path.join(folder, ATTRIBUTES), json.dumps(
+                records.attributes.get(start.begin, {})))
+
+    on_ranks(dict(randomness=task['config'], launcher='none'), train)
+
+
+def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, folder: str) -> None:
+    """Change the settings of a run into those of a witness."""
+    changed: dict[str, Any] = dict(
+        work_dir=folder, launcher='none',
+        randomness={**task['config'], 'self_checks': False})
+    if start.checkpoint is not None:
+        changed.update(resume=True, load_from=start.checkpoint)
+    given = {**(settings.get('cfg') or {}), **settings}
+    if start.other_workers:
+        changed['train_dataloader'] = _other_workers(given.get('train_dataloader'))
+    changed['default_hooks'] = {
+        name: _without_files(hook) for name, hook in (given.get('default_hooks') or {}).items()}
+    changed['default_hooks'].setdefault('checkpoint', dict(type='CheckpointHook'))
+    changed['default_hooks']['checkpoint'] = dict(
+        type=(changed['default_hooks']['checkpoint'] or {}).get('type', 'CheckpointHook'),
+        interval=-1, save_last=False)
+    changed['custom_hooks'] = [
+        _without_files(hook) for hook in given.get('custom_hooks') or []
+        if class_name(hook.get('type')) != 'FingerprintHook']
+    visualizer = given.get('visualizer')
+    if visualizer:
+        changed['visualizer'] = {**visualizer, 'vis_backends': None}
+    takes_config = 'cfg' in settings
+    for name, value in changed.items():
+        value = ConfigDict(value) if isinstance(value, dict) else value
+        if name in settings or not takes_config:
+            settings[name] = value
+        if takes_config:
+            settings['cfg'][name] = value
+
+
+def _other_workers(loader: Any) -> Any:
+    """Return the settings of a loader with another number of workers; 0 and 1 load alike."""
+    count = 0 if loader.get('num_workers', 0) > 1 else 2
+    changed = {**loader, 'num_workers': count, 'persistent_workers': False}
+    if not count:
+        changed.pop('prefetch_factor', None)
+    return changed
+
+
+def _without_files(hook: Any) -> Any:
+    """Return the settings of a hook that writes to the work directory only."""
+    if isinstance(hook, Mapping) and 'out_dir' in hook:
+        return {**hook, 'out_dir': None}
+    return hook
+
+
+class _First:
+    """A data loader that ends after some batches."""
+
+    def __init__(self, loader: Any, batches: int) -> None:
+        self._loader, self._batches = loader, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._loader), self._batches)
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _End(Hook):
+    """Ends a training before an iteration; of long validations, predicts the first batches only.
+
+    What follows from metrics (schedules, early stopping) gets those of the run.
+    """
+    priority = 0
+
+    def __init__(self, start: Start, records: WitnessRecords) -> None:
+        self._start, self._records = start, records
+        self._shortened = ExitStack()
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        if runner.iter >= self._start.until:
+            raise StopTraining(runner.iter)
+
+    def before_val_epoch(self, runner: Any) -> None:
+        loop = runner.val_loop
+        if len(loop.dataloader) <= VAL_BATCHES:
+            return
+        metrics = self._start.metrics.get(runner.iter)
+        if metrics is None:  # the run has not come to its end yet
+            raise StopTraining(runner.iter)
+        numbers = {name: float.fromhex(value) for name, value in metrics.items()}
+        self._shortened.enter_context(replaced(
+            loop, dataloader=_First(loop.dataloader, VAL_BATCHES)))
+        self._shortened.enter_context(replaced(
+            loop.evaluator, evaluate=lambda size: dict(numbers)))
+        self._records.truncated = True
+
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
+        self._shortened.close()

@@ -1,0 +1,214 @@
+"""What it takes to build the runner of a run once more, in a process that has nothing of it.
+
+A recipe holds what another start of the same command would have: the settings as they were given,
+the variables of the environment at the start, the folders that Python imports from, and the classes
+that user code has registered, by module and name. Classes of the script itself are found again by
+running its definitions, see :mod:`.script`.
+"""
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pkgutil import resolve_name
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import mmengine.registry
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import Registry
+
+from ..text import qualified_name
+from . import script
+
+# of a registered class: these are imported by the config's scope, not by the user
+_PROVIDED = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'torch', 'builtins')
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_KEPT = ('__module__', '__qualname__')  # of what another process can import by name
+
+
+class NotRebuilt(Exception):
+    """A run cannot be built again from what it was given; the message says why."""
+
+
+class Registered(NamedTuple):
+    """A class or function of the user in a registry of MMEngine."""
+    registry: str  # name of the root registry in ``mmengine.registry``
+    scope: str  # of the child that has it
+    name: str
+    target: str  # 'module:qualified name'
+
+
+class Recipe(NamedTuple):
+    """How to build a run again.
+
+    Attributes:
+        runner: 'module:qualified name' of the runner's class.
+        settings: arguments of the class, copied when the run was built.
+        registered: what user code has put into registries until then.
+        path: ``sys.path``.
+        folder: the working directory.
+        environment: variables when the run was built.
+        script: path of the script that was started; None for a module or a notebook.
+        arguments: ``sys.argv``.
+        hooks: pickled pairs of a hook that was registered by code, and its priority.
+    """
+    runner: str
+    settings: dict[str, Any]
+    registered: list[Registered]
+    path: list[str]
+    folder: str
+    environment: dict[str, str]
+    script: str | None
+    arguments: list[str]
+    hooks: list[bytes] = []
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of this process, for :func:`recipe_of`."""
+    return dict(os.environ)
+
+
+def recipe_of(cls: type, settings: Mapping[str, Any], variables: Mapping[str, str]) -> Recipe:
+    """Return the recipe of a runner that is being built.
+
+    Args:
+        cls: class of the runner, as the user has named it.
+        settings: its arguments, before anything changes them.
+        variables: of the environment, before the run has set its own.
+
+    Raises:
+        NotRebuilt: an argument is an object; names it.
+    """
+    main = sys.modules.get('__main__')
+    return Recipe(
+        _importable(cls, 'runner'),
+        {name: _copied(value, name) for name, value in settings.items()}, _registered(),
+        list(sys.path), os.getcwd(), dict(variables), script.path_of(main), list(sys.argv))
+
+
+def _importable(thing: Any, where: str) -> str:
+    """Return 'module:qualified name' of a class or function.
+
+    Raises:
+        NotRebuilt: it was defined inside a function, so that no other process can import it.
+    """
+    module, name = (getattr(thing, key, None) for key in _KEPT)
+    if not module or not name or '<' in name:
+        raise NotRebuilt(f'{where} is {thing!r}, which is defined inside a function or call: '
+                         'another process cannot import it. Define it in a module')
+    return f'{module}:{name}'
+
+
+def _copied(value: Any, where: str) -> Any:
+    """Return a copy of settings that are data.
+
+    Raises:
+        NotRebuilt: there is an object in them; names where.
+    """
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Config):
+        return Config(_copied(value._cfg_dict.to_dict(), where), filename=value.filename)
+    if isinstance(value, ConfigDict):
+        return ConfigDict({key: _copied(dict.__getitem__(value, key), f'{where}.{key}')
+                           for key in dict.keys(value)})
+    if isinstance(value, dict):
+        return {key: _copied(item, f'{where}.{key}') for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [_copied(item, f'{where}[{number}]') for number, item in enumerate(value)]
+        return type(value)(items) if not hasattr(value, '_fields') else type(value)(*items)
+    if isinstance(value, (type, FunctionType)):
+        _importable(value, where)
+        return value
+    module = type(value).__module__.partition('.')[0]
+    if module in ('torch', 'numpy', 'mmengine') and _is_small(value):
+        return value  # a dtype, a device, a number of NumPy, a lazy import
+    raise NotRebuilt(f'{where} is an object of {qualified_name(type(value))}, which another '
+                     'process cannot build again: give it as a dict')
+
+
+def _is_small(value: Any) -> bool:
+    with suppress(Exception):  # whatever an object raises that is not to be pickled
+        return len(pickle.dumps(value)) < 1000
+    return False
+
+
+def _roots() -> Iterator[tuple[str, Registry]]:
+    for name, value in vars(mmengine.registry).items():
+        if isinstance(value, Registry):
+            yield name, value
+
+
+def _registries(registry: Registry) -> Iterator[Registry]:
+    yield registry
+    for child in registry.children.values():
+        yield from _registries(child)
+
+
+def _registered() -> list[Registered]:
+    """Return what user code has registered, in order; what cannot be imported is left out."""
+    found = []
+    for root, registry in _roots():
+        for child in _registries(registry):
+            for name, thing in child.module_dict.items():
+                module = getattr(thing, '__module__', None) or ''
+                if module.partition('.')[0] in _PROVIDED:
+                    continue
+                with suppress(NotRebuilt):
+                    found.append(Registered(root, child.scope, name, _importable(thing, name)))
+    return found
+
+
+def pickled_hook(hook: Any) -> bytes | None:
+    """Return a hook that code has registered, for another process; None where that cannot be."""
+    with suppress(Exception):  # whatever an object raises that is not to be pickled
+        content = pickle.dumps((hook, hook.priority))
+        return content if len(content) < 1 << 20 else None
+    return None
+
+
+# ------------------------------------------------------------------------- in the other process
+
+def enter(path: list[str], folder: str, arguments: list[str]) -> None:
+    """Let this process import what that of the recipe could."""
+    os.chdir(folder)
+    sys.path[:] = path
+    sys.argv[:] = arguments
+
+
+def prepare(recipe_script: str | None, registered: list[Registered]) -> list[str]:
+    """Import the modules of registered classes and register them.
+
+    Returns:
+        Why some are missing, as lines.
+    """
+    needed = {entry.target.partition(':')[0] for entry in registered}
+    problems = []
+    if '__main__' in needed:
+        if recipe_script is None:
+            problems.append('classes of a notebook or of an interactive session: move them to a '
+                            'module')
+        else:
+            script.run_definitions(recipe_script)
+    for module in sorted(needed - {'__main__'}):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # raised by code of the user
+            problems.append(f'{module}: {type(error).__name__}: {error}')
+    for entry in registered:
+        _register(entry)
+    return problems
+
+
+def _register(entry: Registered) -> None:
+    """Put a class into its registry, unless the import has done so."""
+    root = getattr(mmengine.registry, entry.registry)
+    target = next((child for child in _registries(root) if child.scope == entry.scope), root)
+    with suppress(ImportError, AttributeError):  # the build names a class that is missing
+        thing = resolve_name(entry.target)
+        if target.module_dict.get(entry.name) is not thing:
+            target._module_dict[entry.name] = thing

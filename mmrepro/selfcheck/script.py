@@ -1,0 +1,99 @@
+"""Run the definitions of a script once more, without what it does.
+
+A class that is defined in the script which was started belongs to no module that another process
+could import. Its statements run again, one by one: those that would write, remove, start a process
+or build a runner are refused and left out.
+"""
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from mmengine.runner import Runner
+
+from ..scoped import replaced
+
+NAME = '__mp_main__'  # as multiprocessing names the script in processes that it spawns
+# audit events of what a script may not do, see the table in Python's documentation
+_REFUSED = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'os.link', 'os.symlink',
+            'os.chmod', 'os.fork', 'os.forkpty', 'os.exec', 'os.posix_spawn', 'os.system',
+            'os.kill', 'subprocess.Popen', 'shutil.rmtree', 'shutil.move', 'shutil.copyfile',
+            'shutil.copytree', 'socket.connect', 'socket.bind', 'sqlite3.connect')
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
+
+
+class Refused(BaseException):
+    """A statement would have an effect; no ``except Exception`` of the script swallows it."""
+
+
+def path_of(main: ModuleType | None) -> str | None:
+    """Return the file of the script that was started; None for ``python -m`` and notebooks."""
+    path = getattr(main, '__file__', None)
+    if path is None or getattr(main, '__spec__', None) is not None:
+        return None
+    return os.path.abspath(path)
+
+
+class _Guard:
+    """Refuses, while it is on, what would have an effect outside of the process."""
+    on = False
+    installed = False
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        if event in _REFUSED or event == 'open' and _opens_for_writing(*args[:3]):
+            raise Refused(event)
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+            raise Refused(cls.__name__)
+
+        if not self.installed:
+            self.installed = True
+            sys.addaudithook(self)  # stays: Python has no way to remove one
+        self.on = True
+        try:
+            with replaced(Runner, __new__=refuse):
+                yield
+        finally:
+            self.on = False
+
+
+_guard = _Guard()
+
+
+def _opens_for_writing(path: Any, mode: Any, flags: Any) -> bool:
+    if isinstance(mode, str):
+        return any(letter in mode for letter in 'wax+')
+    return isinstance(flags, int) and bool(flags & _WRITES) and path != os.devnull
+
+
+def run_definitions(path: str) -> ModuleType:
+    """Run the statements of a script that have no effect outside of the process.
+
+    Classes are found as those of ``__main__``, and under the name that multiprocessing uses.
+    """
+    module = ModuleType(NAME)
+    module.__file__ = path
+    sys.modules['__main__'] = sys.modules[NAME] = module
+    with open(path, 'rb') as file:
+        tree = ast.parse(file.read(), path)
+    futures = [node for node in tree.body if isinstance(node, ast.ImportFrom)
+               and node.module == '__future__']
+    for statement in tree.body:
+        code = compile(ast.Module([*futures, statement], []), path, 'exec', dont_inherit=True)
+        try:
+            with _guard.block():
+                exec(code, vars(module))
+        except (Refused, Exception, SystemExit):
+            # of what a refused statement would have defined; a class that is missing is named when
+            # the run is built
+            continue
+    return module

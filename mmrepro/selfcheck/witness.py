@@ -1,0 +1,442 @@
+"""A second process proves, while a run trains, that another process gets the same bits.
+
+The witness is a fresh interpreter. It has nothing of the run but what another start of the command
+would have, see :mod:`.recipe`, and the checkpoints that the run has written. It trains the first
+iterations from the seed with another number of workers, and the iterations behind checkpoints; the
+run compares the digests, see :mod:`.witness_verdict`.
+"""
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..errors import RunError, WitnessDiffersError
+from ..fingerprint.schema import FOLDER
+from ..intervals import is_due
+from ..reading import read_json
+from ..text import listed
+from . import witness_verdict
+from .recipe import Recipe
+
+SHORT = 50  # iterations; shorter runs have a witness if one is asked for
+FIRST = 4  # iterations that are trained from the seed
+EARLY = 10  # iterations before the checkpoint that is written for the witness
+AFTER = 2  # iterations that are trained behind a checkpoint
+FREE = 20.0  # seconds of processor time that the witness may take in any run
+SHARE = 0.01  # of the processor time of the run, beside
+MAX_WAIT = 600.0  # seconds that a run waits at its end for a witness that has begun
+PROGRESS = 10.0  # seconds between two lines while it waits
+POLL = 0.1  # seconds between two looks at a witness while a run waits
+COMMAND = ('import json, sys; task = json.load(open(sys.argv[1])); sys.path[:] = task["path"]; '
+           'from mmrepro.runs.witness import main; main(task)')
+# variables that another start of the command would not have
+_OF_RANKS = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'MASTER_ADDR',
+             'MASTER_PORT', 'TORCHELASTIC_RUN_ID')
+_QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
+
+
+class Start(NamedTuple):
+    """One training of a witness."""
+    name: str
+    begin: int  # the first iteration that is compared, counted from 0
+    until: int  # the iteration before which it ends
+    checkpoint: str | None  # path to resume from; None: as the run was started
+    other_workers: bool = False
+    metrics: dict[int, dict[str, str]] = {}  # of the run's validations, by iteration
+
+
+class Result(NamedTuple):
+    """What a witness says of one training."""
+    name: str
+    error: str  # '' without one
+    lines: str  # folder with the lines of its ranks
+    seconds: float  # of processor time
+
+
+class WitnessProcess:
+    """A running witness.
+
+    Args:
+        recipe: of the run.
+        starts: what it trains, one after the other.
+        config: ``randomness`` in effect.
+        fds: open files that ``starts`` name as ``/proc/self/fd/N``.
+        work_dir: of the run, into which the witness may not write.
+        environment: variables of the process.
+        quiet: run at low priority.
+
+    Raises:
+        OSError: the scratch folder or the process cannot be made.
+    """
+
+    def __init__(self, recipe: Recipe, starts: list[Start], config: Mapping[str, Any],
+                 fds: list[int], work_dir: str, quiet: bool = True) -> None:
+        self.starts = starts
+        self.folder = tempfile.mkdtemp(prefix='mmrepro-witness-')
+        try:
+            with open(os.path.join(self.folder, 'recipe'), 'wb') as file:
+                pickle.dump((recipe.runner, recipe.settings, recipe.hooks), file)
+            task = os.path.join(self.folder, 'task.json')
+            with open(task, 'w', encoding='utf-8') as file:
+                json.dump(dict(
+                    path=recipe.path, folder=recipe.folder, arguments=recipe.arguments,
+                    script=recipe.script, registered=[*map(list, recipe.registered)],
+                    scratch=self.folder, work_dir=os.path.abspath(work_dir), quiet=quiet,
+                    config=config, starts=[start._asdict() for start in starts]), file)
+            variables = {name: value for name, value in recipe.environment.items()
+                         if name not in _OF_RANKS}
+            with open(self.output, 'wb') as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, '-c', COMMAND, task], stdin=subprocess.DEVNULL,
+                    stdout=output, stderr=subprocess.STDOUT, pass_fds=fds, cwd=recipe.folder,
+                    env={**variables, **_QUIET}, start_new_session=True)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    @property
+    def output(self) -> str:
+        """Path of what it prints."""
+        return os.path.join(self.folder, 'output.txt')
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def results(self) -> list[Result]:
+        """Return what it has found; call it when it has ended."""
+        found = []
+        for start in self.starts:
+            path = os.path.join(self.folder, start.name, 'result.json')
+            if os.path.exists(path):
+                found.append(Result(**read_json(path, RunError)))
+            else:
+                code = self._process.returncode
+                found.append(Result(start.name, f'it ended with exit code {code}: {self._tail()}',
+                                    '', 0))
+        return found
+
+    def _tail(self) -> str:
+        with suppress(OSError), open(self.output, encoding='utf-8', errors='replace') as file:
+            lines = [line.strip() for line in file.readlines() if line.strip()]
+            return lines[-1] if lines else 'no output'
+        return 'no output'
+
+    def kill(self) -> None:
+        """End the process and all that it has started; its folder is removed."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Saved(NamedTuple):
+    """A checkpoint that a witness may resume from."""
+    iteration: int  # that comes next, counted from 0
+    path: str  # of the file; of the open file, where it is local
+    fd: int | None  # keeps a file readable that is removed meanwhile
+    number: int  # of the checkpoints of the run, counted from 1; 0: written for the witness
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+class Witness:
+    """The witnesses of one runner: what they resume from, when they start, what they have found.
+
+    Args:
+        mode: ``randomness.self_checks.witness``.
+        recipe: how to build the runner again, or why that cannot be done.
+
+    Attributes:
+        not_tried: why there is no witness; '' if there may be one.
+        resumed: iterations at which a resumed run had the same bits, in order.
+        repeated: number of first iterations that another process has repeated.
+        notes: what was not tried or has failed, in words.
+    """
+
+    saving = False  # a checkpoint is being written for the witness alone
+
+    def __init__(self, mode: bool | str | None, recipe: Recipe | str) -> None:
+        self._mode, self._recipe = mode, recipe
+        self.not_tried = recipe if isinstance(recipe, str) else ''
+        self._launches = False
+        self.resumed: list[int] = []
+        self.repeated = 0
+        self.notes: list[str] = []
+        self._process: WitnessProcess | None = None
+        self._tries: dict[str, _Saved] = {}  # by name of a start of the process
+        self._waiting: list[_Saved] = []
+        self._newest: _Saved | None = None  # a checkpoint that does not wait
+        self._count = 0  # of checkpoints
+        self._spent = self._cost = 0.0  # seconds of processor time: of all witnesses, of the last
+        self._skipped = 0  # checkpoints whose turn came when the time was spent
+        self._first, self._total, self._clock = 0, 0, 0.0
+        self._attributes: Mapping[int, Mapping[str, str]] = {}
+        self._seed_is_due = True
+
+    # ------------------------------------------------------------------------- the training
+
+    def begin(self, iteration: int, total: int | None, reason: str, launches: bool,
+              attributes: Mapping[int, Mapping[str, str]]) -> None:
+        """Decide what is tried, when the training begins; all ranks decide alike.
+
+        Args:
+            iteration: that comes first, counted from 0.
+            total: iterations of the whole run; None where its loop does not say.
+            reason: why this run has no witness; '' if it may have one.
+            launches: whether this rank starts it.
+            attributes: what the run notes to explain a difference, by iteration.
+        """
+        self._first, self._total, self._clock = iteration, total or 0, time.process_time()
+        self._launches, self._attributes = launches, attributes
+        if self._mode is False:
+            self.not_tried = 'randomness.self_checks.witness=False'
+        elif reason or self.not_tried:
+            self.not_tried = reason or self.not_tried
+        elif self._mode is not True and total is not None and total - iteration < SHORT:
+            self.not_tried = f'the run is shorter than {SHORT} iterations'
+
+    def add_hooks(self, hooks: list[bytes | None]) -> None:
+        """Add hooks that code has registered, pickled; None for one that cannot be."""
+        if isinstance(self._recipe, Recipe):
+            self._recipe = self._recipe._replace(hooks=[*filter(None, hooks)])
+
+    @property
+    def early(self) -> int:
+        """The number of iterations after which a checkpoint is written for the witness."""
+        length = self._total - self._first
+        ahead = min(EARLY, max(length // 3, 1)) if length > 0 else EARLY
+        return self._first + ahead
+
+    def saved(self, path: str, iteration: int, own: bool = False) -> None:
+        """Note a checkpoint from which a run can resume.
+
+        Args:
+            own: it was written for the witness.
+        """
+        if self.not_tried or not self._launches:
+            return
+        self._count += not own
+        fd, opened = None, path
+        if '://' not in path:
+            fd = os.open(path, os.O_RDONLY)
+            opened = f'/proc/self/fd/{fd}'
+        saved = _Saved(iteration, opened, fd, 0 if own else self._count)
+        if own or is_due(self._count):
+            self._waiting.append(saved)
+        else:
+            if self._newest is not None:
+                self._newest.close()
+            self._newest = saved
+
+    def advance(self, runner: Any, done: int, ends: bool = False) -> None:
+        """Look at a witness that has ended, and start the next one if something is due.
+
+        Args:
+            done: number of iterations that the run has trained and noted.
+            ends: the training has come to its end.
+
+        Raises:
+            WitnessDiffersError: another process has got other bits.
+        """
+        if self._process is not None and self._process.ended():
+            self._judge(runner)
+        if self._process is None and self._launches and not self.not_tried:
+            self._launch(runner, done, ends)
+
+    def _launch(self, runner: Any, done: int, ends: bool) -> None:
+        if ends and self._newest is not None:
+            self._waiting.append(self._newest)
+            self._newest = None
+        complete = [saved for saved in self._waiting if saved.iteration < done and (
+            ends or saved.iteration + AFTER <= done)]
+        if not complete:
+            return
+        self._waiting = [saved for saved in self._waiting if saved not in complete]
+        if not self._may_spend(done):
+            self._skipped += len(complete)
+            for saved in complete:
+                saved.close()
+            return
+        starts = []
+        if self._seed_is_due:
+            starts.append(Start('repeated', self._first, min(self._first + FIRST, done), None,
+                                other_workers=True))
+        self._tries = {f'resumed{saved.iteration}_{number}': saved
+                       for number, saved in enumerate(complete)}
+        starts += [Start(name, saved.iteration, min(saved.iteration + AFTER, done), saved.path)
+                   for name, saved in self._tries.items()]
+        try:
+            self._process = self._started(runner, starts)
+        except (OSError, pickle.PicklingError, AttributeError, TypeError) as error:
+            self.not_tried = f'it could not be started: {type(error).__name__}: {error}'
+            self.close()
+
+    def _started(self, runner: Any, starts: list[Start]) -> WitnessProcess:
+        assert isinstance(self._recipe, Recipe)
+        noted = witness_verdict.noted_lines(os.path.join(runner.work_dir, FOLDER))
+        metrics = witness_verdict.metrics_of(noted)
+        starts = [start._replace(metrics=metrics) for start in starts]
+        return WitnessProcess(
+            self._recipe, starts, runner.repro.as_dict(),
+            [saved.fd for saved in self._tries.values() if saved.fd is not None],
+            runner.work_dir)
+
+    def _may_spend(self, done: int) -> bool:
+        """Whether one more witness stays within its share of the processor time of the run."""
+        if self._mode is True or not self._cost:
+            return True
+        trained = max(done - self._first, 1)
+        expected = (time.process_time() - self._clock) / trained * max(
+            self._total - self._first, trained)
+        return self._spent + self._cost <= FREE + SHARE * expected
+
+    # ------------------------------------------------------------------------- the verdict
+
+    def _judge(self, runner: Any) -> None:
+        """Compare what a witness that has ended has computed."""
+        process, self._process = self._process, None
+        assert process is not None
+        tries, self._tries = self._tries, {}
+        try:
+            results = process.results()
+            self._cost = sum(result.seconds for result in results)
+            self._spent += self._cost
+            for start, result in zip(process.starts, results):
+                self._judge_one(runner, start, result)
+        finally:
+            for saved in tries.values():
+                saved.close()
+            process.kill()
+
+    def _judge_one(self, runner: Any, start: Start, result: Result) -> None:
+        what = 'a repetition from the seed' if start.checkpoint is None else \
+            f'a resume at iteration {start.begin}'
+        if result.error:
+            self.notes.append(f'{what} was not compared: {result.error}')
+            runner.logger.warning(f'witness: {self.notes[-1]}')
+            return
+        finding = witness_verdict.compare(
+            os.path.join(runner.work_dir, FOLDER), result.lines, start.begin, start.until,
+            self._attributes)
+        if finding is None:
+            if start.checkpoint is None:
+                self.repeated, self._seed_is_due = start.until - start.begin, False
+            elif start.begin not in self.resumed:
+                self.resumed = sorted([*self.resumed, start.begin])
+            return
+        if start.checkpoint is not None:
+            self._report(runner, witness_verdict.resumed_text(finding, start.begin), True)
+            return
+        others = self._others(runner, start)
+        text, certain = witness_verdict.repeated_text(finding, others, start.until)
+        self._report(runner, text, certain)
+
+    def _report(self, runner: Any, text: str, certain: bool) -> None:
+        """Raise the error, or warn where ``mode`` says so or the cause is not certain."""
+        if certain and self._mode != 'warn' and runner.repro.deterministic is True:
+            raise WitnessDiffersError(text)
+        self.notes.append(text.splitlines()[0])
+        runner.logger.warning(text)
+
+    def _others(self, runner: Any, start: Start) -> list[Any]:
+        """Return what two more processes find that load with as many workers as the run."""
+        findings = []
+        folder = os.path.join(runner.work_dir, FOLDER)
+        lines = []
+        processes = [self._started(runner, [start._replace(other_workers=False)])
+                     for _ in range(2)]
+        try:
+            for process in processes:
+                self._wait(runner, process, 'two more processes repeat the first iterations')
+                result, = process.results()
+                lines.append(result.lines)
+                findings.append(result.error or witness_verdict.compare(
+                    folder, result.lines, start.begin, start.until))
+            if all(lines):
+                findings.append(witness_verdict.compare(*lines, start.begin, start.until))
+        finally:
+            for process in processes:
+                process.kill()
+        return findings
+
+    # ------------------------------------------------------------------------- the end
+
+    def finish(self, runner: Any, done: int, stop: Any) -> None:
+        """Wait for the witness that runs, and for the last one.
+
+        Args:
+            stop: called while it waits; True ends the waiting.
+
+        Raises:
+            WitnessDiffersError: another process has got other bits.
+        """
+        try:
+            for _ in range(2):
+                if self._process is not None and not self._wait(
+                        runner, self._process, 'the training has ended', stop):
+                    self.notes.append('the last witness was not waited for')
+                    break
+                self.advance(runner, done, ends=True)
+            if self._process is not None and self._wait(
+                    runner, self._process, 'the training has ended', stop):
+                self._judge(runner)
+        except KeyboardInterrupt:
+            self.notes.append('the last witness was skipped by Ctrl-C')
+        finally:
+            self.close()
+
+    def _wait(self, runner: Any, process: WitnessProcess, why: str,
+              stop: Any = lambda: False) -> bool:
+        """Wait for a process, with a line of progress; return whether it has ended."""
+        began = said = time.monotonic()
+        while not process.ended():
+            now = time.monotonic()
+            if stop() or now - began > MAX_WAIT:
+                return False
+            if now - said > PROGRESS:
+                said = now
+                runner.logger.info(f'{why}; waiting for the witness since {now - began:.0f} s '
+                                   '(Ctrl-C skips it)')
+            time.sleep(POLL)
+        return True
+
+    def close(self) -> None:
+        """End what still runs; may be called at any time."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+        for saved in [*self._waiting, *self._tries.values(), *filter(None, [self._newest])]:
+            saved.close()
+        self._waiting, self._tries, self._newest = [], {}, None
+
+    def summary(self, work_dir: str) -> str:
+        """Return what was tried, for the last line of the log."""
+        parts = []
+        if self.repeated:
+            parts.append(f'the first {self.repeated} iterations were repeated by a witness: same '
+                         'bits')
+        if self.resumed:
+            parts.append(f'resumed by a witness at iterations '
+                         f'{listed([*map(str, self.resumed)], 12)}: same bits')
+        if self._skipped:
+            parts.append(f'{self._skipped} checkpoints were left out, to stay within '
+                         f'{SHARE:.0%} of the time')
+        parts += self.notes
+        if self.resumed:
+            return '; '.join(parts)
+        reason = self.not_tried or 'no checkpoint was followed by enough iterations'
+        if not self.notes:
+            parts.append(f'no resume was tried ({reason}): mmrepro verify {work_dir}')
+        return '; '.join(parts)

@@ -1,0 +1,198 @@
+"""Compare what a run and its witness have noted, and say what differs first and what to do."""
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..errors import FingerprintError
+from ..fingerprint import schema
+from ..fingerprint.divergence import ComparedField, Divergence, divergences
+from ..fingerprint.reader import RankLog, read_rank
+from ..reading import read_json
+from ..text import listed
+
+LINES = re.compile(r'witness\.rank(\d+)\.jsonl')
+FILE = 'witness.rank{}.jsonl'
+ITEMS = 'items'  # of a line: digests of the parts of the batch, by path
+ATTRIBUTES = 'attributes.json'  # Python attributes of a witness before an iteration, by path
+PREDICTIONS = 'predictions'  # of a line of a validation: digests of its first batches
+TRUNCATED = 'truncated'  # of a line of a validation: not all batches were predicted
+SHOWN = 5  # names in a message
+
+# A difference counts if one of these differs: what no training reads changes none of them.
+EFFECTS = ('gradients', 'buffers', 'lr', 'optimizer', 'parameters', 'averages')
+
+
+class Finding(NamedTuple):
+    """The first difference that matters."""
+    text: str  # where, and both values
+    field: str  # a key of ``schema.FIELDS``, or 'validation'
+    names: tuple[str, ...]  # of parts that differ: of the batch, or of the field
+    lost: tuple[str, ...]  # attributes that are as they were when the run began
+
+
+def noted_lines(folder: str) -> dict[int, RankLog]:
+    """Return rank -> lines of the witness records in a folder."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    ranks = {int(match[1]): match[0] for match in filter(None, map(LINES.fullmatch, names))}
+    return {rank: read_rank(os.path.join(folder, ranks[rank])) for rank in sorted(ranks)}
+
+
+def metrics_of(noted: Mapping[int, RankLog]) -> dict[int, dict[str, str]]:
+    """Return the metrics of validations of rank 0, by iteration."""
+    return {val['iteration']: val['metrics'] for val in noted[0].vals} if 0 in noted else {}
+
+
+def compare(run: str, witness: str, begin: int, until: int,
+            attributes: Mapping[int, Mapping[str, str]] = {}) -> Finding | None:
+    """Return the first difference that matters between the lines in two folders.
+
+    Args:
+        attributes: of the run, by iteration; the first are those at its start.
+        begin: the first iteration that is compared, counted from 0.
+        until: the iteration before which the comparison ends.
+
+    Raises:
+        FingerprintError: a file cannot be read.
+    """
+    ours, theirs = noted_lines(run), noted_lines(witness)
+    if not any(log.steps for log in theirs.values()):
+        raise FingerprintError(f'{witness}: a witness has noted nothing')
+    ours, theirs = ({rank: log._replace(steps={
+        iteration: step for iteration, step in log.steps.items() if begin <= iteration < until})
+        for rank, log in side.items()} for side in (ours, theirs))
+    found = next(filter(None, map(_relevant, divergences(ours, theirs))), None)
+    if found is None:
+        return _validation(ours, theirs, begin, until)
+    rank, field = found.rank, found.field
+    first, second = (side[rank].steps[found.iteration] for side in (ours, theirs))
+    names = field.names
+    if field.field.startswith('batch.'):
+        names = _differing(first.get(ITEMS, {}), second.get(ITEMS, {}))
+    return Finding(found.text(), field.field, names, _lost(attributes, witness, begin))
+
+
+def _relevant(divergence: Divergence) -> Divergence | None:
+    """Return a divergence without numbers that are only logged; None if it has no effect."""
+    ranks = {rank: tuple(filter(None, map(_without_logged, fields)))
+             for rank, fields in divergence.ranks.items()}
+    matters = any(field.field in EFFECTS for fields in ranks.values() for field in fields)
+    return Divergence(divergence.iteration, ranks) if matters else None
+
+
+def _without_logged(field: ComparedField) -> ComparedField | None:
+    """Return the losses without numbers that MMEngine does not add to the loss."""
+    if field.field != 'losses':
+        return field
+    names = tuple(name for name in field.names if 'loss' in name)
+    return field._replace(names=names) if names else None
+
+
+def _validation(ours: Mapping[int, RankLog], theirs: Mapping[int, RankLog], begin: int,
+                until: int) -> Finding | None:
+    for rank in sorted(ours.keys() & theirs.keys()):
+        known = {val['iteration']: val for val in ours[rank].vals}
+        for val in theirs[rank].vals:
+            first = known.get(val['iteration'])
+            if first is None or not begin <= val['iteration'] <= until:
+                continue
+            finding = _differing_validation(first, val)
+            if finding is not None:
+                return finding
+    return None
+
+
+def _differing_validation(first: Mapping[str, Any], second: Mapping[str, Any]) -> Finding | None:
+    where = f'the validation at iteration {first["iteration"]}'
+    for number, (a, b) in enumerate(zip(first.get(PREDICTIONS, []), second.get(PREDICTIONS, []))):
+        if a != b:
+            return Finding(f'{where}, predictions of batch {number}: {a} and {b}', 'validation', (),
+                           ())
+    names = () if second.get(TRUNCATED) else _differing(first['metrics'], second['metrics'])
+    if not names:
+        return None
+    values = [side['metrics'].get(names[0]) for side in (first, second)]
+    shown = ' and '.join(_number(value) for value in values)
+    return Finding(f'{where}, metric {names[0]}: {shown}', 'validation', names, ())
+
+
+def _number(value: str | None) -> str:
+    return 'nothing' if value is None else repr(float.fromhex(value))
+
+
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
+
+
+def _lost(attributes: Mapping[int, Mapping[str, str]], witness: str, begin: int
+          ) -> tuple[str, ...]:
+    """Return attributes that the run has changed, and that a witness has as at the start."""
+    path = os.path.join(witness, ATTRIBUTES)
+    if begin not in attributes or not os.path.exists(path):
+        return ()
+    start, now = attributes[min(attributes)], attributes[begin]
+    theirs = read_json(path, FingerprintError)
+    return tuple(name for name in {**now, **start}
+                 if now.get(name) != theirs.get(name) and theirs.get(name) == start.get(name))
+
+
+# ------------------------------------------------------------------------------------ messages
+
+OFF = ("To train on with a warning: randomness.self_checks=dict(witness='warn'); without a "
+       'witness: dict(witness=False)')
+KEEP = ('keep it in a buffer (register_buffer), compute it from the iteration, or register it: '
+        "mmrepro.keep_attributes(Class, 'attribute')")
+
+
+def resumed_text(finding: Finding, iteration: int) -> str:
+    """Return the message for a resume that is not the run."""
+    lines = [f'A run that resumes at iteration {iteration} is not this run: a second process has '
+             f'resumed from its checkpoint and got other bits. First difference, of the run and '
+             f'of the resumed run: {finding.text}', *_parts(finding)]
+    if finding.lost:
+        lines.append('The resumed run has as at the start, and this run has changed: '
+                     f'{listed(finding.lost, SHOWN)}')
+    return '\n'.join([*lines, f'To do: {_advice(finding)}', OFF])
+
+
+def _parts(finding: Finding) -> list[str]:
+    return [f'In it differ: {listed(finding.names, SHOWN)}'] if finding.names else []
+
+
+def _advice(finding: Finding) -> str:
+    if finding.lost or finding.field in ('averages', 'losses', 'buffers', 'gradients'):
+        return f'no checkpoint holds what this training depends on: {KEEP}'
+    return f'let it depend on the checkpoint, the seed and the position only: {KEEP}'
+
+
+def repeated_text(finding: Finding, others: list[Finding | str | None], until: int
+                  ) -> tuple[str, bool]:
+    """Return the message for a repetition that is not the run, and whether that is certain.
+
+    Args:
+        others: what two further processes found that load with as many workers as the run, in
+            comparison with the run, and a comparison of these two.
+    """
+    where = [f'First difference, of the run and of the repetition: {finding.text}',
+             *_parts(finding)]
+    if len(others) == 3 and others[0] is None and others[1] is None:
+        return '\n'.join([
+            'This run depends on the number of workers: a second process has trained its first '
+            'iterations with another number and got other bits.', *where,
+            'To do: what the dataset, a transform or the collate function keeps from sample to '
+            'sample is another thing in each worker: compute it when the dataset is built, or '
+            'from the sample alone', OFF]), True
+    if len(others) == 3 and others[2] is not None:
+        return '\n'.join([
+            f'This run cannot be repeated: each process that trains its first {until} iterations '
+            'gets other bits.', *where,
+            'To do: look for a clock, entropy, an unseeded generator, a process id, an address or '
+            'the order of a set in what is named above, and in the code that builds it', OFF]), True
+    return '\n'.join([
+        'This run is not what its config trains: two other processes that were built from the '
+        'config agree, and this one has other bits.', *where,
+        'Its script may change model, data or hooks after the runner was built, or code that ran '
+        'before has left something behind. A start of the same script may repeat it; this was '
+        'not proved']), False
