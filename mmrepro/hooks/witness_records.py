@@ -6,6 +6,7 @@ The lines are those of a fingerprint file, with digests by name, so that the eng
 """
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -15,11 +16,14 @@ import numpy as np
 import torch
 from mmengine.dist import get_rank, get_world_size
 from mmengine.logging import MessageHub
+from mmengine.runner import LogProcessor, Runner
+from mmengine.visualization import Visualizer
 from torch import nn
 
 from ..checkpoint.adapters import named_hooks
 from ..digests import state_digest
 from ..distributed.unwrap import optim_wrappers, unwrap
+from ..facts.hook_settings import WATCHERS, is_a
 from ..fingerprint import schema
 from ..fingerprint.digest import SCHEME, hex_of, value_digest
 from ..fingerprint.writer import Writer
@@ -33,7 +37,7 @@ MAX_DEPTH = 6  # of containers and data elements in a batch
 MAX_OBJECTS = 20_000  # that are looked at for attributes; the nearest ones first
 MAX_ITEMS = 2000  # of a container that is looked into
 MAX_BYTES = 1 << 20  # of a tensor or array whose content counts; others hold weights and data
-_OURS = ('mmrepro', )
+_OF_THE_PROCESS = (MessageHub, Visualizer, logging.Logger, LogProcessor, Runner)
 
 
 class WitnessRecords(FingerprintHook):
@@ -185,12 +189,14 @@ PLAIN_CONTAINERS = (list, dict, set)
 
 def _is_of_a_run(named: tuple[str, Any]) -> bool:
     path, value = named
-    return '_mmrepro_' not in path and type(value).__module__.partition('.')[0] not in _OURS
+    return '_mmrepro_' not in path and not isinstance(value, _OF_THE_PROCESS) and (
+        type(value).__module__.partition('.')[0] != 'mmrepro')
 
 
 def _roots(runner: Any) -> Iterator[tuple[str, Any]]:
     for name, hook in named_hooks(runner.hooks):
-        yield name.split(':')[1], hook
+        if not is_a((*WATCHERS, 'WitnessRecords'), type(hook).__name__):
+            yield name.split(':')[1], hook
     model = unwrap(runner.model)
     yield type(model).__name__, model
     loader = runner.train_dataloader

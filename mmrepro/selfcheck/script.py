@@ -18,7 +18,6 @@ from mmengine.runner import Runner
 
 from ..scoped import replaced
 
-NAME = '__mp_main__'  # as multiprocessing names the script in processes that it spawns
 # audit events of what a script may not do, see the table in Python's documentation
 _REFUSED = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'os.link', 'os.symlink',
             'os.chmod', 'os.fork', 'os.forkpty', 'os.exec', 'os.posix_spawn', 'os.system',
@@ -76,18 +75,20 @@ def _opens_for_writing(path: Any, mode: Any, flags: Any) -> bool:
 
 
 def run_definitions(path: str) -> ModuleType:
-    """Run the statements of a script that have no effect outside of the process.
+    """Run the statements of a script that have no effect outside of the process, as ``__main__``.
 
-    Classes are found as those of ``__main__``, and under the name that multiprocessing uses.
+    What is below ``if __name__ == '__main__'`` is left out, as in processes that are spawned.
     """
-    module = ModuleType(NAME)
+    module = ModuleType('__main__')
     module.__file__ = path
-    sys.modules['__main__'] = sys.modules[NAME] = module
+    sys.modules['__main__'] = module
     with open(path, 'rb') as file:
         tree = ast.parse(file.read(), path)
     futures = [node for node in tree.body if isinstance(node, ast.ImportFrom)
                and node.module == '__future__']
     for statement in tree.body:
+        if _asks_for_main(statement):
+            continue
         code = compile(ast.Module([*futures, statement], []), path, 'exec', dont_inherit=True)
         try:
             with _guard.block():
@@ -97,3 +98,9 @@ def run_definitions(path: str) -> ModuleType:
             # the run is built
             continue
     return module
+
+
+def _asks_for_main(statement: ast.stmt) -> bool:
+    """Whether a statement is ``if __name__ == ...``."""
+    return isinstance(statement, ast.If) and any(
+        isinstance(node, ast.Name) and node.id == '__name__' for node in ast.walk(statement.test))
