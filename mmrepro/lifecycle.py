@@ -240,6 +240,9 @@ class RunLifecycle:
     def before_train_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         self.process.check_flags(runner.logger)
         self.evaluated.leave()
+        placement = placement_of(runner.train_dataloader)
+        if placement is not None:
+            placement.begin_iteration()
         self.seed('hook', runner.iter)
         yield
         self.evaluated.leave()

@@ -83,8 +83,13 @@ class Placement:
     epoch: int = 0  # pass over the data; kept here, because few samplers know theirs
     # the loader's own generator, put in place at the start of each pass
     generator: torch.Generator = field(default_factory=torch.Generator)
-    # batches of indices drawn in this pass, oldest first; reading removes them
+    # batches of indices drawn in this pass, oldest first; :meth:`begin_iteration` removes them
     drawn: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
+    current: tuple[Any, ...] | None = None  # indices in the batch of this iteration, if known
+
+    def begin_iteration(self) -> None:
+        """Take the indices of the batch that the loop has read."""
+        self.current = self.drawn.popleft() if self.drawn else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # to a spawned worker: generators do not travel

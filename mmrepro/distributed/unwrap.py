@@ -1,8 +1,11 @@
-"""Models inside of wrappers; optimizer wrappers and schedulers, inside of a dict or not."""
+"""Models inside of wrappers; optimizer wrappers, schedulers and averages of a runner."""
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from mmengine.model import BaseAveragedModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
@@ -32,3 +35,39 @@ def param_schedulers(runner: Any) -> dict[str, list[Any]]:
     """Return the schedulers by the name of their wrapper in :func:`optim_wrappers`."""
     given = getattr(runner, 'param_schedulers', None) or []
     return given if isinstance(given, dict) else {'': given}
+
+
+def numbered_hooks(hooks: Iterable[Any]) -> Iterator[tuple[str, int, Any]]:
+    """Yield hooks with class name and number among hooks of that class.
+
+    Hooks of other classes, which a config may gain, do not change a hook's number.
+    """
+    numbers: Counter = Counter()
+    for hook in hooks:
+        name = type(hook).__name__
+        yield name, numbers[name], hook
+        numbers[name] += 1
+
+
+def held_averages(hooks: Iterable[Any]) -> dict[str, BaseAveragedModel]:
+    """Return the averaged models that hooks hold, each once, such as ``'EMAHook.ema_model'``.
+
+    They are attributes of a hook, or items of its lists, tuples and dicts.
+    """
+    found: dict[int, tuple[str, BaseAveragedModel]] = {}
+    for name, number, hook in numbered_hooks(hooks):
+        path = f'{name}#{number}' if number else name
+        for attribute, value in list(vars(hook).items()):
+            for place, item in _items(f'{path}.{attribute}', value):
+                if isinstance(item, BaseAveragedModel):
+                    found.setdefault(id(item), (place, item))
+    return dict(found.values())
+
+
+def _items(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f'{path}.{key}', item) for key, item in list(value.items()))
+    elif isinstance(value, (list, tuple, nn.ModuleList)):
+        yield from ((f'{path}.{number}', item) for number, item in enumerate(value))
+    else:
+        yield path, value

@@ -8,13 +8,14 @@ import torch
 
 from ..determinism.tables import BIT_VARIABLES
 from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
+from .snapshot import named_averages
 
 PLAIN = (bool, int, float, str)
 LONGEST = 15  # items of a list that is a plain value
 
 
 def tensors(runner: Any) -> dict[str, torch.Tensor]:
-    """Return parameters, gradients, buffers and the tensors of optimizers, by name."""
+    """Return parameters, gradients, buffers, and state of optimizers and averages, by name."""
     model = unwrap(runner.model)
     result: dict[str, torch.Tensor] = {}
     names = {}
@@ -30,6 +31,7 @@ def tensors(runner: Any) -> dict[str, torch.Tensor]:
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     result[f'{prefix}{key} {owner}'] = value
+    result.update((f'average {name}', value) for name, value in named_averages(runner.hooks))
     return result
 
 

@@ -27,7 +27,8 @@ START, STEP, VAL, END = 'start', 'step', 'val', 'end'  # kinds of lines
 # field is computed from fields above it, so the first that differs is the nearest to the cause.
 # Buffers (running statistics) are updated in the forward pass and come before what the backward
 # pass computes. The learning rate is known early, but only the optimizer step reads it: above the
-# losses it would hide what made them differ. The optimizer updates its state, then the parameters.
+# losses it would hide what made them differ. The optimizer updates its state, then the parameters,
+# of which hooks update averages.
 FIELDS: dict[str, str] = {
     'epoch': 'the epoch counter',
     'batch.positions': 'the order of samples',
@@ -40,9 +41,11 @@ FIELDS: dict[str, str] = {
     'lr': 'the schedule or the optimizer',
     'optimizer': 'the state of the optimizer',
     'parameters': 'the optimizer step',
+    'averages': 'the averaged weights (EMAHook)',
 }
-# digests of the model and the optimizer after the step, in the order in which a line has them
-STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
+# digests of the model, the optimizer and averages after the step, in the order in which a line has
+# them; lines of earlier versions have no averages
+STATES = ('gradients', 'parameters', 'buffers', 'optimizer', 'averages')
 BY_NAME = 'by_name'  # {state: {name: digest}}, above level 'step'
 # numbers of samples and steps that were repeated with the same bits; in an end line and in the
 # manifest, not compared

@@ -2,16 +2,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from mmengine.model import BaseAveragedModel
+from torch import nn
 
-from ..distributed.unwrap import optim_wrappers
+from ..distributed.unwrap import held_averages, optim_wrappers
 from ..distributed.virtual.shards import is_sharded, whole_tensor
 from . import digest
 
 Named = Sequence[tuple[str, torch.Tensor]]
+# attributes of an averaged model that are tensors of its own anyway, or settings of torch's
+_MACHINERY = {*vars(nn.Module()), 'avg_parameters'}
 
 
 class Snapshot:
@@ -96,3 +102,44 @@ def named_state(names: dict[int, str], optim_wrapper: Any) -> Named:
             if isinstance(value, torch.Tensor):
                 tensors.append((f'{prefix}loss_scaler.{key}', value))
     return tensors
+
+
+def named_averages(hooks: Iterable[Any]) -> Named:
+    """Return the state of all averages that hooks hold, as :func:`named_state` does.
+
+    Weights have names such as ``EMAHook.ema_model.backbone.weight``; what belongs to the average
+    itself, attributes too, such as ``EMAHook.ema_model:steps``.
+    """
+    named = []
+    for path, average in held_averages(hooks).items():
+        for name, value in (*average.named_parameters(), *average.named_buffers()):
+            inner = name.startswith('module.')
+            named.append((f'{path}.{name[7:]}' if inner else f'{path}:{name}', value.detach()))
+        named += [(f'{path}:{name}', digest.value_digest(value))
+                  for name, value in _plain_attributes(average).items()]
+    return named
+
+
+def _plain_attributes(average: BaseAveragedModel) -> dict[str, Any]:
+    """Return the attributes that are data, those of the classes of the user included."""
+    classes = type(average).__mro__
+    values: dict[str, Any] = {}
+    for cls in reversed(classes[:classes.index(BaseAveragedModel)]):
+        values.update((name, value) for name, value in vars(cls).items()
+                      if not name.startswith('__'))
+    values.update((name, value) for name, value in vars(average).items()
+                  if name not in _MACHINERY)
+    return {name: list(value) if isinstance(value, deque) else value
+            for name, value in values.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return all(map(_is_plain, value))
+    if isinstance(value, torch.Tensor):
+        return not is_sharded(value)
+    if isinstance(value, np.ndarray):
+        return value.dtype != object
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic))

@@ -22,7 +22,13 @@ from ..fingerprint.digest import SCHEME, value_digest
 from ..fingerprint.manifest import complete_manifest, write_manifest
 from ..fingerprint.module_recorder import ModuleRecorder
 from ..fingerprint.operator_recorder import OperatorLines
-from ..fingerprint.snapshot import Snapshot, gradients_of, named_state
+from ..fingerprint.snapshot import (
+    Fetched,
+    Snapshot,
+    gradients_of,
+    named_averages,
+    named_state,
+)
 from ..fingerprint.writer import Writer
 from ..scoped import replaced
 from .self_check import self_checks
@@ -36,10 +42,10 @@ class FingerprintHook(Hook):
 
     Args:
         interval: a line for iterations 0, interval, 2 interval, ...
-        level: 'step': digests of the batch, losses, gradients, parameters, buffers, optimizer;
-            'parameter': also by name, and norms; 'module': by name, with inputs and outputs of
-            every module, forward and backward; 'operator': by name, with inputs and outputs of
-            every operator (several times the time of an iteration).
+        level: 'step': digests of the batch, losses, gradients, parameters, buffers, optimizer,
+            averages; 'parameter': also by name, and norms; 'module': by name, with inputs and
+            outputs of every module, forward and backward; 'operator': by name, with inputs and
+            outputs of every operator (several times the time of an iteration).
 
     The hook changes no bit of the training and draws no random number. Gradients are those that
     the optimizer sees (unscaled, clipped), or in iterations without a step those gathered so far.
@@ -47,9 +53,11 @@ class FingerprintHook(Hook):
     Raises:
         ValueError: for an interval or level that is not allowed.
     """
-    # the batch as the loader delivered it, the state before other hooks touch it, and the line in
-    # the file before a checkpoint of that iteration is
+    # the batch as the loader delivered it, and the state before other hooks touch it
     priority = 1
+    # at the end of an iteration: behind EMAHook, so that averages are those of this iteration; and
+    # the line is in the file before CheckpointHook (priority 90) writes a checkpoint of it
+    end_priority = 88
 
     def __init__(self, interval: int = 1, level: str = 'step') -> None:
         if level not in schema.LEVELS:
@@ -63,13 +71,16 @@ class FingerprintHook(Hook):
         self.manifest: str | None = None  # path of what rank 0 has written
         self._reads = 0  # of variables, in that file
         self._step: Snapshot | None = None
+        self._details: dict[str, Any] = {}  # of the line that :meth:`end_iteration` writes
+        self._end = _EndOfIteration(self)
         self._recorder: Any = None
         self._in_training = ExitStack()  # closed at its end
-        self._drawn: tuple | None = None
         self._names: dict[int, str] = {}
         self._seen: list[int] = []
 
     def before_train(self, runner: Any) -> None:
+        if self._end not in runner.hooks:
+            runner.register_hook(self._end, priority=self.end_priority)
         model = unwrap(runner.model)
         self._names = {}
         for wrapper in optim_wrappers(runner.optim_wrapper).values():
@@ -109,9 +120,6 @@ class FingerprintHook(Hook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self.record_variables()
-        # every batch is taken off, so that positions stay in step with an interval
-        placement = placement_of(runner.train_dataloader)
-        drawn = placement.drawn.popleft() if placement is not None and placement.drawn else None
         self._step = None
         if not self._is_due(runner.iter):
             return
@@ -119,10 +127,16 @@ class FingerprintHook(Hook):
             self._names = {id(parameter): name for name, parameter in
                            unwrap(runner.model).named_parameters()}
         self._step, self._seen = Snapshot(), []
-        self._drawn = drawn
-        self._step.add_digests('data', ['data'], value_digest(data_batch).view(1))
+        self._add_batch(self._step, data_batch)
         if self._recorder is not None:
             self._recorder.start()
+
+    def _is_due(self, iteration: int) -> bool:
+        """Whether this iteration, counted from 0, gets a line."""
+        return iteration % self.interval == 0
+
+    def _add_batch(self, step: Snapshot, data_batch: Any) -> None:
+        step.add_digests('data', ['data'], value_digest(data_batch).view(1))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -145,10 +159,14 @@ class FingerprintHook(Hook):
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: dict | None = None) -> None:
-        step, self._step = self._step, None
+        step = self._step
         if step is None:
             return
         calls = self._recorder.stop() if self._recorder is not None else {}
+        # hooks that are called later step the schedules
+        lr = {name: [float(value).hex() for value in values]
+              for name, values in runner.optim_wrapper.get_lr().items()}
+        self._details = dict(lr=lr, **calls)
         model = unwrap(runner.model)
         if not self._seen:
             step.add('gradients', gradients_of(self._names, list(model.parameters())))
@@ -161,21 +179,30 @@ class FingerprintHook(Hook):
             names, parameters = zip(*model.named_parameters())
             step.add_numbers(schema.NORMS, names, torch._foreach_norm([
                 whole_tensor(parameter.data) for parameter in parameters]))
-        content = step.fetch()
+
+    def end_iteration(self, runner: Any) -> None:
+        """Write the line of the iteration, when hooks have updated their averages."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.add('averages', named_averages(runner.hooks))
+            self._write(schema.STEP, **self._line(runner, step.fetch()))
+
+    def _line(self, runner: Any, content: Fetched) -> dict[str, Any]:
+        """Return what is written of an iteration."""
         details: dict[str, Any] = {}
         if self.level != 'step':
             details[schema.BY_NAME] = {state: content.by_name(state) for state in schema.STATES}
         if self.level == 'parameter':
             details[schema.NORMS] = content.floats(schema.NORMS)
-        lr = {name: [float(value).hex() for value in values]
-              for name, values in runner.optim_wrapper.get_lr().items()}
-        self._write(schema.STEP, iteration=runner.iter, epoch=runner.epoch,
-                    batch=dict(positions=_positions(self._drawn),
-                               indices=[*map(plain, self._drawn or ())] or None,
+        placement = placement_of(runner.train_dataloader)
+        drawn = placement.current if placement is not None else None
+        return dict(iteration=runner.iter, epoch=runner.epoch,
+                    batch=dict(positions=_positions(drawn),
+                               indices=[*map(plain, drawn or ())] or None,
                                data=content.by_name('data')['data']),
-                    losses=content.floats('losses'), lr=lr,
+                    losses=content.floats('losses'),
                     **{state: content.combined(state) for state in schema.STATES},
-                    **details, **calls, **self.extra(runner))
+                    **self._details, **details, **self.extra(runner))
 
     def extra(self, runner: Any) -> dict[str, Any]:
         """Return what a subclass adds to the line of an iteration; no run is compared by it."""
@@ -199,6 +226,17 @@ class FingerprintHook(Hook):
             complete_manifest(self.manifest, checks)
         self._in_training.close()
         self._recorder = self._writer = None
+
+
+class _EndOfIteration(Hook):
+    """Calls :meth:`FingerprintHook.end_iteration`, at another priority."""
+
+    def __init__(self, fingerprints: FingerprintHook) -> None:
+        self._fingerprints = fingerprints
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: dict | None = None) -> None:
+        self._fingerprints.end_iteration(runner)
 
 
 def _is_number(value: Any) -> bool:

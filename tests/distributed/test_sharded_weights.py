@@ -108,13 +108,19 @@ def test_each_rank_keeps_its_share(tmp_path):
 
 
 def test_fingerprints_do_not_depend_on_the_kind_of_memory(tmp_path):
-    for memory in ('separate', 'sharded'):
+    memories = 'separate', 'shared', 'sharded'
+    for memory in memories:
         folder = tmp_path / memory
         run(settings(folder, memory, custom_hooks=[
-            dict(type='FingerprintHook', level='parameter')]), None, 1, folder)
-    runs = [read_run(tmp_path / memory) for memory in ('separate', 'sharded')]
-    assert runs[0].ranks.keys() == set(range(RANKS))
-    assert first_divergence(runs[0].ranks, runs[1].ranks) is None
+            dict(type='FingerprintHook', level='parameter'),
+            dict(type='EMAHook', momentum=0.1)]), None, 1, folder)
+    separate, *runs = [read_run(tmp_path / memory).ranks for memory in memories]
+    assert separate.keys() == set(range(RANKS))
+    averages = [step['by_name']['averages'] for step in separate[1].steps.values()]
+    for name in ('.head.fc.weight', ':steps'):
+        assert len({found[f'EMAHook.ema_model{name}'] for found in averages}) == len(averages) > 1
+    for found in runs:
+        assert first_divergence(separate, found) is None
 
 
 @HOOKS.register_module(force=True)

@@ -20,12 +20,12 @@ from mmrepro.verify.variations import Variation, result_of
 RECORD = dict(
     kind='step', iteration=0, epoch=0, batch=dict(positions=[0, 1], indices=[4, 2], data='d'),
     losses=dict(loss='0x1p+0', loss_cls='0x1p-1'), lr=dict(lr=['0x1p-4']), gradients='g',
-    parameters='p', buffers='b', optimizer='o',
+    parameters='p', buffers='b', optimizer='o', averages='v',
     modules=[['conv', 'forward', 0, '1', '2'], ['conv', 'backward', 0, '3', '4']],
     operators=[['forward', 'conv', 'aten.x', 0, '1', '2', 's'],
                ['backward', 'conv', 'aten.y', 0, '1', '2', 's'],
                ['optimizer', '', 'aten.z', 0, '1', '2', 's']],
-    by_name=dict(gradients=dict(w='1', v='2'), parameters={}))
+    by_name=dict(gradients=dict(w='1', v='2'), averages=dict(w='1', v='2'), parameters={}))
 
 
 def differing(a, b):
@@ -49,6 +49,7 @@ CAUSES = [
     (('gradients', ), 'gradients', 'gradients'), (('lr', 'lr'), 'lr', 'lr.lr'),
     (('operators', 2, 5), 'operators', 'output of optimizer aten.z (call 0)'),
     (('optimizer', ), 'optimizer', 'optimizer'), (('parameters', ), 'parameters', 'parameters'),
+    (('averages', ), 'averages', 'averages'),
 ]
 VALUES = {'epoch': 7, 'batch.positions': [9], 'batch.indices': [9], 'losses': '0x1p+9',
           'lr': ['0x1p+9']}

@@ -10,14 +10,23 @@ from demo_runs import narrow, small
 from harness import Child, train
 from mmengine.runner import Runner
 from mmengine.visualization import LocalVisBackend
-from small_runs import config, trained_runner, weights_of
+from small_runs import (
+    RampedAverage,
+    config,
+    hook_with,
+    small_run,
+    trained_runner,
+    weights_of,
+)
 
 from mmrepro.digests import state_digest
-from mmrepro.fingerprint.digest import tensor_digest, to_hex
+from mmrepro.distributed.unwrap import held_averages
+from mmrepro.fingerprint.digest import tensor_digest, to_hex, value_digest
 from mmrepro.fingerprint.reader import read_run
+from mmrepro.fingerprint.snapshot import named_averages
 from mmrepro.hooks import FingerprintHook, trackers
 
-STATES = ('gradients', 'parameters', 'buffers', 'optimizer')
+STATES = ('gradients', 'parameters', 'buffers', 'optimizer', 'averages')
 
 
 def hook(**arguments):
@@ -154,6 +163,72 @@ def test_gradients_that_are_gathered_are_seen_before_and_at_the_step(runs):
 def test_streams_of_stock_mmengine_have_no_positions(runs):
     assert all(step['batch']['positions'] is None and step['batch']['data']
                for step in lines(runs['stock_streams'][0])[1:-1])
+
+
+def averaging(folder, priority):
+    """Train with an average; return lines, and at each save the line that was the last then."""
+    def job():
+        cfg = small_run(folder, custom_hooks=[
+            hook(level='parameter'), dict(type='EMAHook', ema_type='RampedAverage',
+                                          priority=priority)])
+        trained_runner(cfg, hook_with(before_save_checkpoint=lambda runner, checkpoint: last.append(
+            lines(folder)[-1].get('iteration'))))
+        return last
+    last = []
+    return Child(job).result(), lines(folder)[1:-1]
+
+
+@pytest.mark.parametrize('priority', ['NORMAL', 'LOW', 'HIGHEST'])
+def test_averages_are_those_of_the_checkpoint_that_follows_the_line(tmp_path, priority):
+    at_saves, steps = averaging(tmp_path / 'run', priority)
+    assert at_saves == [*range(8)]
+    path = 'EMAHook.ema_model'
+    for i, step in enumerate(steps):
+        found = step['by_name']['averages']
+        saved = torch.load(tmp_path / 'run' / f'iter_{i + 1}.pth', weights_only=False)
+        expected = {f'{path}.{name}': value for name, value in saved['state_dict'].items()}
+        expected |= {f'{path}:steps': torch.tensor(i + 1)}
+        values = dict(updates=i + 1, interval=1, update_buffers=False)
+        expected |= {f'{path}:{name}': value_digest(value) for name, value in values.items()}
+        assert found == {name: to_hex([tensor_digest(value)])[0]
+                         for name, value in expected.items()}
+    assert len({step['averages'] for step in steps}) == 8
+
+
+def test_hooks_with_averages_in_lists_dicts_and_more_than_one(tmp_path):
+    def names():
+        held = hook_with()
+        held.several, held.by_name = [averages[0], averages[1]], dict(slow=averages[2])
+        held.again = averages[0]
+        more = hook_with()
+        more.average = averages[3]
+        return {*held_averages([held, hook_with(), more])}
+    averages = [RampedAverage(torch.nn.Linear(1, 1)) for _ in range(4)]
+    assert names() == {'Hook.several.0', 'Hook.several.1', 'Hook.by_name.slow', 'Hook#2.average'}
+
+
+def test_any_plain_attribute_of_an_average_counts():
+    from collections import deque
+    held = hook_with()
+    held.average = average = RampedAverage(torch.nn.Linear(1, 1))
+
+    def digests():
+        return dict(zip(*(zip(*((name, to_hex([tensor_digest(value)])[0])
+                                for name, value in named_averages([held]))))))
+
+    before = digests()
+    for name, first, second in (
+            ('window', deque([1., 2.]), deque([1., 2.5])), ('text', 'a', 'b'),
+            ('array', np.zeros(2), np.ones(2)), ('tensors', {'a': [torch.zeros(1)]},
+                                                 {'a': [torch.ones(1)]})):
+        setattr(average, name, first)
+        with_first = digests()
+        setattr(average, name, second)
+        changed = {key for key, value in digests().items() if with_first[key] != value}
+        assert changed == {f'Hook.average:{name}'}
+        delattr(average, name)
+    average.other = held  # no data
+    assert digests() == before
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [

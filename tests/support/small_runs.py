@@ -3,7 +3,7 @@ import torch
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel
+from mmengine.model import BaseAveragedModel, BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import DATASETS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
@@ -43,6 +43,23 @@ class Points(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         return dict(x=torch.tensor([i, 1.]) + self.noise * torch.rand(2))
+
+
+@MODELS.register_module(force=True)
+class RampedAverage(BaseAveragedModel):
+    """Its momentum falls with a counter that is in no state dict."""
+    updates = 0
+
+    def avg_func(self, averaged_param, source_param, steps):
+        averaged_param.lerp_(source_param, 1 / (2 + self.updates))
+
+    def update_parameters(self, model):
+        super().update_parameters(model)
+        self.updates += 1
+
+
+def average_of(runner):
+    return next(hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model'))
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)

@@ -16,6 +16,7 @@ from mmengine.hooks import EMAHook, Hook
 
 from ...digests import state_digest
 from ...distributed.unwrap import param_schedulers, unwrap
+from ...hooks.fingerprint import FingerprintHook
 
 FILE = 'moments.jsonl'  # in the work directory
 
@@ -40,7 +41,8 @@ def attach(runner: Any) -> None:
 
 class MomentHook(Hook):
     """Appends a line per moment."""
-    priority = 2  # after the fingerprint is written, before a checkpoint can hold the iteration
+    # after the fingerprint is written, before a checkpoint can hold the iteration
+    priority = FingerprintHook.end_priority + 1
 
     def _write(self, runner: Any, kind: str, iteration: int, state: Any = None) -> None:
         workers = tuple(process.pid for process in multiprocessing.active_children())
