@@ -95,10 +95,6 @@ class FingerprintHook(Hook):
             self._in_training.callback(self._recorder.remove)
         self._open(runner)
 
-    def _is_due(self, iteration: int) -> bool:
-        """Whether an iteration is written down."""
-        return iteration % self.interval == 0
-
     def _open(self, runner: Any) -> None:
         """Begin the file of this start of the training."""
         folder = os.path.join(runner.work_dir, schema.FOLDER)

@@ -173,23 +173,22 @@ def attribute_texts(runner: Any) -> dict[str, str]:
              if isinstance(value, PLAIN)}
     texts.update((f'os.environ[{name!r}]', repr(value)) for name, value in os.environ.items())
     for path, thing in walk:
-        text = _text(thing)
-        if text:
-            texts.setdefault(path, text)
-        elif not isinstance(thing, CONTAINERS) or len(thing) <= MAX_ITEMS:
-            walk.add(named for named in (*inside(thing, path), *hidden(thing, path))
-                     if not isinstance(named[1], nn.Parameter) and _is_of_a_run(named))
-            if isinstance(thing, PLAIN_CONTAINERS):
-                texts.setdefault(f'len({path})', str(len(thing)))
+        if isinstance(thing, CONTAINERS):
+            texts.setdefault(f'len({path})', str(len(thing)))
+            if len(thing) > MAX_ITEMS:
+                continue
+        for name, value in filter(_is_of_a_run, (*inside(thing, path), *hidden(thing, path))):
+            text = _text(value)
+            if text:  # not by the walk, which visits an object once: numbers are shared
+                texts.setdefault(name, text)
+            else:
+                walk.add([(name, value)])
     return texts
-
-
-PLAIN_CONTAINERS = (list, dict, set)
 
 
 def _is_of_a_run(named: tuple[str, Any]) -> bool:
     path, value = named
-    return '_mmrepro_' not in path and not isinstance(value, _OF_THE_PROCESS) and (
+    return '_mmrepro_' not in path and not isinstance(value, (*_OF_THE_PROCESS, nn.Parameter)) and (
         type(value).__module__.partition('.')[0] != 'mmrepro')
 
 

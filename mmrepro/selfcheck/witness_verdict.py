@@ -30,7 +30,8 @@ class Finding(NamedTuple):
     text: str  # where, and both values
     field: str  # a key of ``schema.FIELDS``, or 'validation'
     names: tuple[str, ...]  # of parts that differ: of the batch, or of the field
-    lost: tuple[str, ...]  # attributes that are as they were when the run began
+    lost: tuple[str, ...] = ()  # attributes that are as they were when the run began
+    other: tuple[str, ...] = ()  # other attributes that differ before the iteration
 
 
 def noted_lines(folder: str) -> dict[int, RankLog]:
@@ -68,10 +69,10 @@ def compare(run: str, witness: str, begin: int, until: int,
         return _validation(ours, theirs, begin, until)
     rank, field = found.rank, found.field
     first, second = (side[rank].steps[found.iteration] for side in (ours, theirs))
-    names = field.names
+    names = tuple(sorted(field.names, key=lambda name: ':' not in name))  # attributes first
     if field.field.startswith('batch.'):
         names = _differing(first.get(ITEMS, {}), second.get(ITEMS, {}))
-    return Finding(found.text(), field.field, names, _lost(attributes, witness, begin))
+    return Finding(found.text(), field.field, names, *_attributes(attributes, witness, begin))
 
 
 def _relevant(divergence: Divergence) -> Divergence | None:
@@ -108,14 +109,13 @@ def _differing_validation(first: Mapping[str, Any], second: Mapping[str, Any]) -
     where = f'the validation at iteration {first["iteration"]}'
     for number, (a, b) in enumerate(zip(first.get(PREDICTIONS, []), second.get(PREDICTIONS, []))):
         if a != b:
-            return Finding(f'{where}, predictions of batch {number}: {a} and {b}', 'validation', (),
-                           ())
+            return Finding(f'{where}, predictions of batch {number}: {a} and {b}', 'validation', ())
     names = () if second.get(TRUNCATED) else _differing(first['metrics'], second['metrics'])
     if not names:
         return None
     values = [side['metrics'].get(names[0]) for side in (first, second)]
     shown = ' and '.join(_number(value) for value in values)
-    return Finding(f'{where}, metric {names[0]}: {shown}', 'validation', names, ())
+    return Finding(f'{where}, metric {names[0]}: {shown}', 'validation', names)
 
 
 def _number(value: str | None) -> str:
@@ -126,16 +126,18 @@ def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
 
 
-def _lost(attributes: Mapping[int, Mapping[str, str]], witness: str, begin: int
-          ) -> tuple[str, ...]:
-    """Return attributes that the run has changed, and that a witness has as at the start."""
+def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
+                ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the attributes that a witness has otherwise: as at the start of the run, and others.
+    """
     path = os.path.join(witness, ATTRIBUTES)
-    if begin not in attributes or not os.path.exists(path):
-        return ()
-    start, now = attributes[min(attributes)], attributes[begin]
+    if begin not in noted or not os.path.exists(path):
+        return (), ()
+    start, now = noted[min(noted)], noted[begin]
     theirs = read_json(path, FingerprintError)
-    return tuple(name for name in {**now, **start}
-                 if now.get(name) != theirs.get(name) and theirs.get(name) == start.get(name))
+    differing = [name for name in {**now, **theirs} if now.get(name) != theirs.get(name)]
+    lost = tuple(name for name in differing if theirs.get(name) == start.get(name))
+    return lost, tuple(name for name in differing if name not in lost)
 
 
 # ------------------------------------------------------------------------------------ messages
@@ -154,6 +156,8 @@ def resumed_text(finding: Finding, iteration: int) -> str:
     if finding.lost:
         lines.append('The resumed run has as at the start, and this run has changed: '
                      f'{listed(finding.lost, SHOWN)}')
+    elif finding.other:
+        lines.append(f'Before that iteration they differ in {listed(finding.other, SHOWN)}')
     return '\n'.join([*lines, f'To do: {_advice(finding)}', OFF])
 
 
@@ -162,7 +166,7 @@ def _parts(finding: Finding) -> list[str]:
 
 
 def _advice(finding: Finding) -> str:
-    if finding.lost or finding.field in ('averages', 'losses', 'buffers', 'gradients'):
+    if finding.field in ('averages', 'losses', 'buffers', 'gradients', 'parameters'):
         return f'no checkpoint holds what this training depends on: {KEEP}'
     return f'let it depend on the checkpoint, the seed and the position only: {KEEP}'
 
