@@ -17,13 +17,14 @@ from typing import Any
 from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
+from mmengine.runner import BaseLoop
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from . import determinism, seeds
 from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import local_loading
-from .checkpoint.outcome import outcome
+from .checkpoint.outcome import config_name, outcome
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
@@ -42,12 +43,14 @@ from .distributed.virtual.sharded import whole
 from .distributed.virtual.shared_weights import check_shared_weights, share_weights
 from .facts.collect import collect_facts
 from .facts.training_data import training_facts
+from .fingerprint.schema import FOLDER
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
 from .hooks.preempt import handling, stop_announced
 from .hooks.witness_records import WitnessRecords
 from .ops.contract import run_deferred_checks
 from .process_settings import ProcessSettings
 from .scoped import replaced
+from .selfcheck import recipe
 from .selfcheck.recipe import NotRebuilt, environment, pickled_hook, recipe_of
 from .selfcheck.witness import AFTER, FIRST, Witness
 from .step_check.validation import ValidationCheck
@@ -79,7 +82,8 @@ class RunLifecycle:
         given = settings_on_ranks(settings)
         self.witness = _witness(given, runner_class, as_given, variables)
         self.records = WitnessRecords()
-        self._configured: list[Hook] = []  # hooks that were not registered by code
+        self._configured: list[Hook] = []  # hooks of the config
+        self._by_code: list[Hook] = []  # hooks that were registered later
         self.resume = Resume(settings, given.resume_strict)
         settings.update(self.resume.settings)
         # now, because the model, the loaders and their workers are built from this seed
@@ -107,10 +111,17 @@ class RunLifecycle:
             hooks.insert(0, self._guard())
         if self.config.deterministic is True:
             hooks.insert(1, SelfCheckHook())
+        if self._is_witnessed:
             hooks.append(self.records)
         # a hook of the config, with other settings, replaces ours
         return [hook for hook in hooks
                 if not any(isinstance(other, type(hook)) for other in present)]
+
+    @property
+    def _is_witnessed(self) -> bool:
+        """Whether a witness is possible, now or when the run has ended."""
+        return self.config.deterministic is True and not self.config.legacy and (
+            self.config.self_checks.witness is not False)
 
     def _guard(self) -> OperatorGuardHook:
         """Return the operator guard; a portable run has a table of torch's operators anyway."""
@@ -167,8 +178,8 @@ class RunLifecycle:
                 *(getattr(loop, 'dataloader', None) for loop in loops)]):
             runner.logger.info(f'samples of {name} are not checked: '
                                'randomness.self_checks.nonrepeatable_datasets')
-        self.witness.add_hooks([pickled_hook(hook) for hook in runner.hooks
-                                if hook not in self._configured])
+        self._by_code = [hook for hook in runner.hooks if hook not in self._configured]
+        self.witness.add_hooks([pickled_hook(hook) for hook in self._by_code])
         self.seed('init', 'weights')
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
@@ -212,7 +223,8 @@ class RunLifecycle:
                                'it comes first')
             runner.val_loop.run()
         share_weights(runner)
-        self._begin_witness(runner)
+        if self._is_witnessed:
+            self._begin_witness(runner)
 
     def _begin_witness(self, runner: Any) -> None:
         """Decide what a witness tries, and note the first iterations."""
@@ -224,6 +236,10 @@ class RunLifecycle:
         self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
                            is_main_process(), self.records.attributes)
         self.records.note(runner.iter + FIRST)
+        if is_main_process():
+            recipe.write(os.path.join(runner.work_dir, FOLDER, recipe.FILE), self.witness.recipe,
+                         config_name(runner), [type(hook).__name__ for hook in self._by_code],
+                         runner.iter)
 
     # ----------------------------------------------------------------- epochs and iterations
 
@@ -248,12 +264,13 @@ class RunLifecycle:
         self.evaluated.leave()
         self.resume.check_set_up(runner)
         self.checkpoints.begin_iteration(runner.epoch, runner.iter, batch_idx)
-        self.witness.advance(runner, runner.iter)
+        if self._is_witnessed:
+            self.witness.advance(runner, runner.iter)
         self.seed('step', runner.iter)
 
     def after_train_iter(self, runner: Any, **details: Any) -> Iterator[None]:
         yield
-        if runner.iter + 1 == self.witness.early:
+        if self._is_witnessed and runner.iter + 1 == self.witness.early:
             self._save_for_witness(runner)
         self.seed('hook', 'loop', runner.iter + 1)
 
@@ -330,7 +347,7 @@ class RunLifecycle:
     def saved(self, runner: Any, folder: str, name: str, resumable: bool,
               arguments: Mapping[str, Any]) -> None:
         """Let the witness resume from a checkpoint that was written; all ranks call this."""
-        if not resumable or not self.config.deterministic is True or runner._train_loop is None:
+        if not resumable or not self._is_witnessed or not isinstance(runner._train_loop, BaseLoop):
             return
         iteration = (arguments.get('meta') or {}).get('iter')
         if iteration is None:
@@ -355,12 +372,13 @@ class RunLifecycle:
             yield
         check_shared_weights(runner)
         run_deferred_checks()
-        if self.config.deterministic is True:
+        if self._is_witnessed:
             self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
         with whole(runner):
             if is_main_process() and not self.config.legacy:
-                said = self.witness.summary(runner.work_dir)
-                runner.logger.info(f'{outcome(runner)}; {said}')
+                witnessed = self.witness.summary(runner.work_dir)
+                runner.logger.info(f'{outcome(runner)}; {witnessed}' if self._is_witnessed
+                                   else outcome(runner))
             trackers.results(runner, 'last', unwrap(runner.model).state_dict())
 
     # -------------------------------------------------------------------------------------
@@ -396,8 +414,8 @@ def _witness(config: RandomnessConfig, cls: type, settings: Mapping[str, Any],
              variables: Mapping[str, str]) -> Witness:
     """Return the witness of a runner that is being built."""
     mode = config.self_checks.witness
-    if config.deterministic is not True or mode is False or config.legacy:
-        return Witness(False, 'randomness.self_checks.witness=False')
+    if mode is False or config.deterministic is not True or config.legacy:
+        return Witness(mode, 'it is switched off')
     try:
         return Witness(mode, recipe_of(cls, settings, variables))
     except NotRebuilt as problem:

@@ -38,9 +38,10 @@ from .verify.control import Control
 from .verify.kills.campaign import Campaign, CampaignSettings
 from .verify.kills.kinds import KINDS, allowed
 from .verify.variations import USUAL, VARIATIONS, VariationResult
+from .verify.witnessed import verify_run
 
 __all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'exported', 'kills', 'localise',
-           'seeds', 'trace', 'verify']
+           'seeds', 'trace', 'verify', 'verify_run']
 
 Say = Callable[[str], None]
 # variations that are events of a run, not changes of its config: parameters of localise_config

@@ -33,9 +33,7 @@ def command_to_repeat(runner: Any) -> str | None:
     cfg = runner.cfg
     if 'model' not in cfg:  # the runner was built from objects
         return None
-    # the file that MMEngine has written, with the seed and all options in effect
-    name = os.path.basename(cfg.filename) if cfg.filename else f'{runner.timestamp}.py'
-    words = ['mmrepro', 'train', os.path.join(runner.work_dir, name), '--work-dir',
+    words = ['mmrepro', 'train', os.path.join(runner.work_dir, config_name(runner)), '--work-dir',
              f'{os.path.normpath(runner.work_dir)}-again']
     launcher = cfg.get('launcher', 'none')
     if launcher != 'none':
@@ -47,3 +45,9 @@ def command_to_repeat(runner: Any) -> str | None:
         words = ['torchrun', *nodes, f'--nproc_per_node={local}', '-m', *words,
                  '--launcher', 'pytorch']
     return shlex.join(words)
+
+
+def config_name(runner: Any) -> str:
+    """Return the name of the config that MMEngine has written, with all options in effect."""
+    name = runner.cfg.filename
+    return os.path.basename(name) if name else f'{runner.timestamp}.py'

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ..config import randomness_of, with_virtual_ranks
-from ..reports import interruptible, kills, verify
+from ..reports import interruptible, kills, verify, verify_run
 from ..runs.config_files import config_of
 from ..runs.progress import progress_line
 from ..runs.startup import restart_for
@@ -42,7 +42,8 @@ def _parser() -> Parser:
         '3 nothing was compared, 4 not verified: the control was not seen',
         shared(iters=5, virtual_ranks=None, full=False, level='step', demo_data=None,
                cfg_options=None, json=None, work_dir=None))
-    parser.add_argument('config', metavar='CONFIG', help='path of a config, or package::path')
+    parser.add_argument('config', metavar='CONFIG', help='path of a config, or package::path; or the work '
+                        'directory of a run, to repeat and resume it as it is')
     parser.add_argument('--vary', metavar='NAME,...',
                         help=f'what to vary, or all (default: {",".join(USUAL)}; of virtual ranks '
                         'ranks as well)')
@@ -75,6 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare runs; exit code 0: all equal, 1: different, 3: nothing compared, 4: not verified."""
     parser = _parser()
     args = parser.parse_args(argv)
+    if os.path.isdir(args.config):
+        parser.refuse(args, 'has no meaning for a work directory', 'vary', *ORDINARY, *OF_KILLS)
+        with progress_line(sys.stderr) as say:
+            return finish(verify_run(args.config, say), args)
     names = None if args.vary is None else [
         name.strip() for name in args.vary.split(',') if name.strip()]
     if names == [KILLS]:

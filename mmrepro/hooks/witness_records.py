@@ -37,6 +37,9 @@ MAX_DEPTH = 6  # of containers and data elements in a batch
 MAX_OBJECTS = 20_000  # that are looked at for attributes; the nearest ones first
 MAX_ITEMS = 2000  # of a container that is looked into
 MAX_BYTES = 1 << 20  # of a tensor or array whose content counts; others hold weights and data
+# of the message hub: written by MMEngine in each iteration, and by CheckpointHook
+_COUNTED = ('iter', 'epoch', 'last_ckpt', 'best_ckpt', 'cfg', 'seed', 'experiment_name')
+_MACHINERY = ('_pre_hooks', '_post_hooks', '_backward_hooks', '_is_full_backward_hook')
 _OF_THE_PROCESS = (MessageHub, Visualizer, logging.Logger, LogProcessor, Runner)
 
 
@@ -170,7 +173,7 @@ def attribute_texts(runner: Any) -> dict[str, str]:
     walk.queue.extend(_roots(runner))
     texts = {f'MessageHub info {name!r}': repr(value) for name, value
              in MessageHub.get_current_instance().runtime_info.items()
-             if isinstance(value, PLAIN)}
+             if isinstance(value, PLAIN) and name not in _COUNTED}
     texts.update((f'os.environ[{name!r}]', repr(value)) for name, value in os.environ.items())
     for path, thing in walk:
         if isinstance(thing, CONTAINERS):
@@ -188,7 +191,9 @@ def attribute_texts(runner: Any) -> dict[str, str]:
 
 def _is_of_a_run(named: tuple[str, Any]) -> bool:
     path, value = named
-    return '_mmrepro_' not in path and not isinstance(value, (*_OF_THE_PROCESS, nn.Parameter)) and (
+    name = path.rpartition('.')[2]
+    machinery = '_mmrepro_' in path or name.startswith('__') or name.endswith(_MACHINERY)
+    return not machinery and not isinstance(value, (*_OF_THE_PROCESS, nn.Parameter)) and (
         type(value).__module__.partition('.')[0] != 'mmrepro')
 
 

@@ -14,10 +14,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from ctypes import CDLL, c_ulong
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
-from mmengine.config import Config, ConfigDict
+from mmengine.config import ConfigDict
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 
@@ -53,7 +54,7 @@ def main(task: dict[str, Any]) -> None:
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {
             int(iteration): metrics for iteration, metrics in given['metrics'].items()}})
-        _in_fork(lambda: _result(task, start, problems), parent)
+        _in_fork(partial(_result, task, start, problems), parent)
 
 
 def _in_fork(call: Callable[[], None], parent: int) -> None:
@@ -122,7 +123,9 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
         # each virtual rank has settings of its own
         runner_name, settings, hooks = pickle.loads(content)
         _change(settings, task, start, folder)
-        runner = resolve_name(runner_name)(**settings)
+        cls = resolve_name(runner_name)
+        # a run that has ended is known by its config alone
+        runner = cls(**settings) if len(settings) > 1 else cls.from_cfg(settings['cfg'])
         for pickled in hooks:
             hook, priority = pickle.loads(pickled)
             runner.register_hook(hook, priority=priority)

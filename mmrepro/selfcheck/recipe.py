@@ -8,6 +8,7 @@ running its definitions, see :mod:`.script`.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pickle
 import sys
@@ -21,12 +22,14 @@ import mmengine.registry
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import Registry
 
+from ..reading import write_whole
 from ..text import qualified_name
 from . import script
 
 # of a registered class: these are imported by the config's scope, not by the user
 _PROVIDED = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'torch', 'builtins')
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+FILE = 'witness.json'  # of a run, for ``mmrepro verify WORK_DIR``
 _KEPT = ('__module__', '__qualname__')  # of what another process can import by name
 
 
@@ -169,6 +172,24 @@ def pickled_hook(hook: Any) -> bytes | None:
         content = pickle.dumps((hook, hook.priority))
         return content if len(content) < 1 << 20 else None
     return None
+
+
+def write(path: str, recipe: Recipe | str, config: str, hooks: list[str], first: int) -> None:
+    """Write down what ``mmrepro verify WORK_DIR`` needs to build a run again.
+
+    Args:
+        recipe: of the run, or why there is none.
+        config: name of the config file that MMEngine has written into the work directory.
+        hooks: names of hooks that were registered by code.
+        first: iteration that came first, counted from 0.
+    """
+    known = recipe._asdict() if isinstance(recipe, Recipe) else {}
+    write_whole(path, json.dumps(dict(
+        {name: known.get(name, default) for name, default in (
+            ('runner', ''), ('registered', []), ('path', []), ('folder', ''), ('script', None),
+            ('arguments', []))},
+        config=config, hooks=hooks, first=first,
+        not_rebuilt=recipe if isinstance(recipe, str) else ''), indent=1))
 
 
 # ------------------------------------------------------------------------- in the other process

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import torch
+
 from ..errors import RunError, WitnessDiffersError
 from ..fingerprint.schema import FOLDER
 from ..intervals import is_due
@@ -34,6 +36,7 @@ EARLY = 10  # iterations before the checkpoint that is written for the witness
 AFTER = 2  # iterations that are trained behind a checkpoint
 FREE = 20.0  # seconds of processor time that the witness may take in any run
 SHARE = 0.01  # of the processor time of the run, beside
+CUDA_CONTEXT = 1 << 30  # bytes that a process takes on a GPU beside its tensors
 MAX_WAIT = 600.0  # seconds that a run waits at its end for a witness that has begun
 PROGRESS = 10.0  # seconds between two lines while it waits
 POLL = 0.1  # seconds between two looks at a witness while a run waits
@@ -111,6 +114,11 @@ class WitnessProcess:
 
     def ended(self) -> bool:
         return self._process.poll() is not None
+
+    def done(self) -> list[str]:
+        """Return the names of the starts that have come to their end."""
+        return [start.name for start in self.starts
+                if os.path.exists(os.path.join(self.folder, start.name, 'result.json'))]
 
     def results(self) -> list[Result]:
         """Return what it has found; call it when it has ended."""
@@ -200,12 +208,15 @@ class Witness:
         """
         self._first, self._total, self._clock = iteration, total or 0, time.process_time()
         self._launches, self._attributes = launches, attributes
-        if self._mode is False:
-            self.not_tried = 'randomness.self_checks.witness=False'
-        elif reason or self.not_tried:
+        if reason or self.not_tried:
             self.not_tried = reason or self.not_tried
         elif self._mode is not True and total is not None and total - iteration < SHORT:
             self.not_tried = f'the run is shorter than {SHORT} iterations'
+
+    @property
+    def recipe(self) -> Recipe | str:
+        """How to build the runner again, or why that cannot be done."""
+        return self._recipe
 
     def add_hooks(self, hooks: list[bytes | None]) -> None:
         """Add hooks that code has registered, pickled; None for one that cannot be."""
@@ -261,7 +272,7 @@ class Witness:
             self._newest = None
         complete = [saved for saved in self._waiting if saved.iteration < done and (
             ends or saved.iteration + AFTER <= done)]
-        if not complete:
+        if not complete or not self._has_memory(runner, ends):
             return
         self._waiting = [saved for saved in self._waiting if saved not in complete]
         if not self._may_spend(done):
@@ -292,6 +303,23 @@ class Witness:
             self._recipe, starts, runner.repro.as_dict(),
             [saved.fd for saved in self._tries.values() if saved.fd is not None],
             runner.work_dir)
+
+    def _has_memory(self, runner: Any, ends: bool) -> bool:
+        """Whether a second model fits on the device; measured, and again when the training ends."""
+        device = next(runner.model.parameters()).device
+        if device.type == 'cpu':
+            return True
+        if device.type != 'cuda':
+            self.not_tried = f'a witness on {device.type} was never tried'
+            return False
+        if ends:
+            torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(device)
+        needed = torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT
+        if free < needed and ends:
+            self.not_tried = (f'{free / 2**30:.1f} GiB are free on {device}, and a second process '
+                              f'takes {needed / 2**30:.1f}')
+        return free >= needed
 
     def _may_spend(self, done: int) -> bool:
         """Whether one more witness stays within its share of the processor time of the run."""
@@ -352,9 +380,9 @@ class Witness:
 
     def _others(self, runner: Any, start: Start) -> list[Any]:
         """Return what two more processes find that load with as many workers as the run."""
-        findings = []
+        findings: list[Any] = []
         folder = os.path.join(runner.work_dir, FOLDER)
-        lines = []
+        lines: list[str] = []
         processes = [self._started(runner, [start._replace(other_workers=False)])
                      for _ in range(2)]
         try:
@@ -365,7 +393,7 @@ class Witness:
                 findings.append(result.error or witness_verdict.compare(
                     folder, result.lines, start.begin, start.until))
             if all(lines):
-                findings.append(witness_verdict.compare(*lines, start.begin, start.until))
+                findings.append(witness_verdict.compare(lines[0], lines[1], start.begin, start.until))
         finally:
             for process in processes:
                 process.kill()

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import FingerprintError
-from ..fingerprint import schema
 from ..fingerprint.divergence import ComparedField, Divergence, divergences
 from ..fingerprint.reader import RankLog, read_rank
 from ..reading import read_json
@@ -135,7 +134,8 @@ def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
         return (), ()
     start, now = noted[min(noted)], noted[begin]
     theirs = read_json(path, FingerprintError)
-    differing = [name for name in {**now, **theirs} if now.get(name) != theirs.get(name)]
+    differing = [name for name in {**now, **theirs}
+                 if now.get(name) not in (theirs.get(name), start.get(name))]
     lost = tuple(name for name in differing if theirs.get(name) == start.get(name))
     return lost, tuple(name for name in differing if name not in lost)
 
@@ -144,31 +144,50 @@ def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
 
 OFF = ("To train on with a warning: randomness.self_checks=dict(witness='warn'); without a "
        'witness: dict(witness=False)')
-KEEP = ('keep it in a buffer (register_buffer), compute it from the iteration, or register it: '
-        "mmrepro.keep_attributes(Class, 'attribute')")
+REGISTER = "register it: mmrepro.keep_attributes(Class, 'attribute')"
+OF_MODELS = ('no checkpoint holds what this depends on: keep it in a buffer (register_buffer), '
+             'make a module that is held elsewhere a submodule, compute it from the iteration, or '
+             f'{REGISTER}')
+# field that differs first -> what to do, of a resumed run
+ADVICE = {
+    'batch': 'the dataset, a transform or the sampler depends on what was loaded before, or on '
+             'what a hook has set: compute it when the dataset is built, or from the sample and '
+             f'the epoch; let a hook set it in each epoch, not in one; or {REGISTER}',
+    'lr': 'a schedule or hook has set it earlier and does not set it again: let it follow from '
+          'the iteration, or keep it in state_dict()',
+    'optimizer': 'the state of the optimizer goes to other parameters, or is not in its '
+                 'state_dict(): build groups of parameters in an order of their own, not in that '
+                 'of a set; keep state in optimizer.state',
+    'averages': f'an average has state that is neither parameter nor buffer: {REGISTER}',
+    'validation': 'predictions or metrics depend on what the checkpoint does not hold: of '
+                  f'averages, metrics and hooks, {REGISTER}',
+}
 
 
 def resumed_text(finding: Finding, iteration: int) -> str:
     """Return the message for a resume that is not the run."""
-    lines = [f'A run that resumes at iteration {iteration} is not this run: a second process has '
-             f'resumed from its checkpoint and got other bits. First difference, of the run and '
-             f'of the resumed run: {finding.text}', *_parts(finding)]
+    return '\n'.join([
+        f'A run that resumes at iteration {iteration} is not this run: a second process has '
+        'resumed from its checkpoint and got different bits.', advice_text(finding), OFF])
+
+
+def advice_text(finding: Finding) -> str:
+    """Return what differs first between a run and a resumed one, and what to do."""
+    lines = [f'first difference: {finding.text} (the run, the witness)', *_parts(finding)]
     if finding.lost:
         lines.append('The resumed run has as at the start, and this run has changed: '
                      f'{listed(finding.lost, SHOWN)}')
     elif finding.other:
         lines.append(f'Before that iteration they differ in {listed(finding.other, SHOWN)}')
-    return '\n'.join([*lines, f'To do: {_advice(finding)}', OFF])
+    return '\n'.join([*lines, f'to do: {_advice(finding.field)}'])
 
 
 def _parts(finding: Finding) -> list[str]:
-    return [f'In it differ: {listed(finding.names, SHOWN)}'] if finding.names else []
+    return [f'parts that differ: {listed(finding.names, SHOWN)}'] if finding.names else []
 
 
-def _advice(finding: Finding) -> str:
-    if finding.field in ('averages', 'losses', 'buffers', 'gradients', 'parameters'):
-        return f'no checkpoint holds what this training depends on: {KEEP}'
-    return f'let it depend on the checkpoint, the seed and the position only: {KEEP}'
+def _advice(field: str) -> str:
+    return ADVICE.get(field.partition('.')[0], OF_MODELS)
 
 
 def repeated_text(finding: Finding, others: list[Finding | str | None], until: int
@@ -179,24 +198,23 @@ def repeated_text(finding: Finding, others: list[Finding | str | None], until: i
         others: what two further processes found that load with as many workers as the run, in
             comparison with the run, and a comparison of these two.
     """
-    where = [f'First difference, of the run and of the repetition: {finding.text}',
-             *_parts(finding)]
+    where = [f'first difference: {finding.text} (the run, the witness)', *_parts(finding)]
     if len(others) == 3 and others[0] is None and others[1] is None:
         return '\n'.join([
             'This run depends on the number of workers: a second process has trained its first '
-            'iterations with another number and got other bits.', *where,
-            'To do: what the dataset, a transform or the collate function keeps from sample to '
+            'iterations with another number and got different bits.', *where,
+            'to do: what the dataset, a transform or the collate function keeps from sample to '
             'sample is another thing in each worker: compute it when the dataset is built, or '
             'from the sample alone', OFF]), True
     if len(others) == 3 and others[2] is not None:
         return '\n'.join([
             f'This run cannot be repeated: each process that trains its first {until} iterations '
-            'gets other bits.', *where,
-            'To do: look for a clock, entropy, an unseeded generator, a process id, an address or '
+            'gets different bits.', *where,
+            'to do: look for a clock, entropy, an unseeded generator, a process id, an address or '
             'the order of a set in what is named above, and in the code that builds it', OFF]), True
     return '\n'.join([
         'This run is not what its config trains: two other processes that were built from the '
-        'config agree, and this one has other bits.', *where,
+        'config agree, and this one has different bits.', *where,
         'Its script may change model, data or hooks after the runner was built, or code that ran '
         'before has left something behind. A start of the same script may repeat it; this was '
         'not proved']), False
