@@ -1,0 +1,232 @@
+"""A second process repeats and resumes a run while it trains, and the bits are compared."""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import witnessed
+from mmengine.hooks import Hook
+from witnessed import SPOILED, config, log_of, train
+
+from mmrepro import reports
+from mmrepro.errors import RunError, WitnessDiffersError
+from mmrepro.selfcheck import recipe, witness, witness_verdict
+from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
+
+
+@pytest.fixture(scope='module')
+def base(tmp_path_factory):
+    """Return the work directory of a run whose witness had nothing to object to."""
+    folder = tmp_path_factory.mktemp('base')
+    train(config(folder, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')]))
+    return folder
+
+
+def test_a_run_says_what_its_witness_has_resumed(base):
+    last = log_of(base).strip().splitlines()[-1]
+    assert 'the first 4 iterations were repeated by a witness: same bits' in last
+    assert 'resumed by a witness at iterations 4, 8: same bits' in last
+
+
+def test_the_witness_leaves_nothing_behind(base):
+    assert {path.name for path in base.iterdir() if path.is_file()} == {
+        'epoch_1.pth', 'epoch_2.pth', 'epoch_3.pth', 'last_checkpoint', '.last_good.pth'} | {
+            path.name for path in base.glob('*.py')}
+    assert not [name for name in os.listdir(witness.tempfile.gettempdir())
+                if name.startswith('mmrepro-witness-')]
+
+
+@pytest.fixture(scope='module')
+def spoiled(base):
+    """Return, by what a witness has spoiled on purpose, what the comparison found."""
+    cfg = config(base, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')])
+    cfg.randomness.self_checks = dict(witness=False)
+    made = recipe.recipe_of(witnessed.Runner, dict(cfg=cfg), recipe.environment())
+    noted = witness_verdict.noted_lines(str(base / 'mmrepro'))
+    starts = [Start(name, 4, 6, str(base / 'epoch_1.pth'),
+                    metrics=witness_verdict.metrics_of(noted)) for name in ('nothing', *SPOILED)]
+    process = WitnessProcess(made, starts, cfg.randomness, [], str(base), quiet=False)
+    try:
+        while not process.ended():
+            time.sleep(0.1)
+        results = {result.name: result for result in process.results()}
+        assert not [result.error for result in results.values() if result.error]
+        yield {name: witness_verdict.compare(str(base / 'mmrepro'), result.lines, 4, 6)
+               for name, result in results.items()}
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize('what', SPOILED)
+def test_each_comparison_sees_what_was_spoiled(spoiled, what):
+    assert spoiled['nothing'] is None
+    found = spoiled[what]
+    expected = dict(attribute='averages', predictions='validation', metrics='validation')
+    assert found is not None
+    assert found.field.partition('.')[0] == expected.get(what, what)
+
+
+@pytest.mark.parametrize('changes, named', [
+    (dict(train_dataloader=dict(dataset=dict(type='Keeping', how='static'))), 'workers'),
+    (dict(train_dataloader=dict(dataset=dict(type='Keeping', how='default'))), 'workers'),
+    (dict(train_dataloader=dict(dataset=dict(type='Keeping', how='module'))), 'workers'),
+    (dict(model=dict(keeps='module in a list')), 'Layers.hidden[0].first'),
+    (dict(model=dict(keeps='function')), 'register_buffer'),
+    (dict(model=dict(keeps='forward hook')), 'register_buffer'),
+    (dict(custom_hooks=[dict(type='SetsOnce')]), 'dataset.factor'),
+    (dict(custom_hooks=[dict(type='Reweights')],
+          train_dataloader=dict(sampler=dict(_delete_=True, type='Weighted'))), 'sampler.weights'),
+    (dict(custom_hooks=[dict(type='EMAHook', ema_type='Counting')]),
+     'EMAHook.ema_model:updates'),
+], ids=['function attribute', 'default', 'module transform', 'module in a list', 'static variable',
+        'forward hook', 'hook that sets once', 'sampler that a hook reweights',
+        'counter of an average'])
+def test_state_that_another_process_lacks_ends_the_run(tmp_path, changes, named):
+    with pytest.raises(WitnessDiffersError) as raised:
+        train(config(tmp_path, **changes))
+    assert named in str(raised.value)
+    assert 'to do: ' in str(raised.value)
+
+
+def test_what_is_only_logged_is_no_difference(tmp_path):
+    cfg = config(tmp_path, model=dict(logs=True))
+    cfg.randomness.self_checks.steps = 0
+    train(cfg)
+    assert 'same bits' in log_of(tmp_path).splitlines()[-1]
+
+
+def test_a_difference_can_be_a_warning(tmp_path):
+    cfg = config(tmp_path, epochs=13, custom_hooks=[dict(type='SetsOnce')])
+    cfg.randomness.self_checks.witness = 'warn'
+    train(cfg)
+    assert 'is not this run' in log_of(tmp_path)
+
+
+def test_a_short_run_is_not_witnessed_and_says_so(tmp_path):
+    cfg = config(tmp_path)
+    cfg.randomness.pop('self_checks')
+    train(cfg)
+    last = log_of(tmp_path).strip().splitlines()[-1]
+    assert 'shorter than 50 iterations' in last
+    assert f'mmrepro verify {tmp_path}' in last
+
+
+def test_a_run_of_objects_says_why_it_is_not_witnessed(tmp_path):
+    cfg = config(tmp_path)
+    cfg.model = witnessed.Layers()
+    train(cfg)
+    last = log_of(tmp_path).strip().splitlines()[-1]
+    assert 'no resume was tried (model is an object of witnessed.Layers' in last
+
+
+class AddsNoise(Hook):
+    """Registered by code: the config does not have it, and a start of the script does."""
+    amount = 1e-3
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        next(runner.model.parameters()).data.add_(self.amount)
+
+
+def test_hooks_that_code_registers_go_along(tmp_path):
+    runner = witnessed.Runner.from_cfg(config(tmp_path))
+    runner.register_hook(AddsNoise())
+    runner.train()
+    assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
+
+
+def test_changes_by_the_script_are_a_warning_and_no_error(tmp_path):
+    runner = witnessed.Runner.from_cfg(config(tmp_path))
+    runner.model.first.weight.requires_grad_(False)
+    runner.train()
+    assert 'This run is not what its config trains' in log_of(tmp_path)
+
+
+def test_verify_repeats_a_run_that_has_ended(base, tmp_path):
+    before = sorted((path, path.stat().st_mtime_ns) for path in base.rglob('*'))
+    report = reports.verify_run(str(base))
+    assert report.exit_code == 0, str(report)
+    assert [row['outcome'] for row in report.data['tries']] == [
+        'equal, iterations 0 to 3', 'equal, iterations 4 to 5', 'equal, iterations 8 to 9',
+        'no iteration behind it was noted']
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in base.rglob('*'))
+
+
+def test_verify_finds_what_a_run_has_lost(tmp_path):
+    cfg = config(tmp_path, custom_hooks=[dict(type='SetsOnce')])
+    cfg.randomness.pop('self_checks')
+    train(cfg)
+    report = reports.verify_run(str(tmp_path))
+    assert report.exit_code == 1
+    assert 'batch.data' in report.verdict
+
+
+def test_verify_names_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(RunError, match=r'has no file mmrepro/witness\.json'):
+        reports.verify_run(str(tmp_path))
+
+
+# --------------------------------------------------------------------------- what may go wrong
+
+def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(witness.tempfile, 'mkdtemp', full)
+    train(config(tmp_path))
+    assert 'No space left on device' in log_of(tmp_path).splitlines()[-1]
+
+
+def test_a_witness_that_is_killed_ends_no_run(tmp_path, monkeypatch):
+    started = WitnessProcess.__init__
+
+    def killed(self, *args, **kwargs):
+        started(self, *args, **kwargs)
+        os.killpg(self._process.pid, signal.SIGKILL)
+    monkeypatch.setattr(WitnessProcess, '__init__', killed)
+    train(config(tmp_path))
+    assert 'it ended with exit code -9' in log_of(tmp_path).splitlines()[-1]
+
+
+SCRIPT = """
+import os, sys
+import witnessed
+from mmrepro.selfcheck.witness import WitnessProcess
+ended = WitnessProcess.ended
+def shown(self):
+    if os.path.exists(os.path.join(self.folder, 'output.txt')):
+        print(self._process.pid, flush=True)
+    return ended(self)
+WitnessProcess.ended = shown
+witnessed.train(witnessed.config(sys.argv[1]))
+"""
+
+
+def test_a_witness_ends_with_the_run_that_is_killed(tmp_path):
+    run = subprocess.Popen([sys.executable, '-c', SCRIPT, str(tmp_path)], stdout=subprocess.PIPE,
+                           text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
+    lines = iter(run.stdout.readline, '')
+    pid = next(int(line) for line in lines if line.strip().isdigit())
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    while os.path.exists(f'/proc/{pid}') and _state(pid) != 'Z':
+        time.sleep(0.1)
+
+
+def _state(pid):
+    try:
+        with open(f'/proc/{pid}/stat') as file:
+            return file.read().rpartition(')')[2].split()[0]
+    except FileNotFoundError:
+        return 'Z'
+
+
+def test_the_time_of_witnesses_is_bounded():
+    made = Witness(None, recipe.Recipe('', {}, [], [], '', {}, None, []))
+    made.begin(0, 10_000, '', True, {})
+    made._cost = made._spent = 15.0
+    made._clock = time.process_time() - 0.1  # a tenth of a second for a hundred iterations
+    assert not made._may_spend(100)
+    made._clock = time.process_time() - 100.0
+    assert made._may_spend(100)
