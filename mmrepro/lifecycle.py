@@ -43,7 +43,7 @@ from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
 from .hooks.preempt import handling
 from .ops.contract import run_deferred_checks
 from .process_settings import ProcessSettings
-from .step_check.validation import ValidationCheck
+from .selfcheck.validation import ValidationCheck
 from .version import __version__
 
 
@@ -179,6 +179,7 @@ class RunLifecycle:
         yield
         trackers.start(runner, self.facts)
         self.evaluated.leave()  # a hook may have evaluated
+        self.validation.training_begins()
         if self.config.legacy:
             return
         refuse_cached_ranks()
@@ -209,6 +210,7 @@ class RunLifecycle:
     def before_train_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         self.process.check_flags(runner.logger)
         self.evaluated.leave()
+        self.validation.training_goes_on(runner)
         self.seed('hook', runner.iter)
         yield
         self.evaluated.leave()
@@ -287,6 +289,7 @@ class RunLifecycle:
     # ---------------------------------------------------------------------------- the end
 
     def after_train(self, runner: Any) -> Iterator[None]:
+        self.validation.training_ends(runner)
         with local_loading():  # CheckpointHook publishes: it loads what it has written
             yield
         check_shared_weights(runner)

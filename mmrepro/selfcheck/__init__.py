@@ -1,0 +1,1 @@
+"""What a run checks of itself: steps, validations."""
