@@ -57,10 +57,6 @@ class StepDiffersError(SelfCheckError):
     """A step was repeated from the same state on the same batch, and its bits differ."""
 
 
-class BuildDiffersError(SelfCheckError):
-    """A model, dataset or sampler was built twice from the same random numbers, and differs."""
-
-
 class ValidationChangesError(SelfCheckError):
     """A validation has changed weights or settings that the training goes on with."""
 

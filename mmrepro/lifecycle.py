@@ -52,8 +52,8 @@ from .process_settings import ProcessSettings
 from .scoped import replaced
 from .selfcheck import recipe
 from .selfcheck.recipe import NotRebuilt, environment, pickled_hook, recipe_of
+from .selfcheck.validation import ValidationCheck
 from .selfcheck.witness import AFTER, FIRST, Witness
-from .step_check.validation import ValidationCheck
 from .version import __version__
 
 
@@ -209,6 +209,7 @@ class RunLifecycle:
         yield
         trackers.start(runner, self.facts)
         self.evaluated.leave()  # a hook may have evaluated
+        self.validation.training_begins()
         if self.config.legacy:
             return
         refuse_cached_ranks()
@@ -256,6 +257,7 @@ class RunLifecycle:
     def before_train_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         self.process.check_flags(runner.logger)
         self.evaluated.leave()
+        self.validation.training_goes_on(runner)
         placement = placement_of(runner.train_dataloader)
         if placement is not None:
             placement.begin_iteration()
@@ -368,6 +370,7 @@ class RunLifecycle:
     # ---------------------------------------------------------------------------- the end
 
     def after_train(self, runner: Any) -> Iterator[None]:
+        self.validation.training_ends(runner)
         with local_loading():  # CheckpointHook publishes: it loads what it has written
             yield
         check_shared_weights(runner)

@@ -76,7 +76,7 @@ SLOW = (
     *_of('ops/aten', 'sync_bn'),
     *_of('ops/mmcv', 'deform_conv'),
     *_of('ops', 'provider'),
-    *_of('step_check', 'repeated_steps'),
+    *_of('selfcheck', 'repeated_steps'),
     'test_runner.py',
 )
 

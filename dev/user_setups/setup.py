@@ -33,7 +33,6 @@ from mmengine.runner import Runner
 
 from mmrepro import on_virtual_ranks
 from mmrepro.errors import (
-    BuildDiffersError,
     MMReproError,
     SampleDiffersError,
     StepDiffersError,
@@ -43,7 +42,7 @@ from mmrepro.runs.launcher import free_port
 
 from ..children import Child, ChildFailed, join_ranks
 
-FOUND_BY = (BuildDiffersError, SampleDiffersError, StepDiffersError, ValidationChangesError)
+FOUND_BY = (SampleDiffersError, StepDiffersError, ValidationChangesError)
 EQUAL, FOUND, REFUSED, NAMED = 'equal', 'found', 'refused', 'named'
 SILENT, FALSE_ALARM, ERROR = 'silent', 'false alarm', 'error'
 GOOD = (EQUAL, FOUND, REFUSED, NAMED)

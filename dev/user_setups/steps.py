@@ -32,7 +32,7 @@ class Extra(Tiny):
         result = super().forward(inputs, label, mode)
         if mode == 'loss':
             weight = self.head.fc.weight.pow(2).mean()
-            result['extra'] = self.extra(inputs, label, result['loss']) * weight
+            result['loss_extra'] = self.extra(inputs, label, result['loss']) * weight
         return result
 
 

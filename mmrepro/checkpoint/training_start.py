@@ -1,7 +1,6 @@
 """The start of a training: all weights follow from the seed, and no earlier call left a state."""
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -9,13 +8,11 @@ from typing import Any, Callable
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from torch import nn
 
-from .. import built_twice, determinism
+from .. import determinism
 from ..config import RandomnessConfig
-from ..digests import exact_digest
 from ..distributed.unwrap import unwrap
 from ..errors import RandomnessError
 from ..facts.compatibility import inexact
-from ..seeds import capture_rng, isolate_rng, restore_rng
 from ..text import listed
 
 
@@ -27,57 +24,26 @@ class TrainingStart:
         self._loaded = False  # MMEngine has loaded what the config names, and no training began
         self._running = False  # the loop has begun and has not ended
         self._trained = False
-        # the model, built once more, and a digest of the first one
-        self._twin: tuple[Any, str] | None = None
         self._unwritten: list[str] = []  # parameters that nothing has initialized
 
     def build_model(self, stock: Callable[[Any], Any], model: Any, resumed: bool,
-                    logger: Any, seed: Callable[[], None]) -> Any:
-        """Let ``stock`` build the model; warn where the seed had no part in its initial weights.
-
-        A model with classes of the user is built twice, with ``seed`` called before each.
-        """
-        seed()  # again: loggers and visualizers may have drawn random numbers
+                    logger: Any) -> Any:
+        """Let ``stock`` build the model; warn where the seed had no part in its initial weights."""
         if isinstance(model, nn.Module) and not self._config.legacy and not resumed:
             logger.warning(
                 f'{type(model).__name__} was built before this runner has set its seed: its '
                 'initial weights come from whatever the generators gave then. They repeat when '
                 f'mmrepro.set_random_seed({self._config.seed}) is called right before it is '
                 'built, or when the model is given as a dict')
-        given = copy.deepcopy(model) if isinstance(model, dict) else None
         with determinism.filled_memory():
-            built = stock(model)
-            checked = self._config.deterministic is True and not self._config.legacy and (
-                self._config.self_checks.steps)
-            if checked and given is not None and not resumed and built_twice.is_by_user(built):
-                with isolate_rng(), built_twice.quiet():
-                    seed()
-                    self._twin = stock(given), exact_digest(built_twice.content(built))
-        return built
+            return stock(model)
 
     def initialize(self, runner: Any, stock: Callable[[], None]) -> None:
         """Let ``stock`` initialize the weights, and remember which it left out."""
-        twin, self._twin = self._twin, None
-        model = unwrap(runner.model)
-        # hooks may have changed the model since it was built
-        if twin is not None and exact_digest(built_twice.content(model)) != twin[1]:
-            twin = None
-        state = capture_rng()
         with determinism.filled_memory():
             stock()
-            if twin is not None:
-                self._compare(runner, model, twin[0], state)
         if self._config.deterministic:
             self._unwritten = determinism.unwritten(unwrap(runner.model))
-
-    def _compare(self, runner: Any, model: Any, twin: Any, state: tuple[Any, ...]) -> None:
-        """Initialize the second model as the first one, and compare both."""
-        with isolate_rng(), built_twice.quiet():
-            restore_rng(state)
-            twin.to(next(model.parameters()).device)
-            if hasattr(twin, 'init_weights'):
-                twin.init_weights()
-        built_twice.compare('model', model, twin, runner.logger)
 
     def load(self, runner: Any, stock: Callable[[], None]) -> None:
         """Let ``stock`` load or resume, and remember whether it did."""

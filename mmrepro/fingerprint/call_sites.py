@@ -24,7 +24,7 @@ STACK = 40  # number of frames kept
 # frames between the training code and the recorder
 SKIPPED = ('/torch/utils/_python_dispatch.py', '/torch/_ops.py', '/torch/_dynamo/',
            '/torch/_compile.py', os.path.join(PACKAGE, 'fingerprint', ''),
-           os.path.join(PACKAGE, 'localise', ''), os.path.join(PACKAGE, 'step_check', ''))
+           os.path.join(PACKAGE, 'localise', ''), os.path.join(PACKAGE, 'selfcheck', ''))
 
 
 class CallSite(NamedTuple):

@@ -12,8 +12,8 @@ from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
 from ..intervals import is_due
 from ..reachable import belongs_to_user
 from ..scoped import around_next_step
-from ..step_check.check import StepCheck
-from ..step_check.state import StartAttributes
+from ..selfcheck import forked
+from ..selfcheck.steps import StepCheck
 
 NOT_REPEATED = 'steps are not repeated: {}'
 
@@ -23,7 +23,7 @@ class SelfCheckHook(Hook):
     """Repeats steps of a run; every run with ``deterministic=True`` has this hook.
 
     The steps of iterations 1, 2, 4, 8, ..., counted from the start of the training, and of every
-    ``randomness.self_checks.steps``-th run twice, see :mod:`mmrepro.step_check.check`.
+    ``randomness.self_checks.steps``-th run twice, see :mod:`mmrepro.selfcheck.steps`.
     """
     priority = 99  # around the step that others watch
 
@@ -31,16 +31,17 @@ class SelfCheckHook(Hook):
         self.steps = 0
         self._interval = 0
         self._not_repeated: str | None = None  # why
-        self._start: StartAttributes | None = None
+        self._in_copies = False
 
     def before_train(self, runner: Any) -> None:
         self.steps, self._interval = 0, runner.repro.self_checks.steps
-        self._not_repeated = self._start = None
+        self._not_repeated = None
         if not self._interval:
             self._not_repeated = 'randomness.self_checks.steps=0'
             return
+        self._in_copies = forked.is_possible(runner.model)
         model_class = type(unwrap(runner.model))
-        if runner.cfg.get('compile'):
+        if hasattr(runner.model.train_step, '_torchdynamo_orig_callable'):
             self._not_repeated = (
                 'the model is compiled, and watching its step would compile it differently')
             runner.logger.warning(NOT_REPEATED.format(self._not_repeated))
@@ -52,18 +53,23 @@ class SelfCheckHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._not_repeated:
             return
-        if self._start is None:
-            self._start = StartAttributes(runner)
         if is_due(runner.iter + 1, self._interval):
             # recorders leave out the passes that are thrown away
             paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
-            around_next_step(runner.model, StepCheck(runner, paused, self._done, self._start))
+            around_next_step(runner.model, StepCheck(
+                runner, paused, self._done, self._copy_failed if self._in_copies else None))
 
     def _done(self, runner: Any, problem: str | None) -> None:
         self.steps += problem is None
         if problem:
             self._not_repeated = problem
             runner.logger.warning(NOT_REPEATED.format(problem))
+
+    def _copy_failed(self, runner: Any, problem: str) -> None:
+        self._in_copies = False
+        runner.logger.warning(
+            f'the step of iteration {runner.iter} was not repeated: the copy of the '
+            f'process {problem}. From here on, steps are repeated in the process itself')
 
     def after_train(self, runner: Any) -> None:
         runner.logger.info(self.summary(runner))

@@ -1,1 +1,1 @@
-"""A run with ``deterministic=True`` is checked by doing: samples and steps twice, a witness."""
+"""A run with ``deterministic=True`` is checked by doing: steps and validations, a witness."""

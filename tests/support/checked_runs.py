@@ -48,9 +48,9 @@ def registered(cls):
 
 @registered
 class RankDiffers(tiny.Tiny):
-    """A logged value differs on rank 1; the sum over ranks does not bring it to rank 0."""
+    """A loss differs on rank 1, and no gradient: nothing brings it to rank 0."""
 
     def forward(self, inputs, label, mode='tensor'):
         losses = super().forward(inputs, label, mode)
         number = float(np.random.default_rng().random()) if dist.get_rank() == 1 else 1.
-        return dict(losses, noise=losses['loss'].detach() * number)
+        return dict(losses, loss_noise=losses['loss'].detach() * number)

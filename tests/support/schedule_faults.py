@@ -4,8 +4,8 @@ from unittest import mock
 
 from mmrepro.distributed.virtual.scheduler import Scheduler, VirtualRank
 from mmrepro.distributed.virtual.shared_weights import Shared
-from mmrepro.step_check.attributes import Attributes
-from mmrepro.step_check.check import StepCheck
+from mmrepro.selfcheck.state import Attributes
+from mmrepro.selfcheck.steps import StepCheck
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The state that a pass may change in the modules of a model: captured, compared and restored.
+"""The state that a forward and backward pass may change, and the way back.
 
 The walk over the attributes of the modules visits parameters and buffers, numbers, containers,
 arrays, generators, and objects of the user's classes. Objects keep their identity; their content is
@@ -6,19 +6,27 @@ restored where it has changed.
 """
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
+from mmengine.logging import MessageHub
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
+from .. import seeds
+from ..checkpoint.adapters import kept_attributes
 from ..digests import as_bytes, local
+from ..distributed.unwrap import optim_wrappers, unwrap
 from ..distributed.virtual.gradients import VirtualDataParallel
+from ..distributed.virtual.scheduler import current
+from ..errors import DeterminismError
 from ..generator_kinds import GENERATORS, read_state, restore_state
+from ..nested import named_tensors
 from ..reachable import PLAIN, Walk, attributes, is_stateful, items, slot_names
 
 MAX_ITEMS = 2000  # of a container that is looked into; longer ones hold data
@@ -135,18 +143,12 @@ class Attributes:
                 for name in (held.differing() if held.saved == saved or held.saved_names else ())
                 if (held.saved or name in held.saved_names) == saved]
 
-    def put_back_lost(self, paths: Collection[str]) -> None:
-        """Restore what has one of these paths and is not in checkpoints."""
-        for held in self._held:
-            if not held.saved:
-                held.put_back([name for name in held.differing() if name not in held.saved_names
-                               and held.path_of(name) in paths])
-
-    def put_back(self, unsaved: bool = True) -> None:
-        """Restore everything; with ``unsaved=False``, only what checkpoints keep."""
+    def put_back(self, unsaved: bool = True, left: Collection[str] = ()) -> None:
+        """Restore what checkpoints keep; if ``unsaved``, all else but the paths in ``left``."""
         for held in self._held:
             held.put_back([name for name in held.differing()
-                           if held.saved or unsaved or name in held.saved_names])
+                           if held.saved or name in held.saved_names
+                           or unsaved and held.path_of(name) not in left])
 
     def _visit(self, path: str, obj: Any, saved: bool) -> None:
         if isinstance(obj, (tuple, frozenset)):
@@ -213,3 +215,113 @@ def _same_bits(before: torch.Tensor, now: torch.Tensor) -> bool:
     if before.dtype != now.dtype or before.shape != now.shape or not _has_content(now):
         return False
     return torch.equal(as_bytes(before.cpu()), as_bytes(now.cpu()))
+
+
+class StepState:
+    """The state of a run before a step: generators, attributes, gradients, loss scale, logs.
+
+    Copies of tensors are held in the memory of the host. Weights that virtual ranks share are left
+    out: they belong to the rank that steps for all. So is the state of optimizers, which is larger
+    than the weights and which no pass changes. Weights and gradients are included if ``weights``.
+    """
+
+    def __init__(self, runner: Any, weights: bool = True) -> None:
+        model = unwrap(runner.model)
+        self._generators = seeds.capture_rng()
+        self._optimizer_state = [
+            (name, value, value._version)
+            for wrapper in optim_wrappers(runner.optim_wrapper).values()
+            for state in getattr(wrapper.optimizer, 'state', {}).values()
+            for name, value in named_tensors(state)]
+        left_out = [value for _, value, _ in self._optimizer_state]
+        # virtual ranks share weights, and the one that owns them may have stepped already
+        if not weights or getattr(runner.model, 'sharing', None) is not None:
+            left_out += model.parameters()
+        self._attributes = Attributes(model, _of_wrappers(runner), kept_attributes(model), left_out)
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None, Any]] = [
+            (parameter, parameter.grad,
+             None if parameter.grad is None else parameter.grad.detach().to('cpu', copy=True))
+            for parameter in (model.parameters() if weights else ())]
+        self._trainable = [(f'{name}.requires_grad', parameter, parameter.requires_grad)
+                           for name, parameter in model.named_parameters()]
+        hub = MessageHub.get_current_instance()
+        # losses may write to it; the arrays of its buffers are replaced, never written to
+        self._logs = [(content, dict(content)) for content in (
+            hub.log_scalars, hub.runtime_info, *map(vars, hub.log_scalars.values()))]
+        self._saved_by_code = [(module, copy.deepcopy(_saved(module)))
+                               for module in model.modules() if _saves_by_code(module)]
+
+    def changed(self) -> list[str]:
+        """Return the paths of attributes that have changed and that no checkpoint keeps."""
+        return [*self._attributes.changed(), *(
+            path for path, weight, trained in self._trainable
+            if weight.requires_grad != trained)]
+
+    def check_optimizer(self) -> None:
+        """Raise DeterminismError if a forward or backward pass has changed the optimizer's state.
+        """
+        for name, value, version in self._optimizer_state:
+            if value._version != version:
+                raise DeterminismError(
+                    f'a forward or backward pass has changed {name!r} in the state of the '
+                    'optimizer, which is not put back when a step is repeated: change it in a '
+                    'hook, after the step, or set randomness.self_checks=dict(steps=0)')
+
+    def put_back(self, unsaved: bool = True, left: Collection[str] = ()) -> None:
+        """Put the run back to this state.
+
+        Args:
+            unsaved: whether to put back what no checkpoint keeps as well.
+            left: paths of it that stay as they are.
+
+        Raises:
+            DeterminismError: as :meth:`check_optimizer`.
+        """
+        self.check_optimizer()
+        self._attributes.put_back(unsaved, left)
+        for path, weight, trained in self._trainable if unsaved else ():
+            if weight.requires_grad != trained and path not in left:
+                weight.requires_grad_(trained)
+        for module, state in self._saved_by_code:  # as a resume does
+            content, metadata = copy.deepcopy(state)
+            module._load_from_state_dict(content, '', metadata, False, [], [], [])
+        for parameter, gradient, content in self._gradients:
+            if gradient is not None and current() is not None:
+                # the pass may have made its memory that of a sum, which other ranks still read
+                parameter.grad = content.to(gradient.device, copy=True)
+                continue
+            parameter.grad = gradient
+            if gradient is not None:
+                # the same tensor: it may be a view into a buffer of the communication
+                gradient.detach().copy_(content)
+        for logged, before in self._logs:
+            logged.clear()
+            logged.update(before)
+        seeds.restore_rng(self._generators)
+
+
+def _saves_by_code(module: nn.Module) -> bool:
+    """Whether a module has code that says what checkpoints keep of its attributes."""
+    return bool(module._state_dict_hooks) or any(
+        getattr(type(module), name) is not getattr(nn.Module, name)
+        for name in ('get_extra_state', '_save_to_state_dict'))
+
+
+def _saved(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a module's own code saves beside its parameters and buffers, and metadata."""
+    state: dict[str, Any] = {}
+    metadata = dict(version=module._version)
+    module._save_to_state_dict(state, '', False)
+    for hook in module._state_dict_hooks.values():
+        hook(module, state, '', metadata)
+    # virtual ranks may share parameters, which belong to the rank that steps
+    return {name: value for name, value in state.items()
+            if name not in module._parameters and name not in module._buffers}, metadata
+
+
+def _of_wrappers(runner: Any) -> dict[str, Any]:
+    """Return optimizer wrappers, which count losses, and their scalers, which begin lazily."""
+    wrappers = optim_wrappers(runner.optim_wrapper)
+    return {**{f'optim_wrapper {name}': wrapper for name, wrapper in wrappers.items()},
+            **{f'loss_scaler {name}': wrapper.loss_scaler for name, wrapper in wrappers.items()
+               if getattr(wrapper, 'loss_scaler', None) is not None}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from mmengine.dist import get_rank
 
@@ -23,15 +23,11 @@ SHOWN = 5  # names of attributes
 ATTRIBUTES = (
     'The forward pass changes attributes that reach the loss and that no checkpoint keeps: {}.\n'
     'A resumed run starts without them. Compute the value from the iteration or draw it from a '
-    'global generator, keep it in a buffer (register_buffer), or register it: '
-    'mmrepro.checkpoint.adapters.register(Class, "attribute").')
-RESUMED = (
-    'A run that resumes at iteration {} would take another step. Steps have changed attributes '
-    'that reach the loss and that no checkpoint keeps: {}.\n{}\n'
-    'A resumed run has them as they were at the start. Compute the value from the iteration, keep '
-    'it in a buffer (register_buffer), or register it: '
-    'mmrepro.checkpoint.adapters.register(Class, "attribute").\n{}')
-OFF = 'To train on without this check: randomness.self_checks.steps=0.'
+    'global generator, keep it in a buffer (register_buffer), or name it: '
+    'mmrepro.keep_attributes(Class, "attribute").')
+HEAD = ('The step of iteration {} (counted from 0) was repeated from the same state on the same '
+        'batch, and its bits differ.')
+OFF = 'To train on without this check: randomness.self_checks=dict(steps=0).'
 AGAIN = ('A and B are two more passes that were recorded. Where they first differ:\n{}')
 NOT_RECORDED = (
     'Operators of sharded weights are not recorded: with randomness.virtual_ranks.memory='
@@ -44,13 +40,13 @@ NOT_AGAIN = (
 
 
 def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequence[Record]],
-           suspects: list[str] | None) -> None:
+           attributes: Sequence[str]) -> None:
     """Write the digests of this rank into the work directory and stop all ranks.
 
     Args:
         passes: the two that were compared, and two that were recorded.
         records: the operators of the latter; empty if they cannot be recorded.
-        suspects: attributes that the second pass found as the first had left them.
+        attributes: those that change the bits when a pass finds them as the first had left them.
 
     Raises:
         StepDiffersError: always, the same text on all ranks.
@@ -61,29 +57,27 @@ def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequenc
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, 'w', encoding='utf-8') as file:
         json.dump(dict(
-            kind='step check', iteration=iteration, rank=rank, attributes=suspects,
+            kind='step check', iteration=iteration, rank=rank, attributes=list(attributes),
             diagnosis=diagnosis._asdict() if diagnosis else None,
             passes={name: digests._asdict() for name, digests in zip(PASSES, passes)}),
             file, indent=1)
-    mine = dict(difference=_difference(*passes[:2]), suspects=suspects or [],
+    mine = dict(difference=_difference(*passes[:2]), attributes=list(attributes),
                 diagnosis=_diagnosis(diagnosis, passes, any(records)), file=path,
                 phase=PHASES.index(diagnosis.phase) if diagnosis else len(PHASES))
     ranks = agree('differing step', mine, lambda ranks: ranks)
     raise StepDiffersError(_text(iteration, ranks))
 
 
-def report_lost(runner: Any, resumed: PassDigests, first: PassDigests,
-                lost: Sequence[str]) -> None:
-    """Stop all ranks, because attributes that a resume loses reach the loss.
+def report_unexplained(runner: Any, first: PassDigests, second: PassDigests,
+                       problem: str) -> NoReturn:
+    """Stop the run for a difference that no further pass could explain, and say why.
 
     Raises:
-        StepDiffersError: always, the same text on all ranks.
+        StepDiffersError: always.
     """
-    mine = dict(lost=list(lost), difference=_difference(first, resumed))
-    ranks = agree('step of a resumed run', mine, lambda ranks: ranks)
-    names = list(dict.fromkeys(name for rank in ranks for name in rank['lost']))
-    difference = next(rank['difference'] for rank in ranks if rank['difference'])
-    raise StepDiffersError(RESUMED.format(runner.iter, listed(names, SHOWN), difference, OFF))
+    raise StepDiffersError('\n'.join([
+        HEAD.format(runner.iter), _difference(first, second),
+        f'Further passes, which would name the cause, failed: {problem}.', OFF]))
 
 
 def _difference(first: PassDigests, second: PassDigests) -> str:
@@ -117,8 +111,7 @@ def _diagnosis(diagnosis: Diagnosis | None, passes: Sequence[PassDigests],
 
 
 def _text(iteration: int, ranks: Sequence[dict[str, Any]]) -> str:
-    lines = [f'The step of iteration {iteration} (counted from 0) was repeated from the same state '
-             'on the same batch, and its bits differ.']
+    lines = [HEAD.format(iteration)]
     several = len(ranks) > 1
     differing = [number for number, rank in enumerate(ranks) if rank['difference']]
     if several:
@@ -127,9 +120,9 @@ def _text(iteration: int, ranks: Sequence[dict[str, Any]]) -> str:
     for number in differing:
         head = f'rank {number}: ' if several else ''
         lines += [f'{head}{line}' for line in ranks[number]['difference'].splitlines()]
-    suspects = list(dict.fromkeys(name for rank in ranks for name in rank['suspects']))
-    if suspects:
-        lines.append(ATTRIBUTES.format(listed(suspects, SHOWN)))
+    attributes = list(dict.fromkeys(name for rank in ranks for name in rank['attributes']))
+    if attributes:
+        lines.append(ATTRIBUTES.format(listed(attributes, SHOWN)))
     # the earliest phase is where it began
     origin = min(differing, key=lambda number: (ranks[number]['phase'], number))
     head = f'Rank {origin}: ' if several else ''

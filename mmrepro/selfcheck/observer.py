@@ -18,10 +18,14 @@ from ..scoped import replaced
 
 # what is compared, in causal order, and how a message calls a part of it
 FIELDS = {
-    'losses': 'loss {}',
+    'losses': '{}',
     'gradients': 'gradient of {}',
     'sums': 'gradient of {}, added up over ranks and accumulated iterations',
 }
+
+
+ADDED = 'loss'  # MMEngine adds up what has this in its name; the rest is only logged
+BACKWARD = 'loss (backward)'  # what the backward pass begins with
 
 
 class PassDigests(NamedTuple):
@@ -115,7 +119,7 @@ class Observer:
         return result
 
     def _backward(self, backward: Callable, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        self._losses({'(backward)': loss})
+        self._losses({BACKWARD: loss})
         return backward(loss, *args, **kwargs)
 
     def _step(self, step: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -125,8 +129,8 @@ class Observer:
     def _losses(self, losses: Mapping[str, Any]) -> None:
         numbers: list[tuple[str, Any]] = [
             (self._unique('loss', name), value) for name, value in losses.items()
-            if isinstance(value, (int, float)) or (
-                isinstance(value, torch.Tensor) and value.numel() == 1)]
+            if ADDED in name and (isinstance(value, (int, float)) or (
+                isinstance(value, torch.Tensor) and value.numel() == 1))]
         if self._snapshot is not None and numbers:
             with _disable_current_modes():
                 self._snapshot.add_numbers('losses', *zip(*numbers))

@@ -106,11 +106,9 @@ def test_no_bit_changes_on_virtual_ranks(accumulated, tmp_path):
     assert checked == plain and [len(lines) for lines in checked] == [2, 2]
 
 
-@pytest.mark.parametrize('model, checks, texts', [
-    ('InitializedFromData', 1000, ['resumes at iteration 1 would take another step']),
-    ('RankDiffers', 1, ['StepDiffersError', 'Ranks that differ: 1 of 2.',
-                        'rank 1: first difference: loss noise: '])])
-def test_one_virtual_rank_that_differs_ends_all_and_is_named(model, checks, texts, tmp_path):
+def test_one_virtual_rank_that_differs_ends_all_and_is_named(tmp_path):
     with pytest.raises(RuntimeError) as caught:
-        on_virtual_ranks(config(tmp_path, model, checks), 2, 1, tmp_path)
-    assert all(text in str(caught.value) for text in texts)
+        on_virtual_ranks(config(tmp_path, 'RankDiffers', 1), 2, 1, tmp_path)
+    assert all(text in str(caught.value) for text in (
+        'StepDiffersError', 'Ranks that differ: 1 of 2.',
+        'rank 1: first difference: loss_noise: '))

@@ -1,0 +1,111 @@
+"""A copy of the process that computes, answers and ends: what it changes, nothing else sees."""
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from typing import Any, Callable, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from ..distributed.virtual.scheduler import current
+
+
+class CopyFailed(Exception):
+    """The copy has ended, or hangs, without an answer; the text completes "the copy ..."."""
+
+
+def is_possible(model: torch.nn.Module) -> bool:
+    """Whether a copy of this process can train the model as this process does.
+
+    Devices do not survive a fork, and a copy cannot meet the other ranks.
+    """
+    on_cpu = all(tensor.device.type == 'cpu' for tensor in (*model.parameters(), *model.buffers()))
+    alone = current() is None and not (dist.is_available() and dist.is_initialized())
+    return sys.platform == 'linux' and on_cpu and alone and not torch.cuda.is_initialized()
+
+
+class Copy:
+    """A copy of this process, made by ``os.fork``.
+
+    Attributes:
+        inside: whether this is the copy, which has to call :meth:`answer`.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        self._unread = b''
+        with warnings.catch_warnings():
+            # of other threads, which the copy does not have: it is given a limited time
+            warnings.simplefilter('ignore', DeprecationWarning)
+            self._process = os.fork()
+        self.inside = self._process == 0
+        os.close(self._read if self.inside else self._write)
+
+    def answer(self, answers: Callable[[], Iterable[Any]]) -> NoReturn:
+        """Send answers, which JSON can hold, and end the copy. Logs nothing."""
+        logging.disable(logging.CRITICAL)
+
+        def send() -> None:
+            try:
+                for value in answers():
+                    self._send(dict(answer=value))
+            except Exception as error:  # of a step of the user
+                self._send(dict(error=f'{type(error).__name__}: {error}'))
+
+        try:
+            if torch.get_num_threads() == 1:
+                send()
+            else:  # the threads of OpenMP are gone, and belong to the thread that has used them
+                thread = threading.Thread(target=contextvars.copy_context().run, args=[send])
+                thread.start()
+                thread.join()
+        finally:
+            os._exit(0)  # not the way out of the training
+
+    def _send(self, content: Any) -> None:
+        line = json.dumps(content).encode() + b'\n'
+        while line:
+            line = line[os.write(self._write, line):]
+
+    def next(self, seconds: float) -> Any:
+        """Return the next answer.
+
+        Raises:
+            CopyFailed: an error in the copy, its end, or no answer for so many seconds.
+        """
+        end = time.monotonic() + seconds
+        while b'\n' not in self._unread:
+            if not select.select([self._read], [], [], max(0, end - time.monotonic()))[0]:
+                raise CopyFailed(f'did not answer for {seconds:.0f} s')
+            received = os.read(self._read, 1 << 16)
+            if not received:
+                raise CopyFailed(self._ended())
+            self._unread += received
+        line, _, self._unread = self._unread.partition(b'\n')
+        content = json.loads(line)
+        if 'error' in content:
+            raise CopyFailed(f'ended with {content["error"]}')
+        return content['answer']
+
+    def _ended(self) -> str:
+        code = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
+        self._process = 0
+        return f'was ended by signal {-code}' if code < 0 else f'ended with exit code {code}'
+
+    def end(self) -> None:
+        """End the copy, where it has not ended by itself."""
+        os.close(self._read)
+        if self._process:
+            os.kill(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
+            self._process = 0

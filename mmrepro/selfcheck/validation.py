@@ -1,0 +1,136 @@
+"""Compare a model before and after its validation, which must leave the training as it was."""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from mmengine.dist import get_world_size
+
+from ..checkpoint.fit import differing, parts_of
+from ..config import RandomnessConfig
+from ..digests import state_digest
+from ..distributed.unwrap import unwrap
+from ..errors import ValidationChangesError
+from ..text import listed
+from .state import Attributes
+
+STORED = re.compile(r"\._(?:parameters|buffers)\['(.*)'\]")  # in paths of attributes
+
+
+class _Changes(NamedTuple):
+    """What differs from before a validation: by name, how it is called in a message."""
+    weights: Mapping[str, str]
+    attributes: Mapping[str, str]
+
+    def still(self, now: _Changes) -> _Changes:
+        """Return those of ``now`` that were there before: others are changes of hooks."""
+        return _Changes(*({name: text for name, text in new.items() if name in old}
+                          for old, new in zip(self, now)))
+
+
+class _Before:
+    """The models and settings before a validation."""
+
+    def __init__(self, runner: Any) -> None:
+        model = unwrap(runner.model)
+        # virtual ranks share weights: the checksums of their owner watch over these; samplers of
+        # MMDetection hold the global generator
+        shared = [*(model.parameters() if getattr(runner.model, 'sharing', None) else ()),
+                  np.random.mtrand._rand]
+        averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
+        self._models = [Attributes(module, {}, (), shared) for module in (model, *averages)]
+        self._settings = _settings(runner)
+
+    def changes(self, runner: Any) -> _Changes:
+        weights = {path: STORED.sub(r'.\1', path)
+                   for model in self._models for path in model.changed(saved=True)}
+        now = _settings(runner)
+        weights.update((name, f'{name} ({self._settings.get(name)} -> {now.get(name)})')
+                       for name in differing(self._settings, now))
+        return _Changes(weights, {path: path for model in self._models for path in model.changed()
+                                  if not path.endswith('.training')})
+
+
+def _settings(runner: Any) -> dict[str, str]:
+    """Return parts of the training and settings of torch that a validation may not change."""
+    model = unwrap(runner.model)
+    return {**parts_of(runner), 'the default dtype': str(torch.get_default_dtype()),
+            'the number of threads': str(torch.get_num_threads()),
+            **{f'the gradient of {name}': state_digest(parameter.grad)
+               for name, parameter in model.named_parameters() if parameter.grad is not None}}
+
+
+class ValidationCheck:
+    """Compares a model before the hooks of a validation with the model that trains on.
+
+    ``eval()`` may merge or exchange weights that ``train()`` puts back, so what has changed after a
+    validation is looked at again when the training goes on. ``deterministic`` and
+    ``self_checks.validation`` of the run decide: False compares nothing, 'warn' raises nothing.
+    """
+
+    def __init__(self, config: RandomnessConfig) -> None:
+        wanted = (config.deterministic, config.self_checks.validation)
+        self._on, self._raises = False not in wanted, 'warn' not in wanted
+        self._training = False
+        self._before: _Before | None = None
+        self._seen: _Changes | None = None  # after the validation
+        self._where = ''
+        self._named: set[str] = set()  # attributes that a warning has named
+
+    def training_begins(self) -> None:
+        """Compare from here on: what follows a validation outside of a training is no training."""
+        self._training, self._before, self._seen = True, None, None
+
+    def begin(self, runner: Any) -> None:
+        """Remember the model. With several ranks, stock hooks may average their statistics here."""
+        synchronizes = get_world_size() > 1 and any(
+            type(hook).__name__ in ('SyncNormHook', 'SyncBuffersHook') for hook in runner.hooks)
+        # of two validations without a training between them, the first counts
+        if self._on and self._training and not synchronizes and self._before is None:
+            self._before = _Before(runner)
+
+    def end(self, runner: Any) -> None:
+        """Look at the model, and forget it where nothing has changed."""
+        if self._before is not None:
+            self._where = f'the validation at iteration {runner.iter}'
+            self._seen = self._before.changes(runner)
+            if not any(self._seen):
+                self._before = self._seen = None
+
+    def training_goes_on(self, runner: Any) -> None:
+        """Say what a validation has changed, when the loop has called ``model.train()``.
+
+        Attributes may be caches that no training reads, so changed attributes are a warning.
+
+        Raises:
+            ValidationChangesError: parameters, buffers, settings or the default dtype have changed.
+        """
+        if self._before is None or self._seen is None:
+            return
+        changed = self._seen.still(self._before.changes(runner))
+        self._before = self._seen = None
+        new = [path for path in changed.attributes if path not in self._named]
+        if new:
+            self._named.update(new)
+            runner.logger.warning(f'{self._where} has changed {listed(new)}. If the training reads '
+                                  'it, the training depends on when it is validated')
+        if changed.weights:
+            text = (f'{self._where} has changed {listed(list(changed.weights.values()))}, and so '
+                    'the training depends on when it is validated. Look for a module in training '
+                    'mode, or code that writes to the model, in predictions and in hooks of the '
+                    'validation. To train on without this check: '
+                    'randomness.self_checks=dict(validation=False)')
+            if self._raises:
+                raise ValidationChangesError(text)
+            runner.logger.warning(text)
+
+    def training_ends(self, runner: Any) -> None:
+        """Say what the last validation has changed, as a longer training would find it."""
+        if self._seen is not None:
+            runner.model.train()
+            self.training_goes_on(runner)
+            runner.model.eval()
+        self._training = False
