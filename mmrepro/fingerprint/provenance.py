@@ -16,7 +16,7 @@ import torch
 
 from ..facts.training_data import file_record
 from ..nested import dicts
-from ..variables import Read
+from ..variables import Read, reads
 
 # Variables that reach kernels, libraries, launchers; all others, secrets among them, stay out.
 RECORDED_VARIABLES = (
@@ -46,7 +46,7 @@ def _is_recorded(name: str) -> bool:
         fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED_VARIABLES)
 
 
-def variables(reads: Iterable[Read]) -> dict[str, dict[str, str | None]]:
+def variables(found: Iterable[Read]) -> dict[str, dict[str, str | None]]:
     """Return the variables that :func:`environment` leaves out: value, and who read it last.
 
     Code may set a variable that it has read before: the last reader counts.
@@ -54,7 +54,18 @@ def variables(reads: Iterable[Read]) -> dict[str, dict[str, str | None]]:
     that two runs differ, too little to find the value.
     """
     return {read.name: dict(value=_hidden(read.name, read.value), read=f'{read.file}:{read.line}')
-            for read in reads if read.name not in NOT_REPEATED and not _is_recorded(read.name)}
+            for read in found if read.name not in NOT_REPEATED and not _is_recorded(read.name)}
+
+
+def variable_facts(then: Iterable[str] = ()) -> dict[str, str | None]:
+    """Return the facts on variables that user code has read by now.
+
+    Those that are named in ``then``, the facts of a run, have the value that they have here.
+    """
+    now = {f'variables.{name}': read['value'] for name, read in variables(reads()).items()}
+    names = (fact.partition('.')[2] for fact in then
+             if fact.startswith('variables.') and fact not in now)
+    return {**now, **{f'variables.{name}': _hidden(name, os.environ.get(name)) for name in names}}
 
 
 def _hidden(name: str, value: str | None) -> str | None:
