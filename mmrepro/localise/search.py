@@ -20,7 +20,7 @@ from ..fingerprint.divergence import (
     first_divergence,
     not_compared,
 )
-from ..fingerprint.provenance import SECRET
+from ..fingerprint.provenance import is_hidden
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.records import STATES
 from ..fingerprint.schema import value_of
@@ -203,7 +203,7 @@ class Localiser:
                         run_a: RecordedRun) -> Diagnosis:
         """Train run B with the variables of run A: they are the cause if it has A's bits then."""
         texts = tuple(variable.text() for variable in variables)
-        env = {row.name: row.a for row in variables if not SECRET.search(row.name)}
+        env = {row.name: row.a for row in variables if not is_hidden(row.a)}
         if not env:  # values that look secret are not known
             return diagnosis._replace(evidence=(*texts, *diagnosis.evidence))
         spec = self.specs[1]._replace(env={**self.specs[1].env, **env})
