@@ -166,7 +166,7 @@ def code_facts() -> dict[str, Any]:
     Modules whose versions all ranks compare have their facts by then.
     """
     text = ''.join(f'{name} {digest}\n' for name, digest in mmrepro_files().items())
-    facts = {MMREPRO: hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}
+    facts: dict[str, Any] = {MMREPRO: hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}
     facts.update((f'{PREFIX}{name}', source.fact) for name, source in sources().items())
     facts.update((f'version.{module}', libraries.version_of(module))
                  for module in TRANSFORMS if module in sys.modules)
@@ -236,7 +236,7 @@ def write_copies(path: str, clean: Callable[[str], str]) -> None:
                 with contextlib.suppress(UnicodeDecodeError):
                     data = clean(data.decode()).encode()
             # without the time, so that equal code gives equal files
-            archive.writestr(zipfile.ZipInfo(name.replace(':', '/')), data)
+            archive.writestr(zipfile.ZipInfo(name.replace(':', '/')), data, zipfile.ZIP_DEFLATED)
     with open(path, 'wb') as written:
         written.write(content.getvalue())
 
