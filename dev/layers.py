@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('ops', 'seeds', 'digests', 'exit_codes', 'reading', 'variables', 'version'),
      'operators, random streams, digests, readers of the environment'),
     (('reachable', ), 'what an object reaches, and a walk over it'),
-    (('errors', 'generator_kinds', 'imports', 'intervals', 'nested', 'scoped', 'text'),
+    (('errors', 'generator_kinds', 'imports', 'intervals', 'libraries', 'nested', 'scoped', 'text'),
      'exceptions; small helpers, each the one home of its concept'),
 )
 # Rooms of one row that may know each other, in this direction only.

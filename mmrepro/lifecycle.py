@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -41,8 +41,12 @@ from .distributed.virtual.runner_parts import settings_on_ranks
 from .distributed.virtual.scheduler import current
 from .distributed.virtual.sharded import whole
 from .distributed.virtual.shared_weights import check_shared_weights, share_weights
+from .facts import own_code
 from .facts.collect import collect_facts
+from .facts.compatibility import HISTORY
+from .facts.own_code import code_facts
 from .facts.training_data import training_facts
+from .fingerprint.provenance import variable_facts
 from .fingerprint.schema import FOLDER
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
 from .hooks.preempt import handling, stop_announced
@@ -99,10 +103,11 @@ class RunLifecycle:
         """Put the randomness in force, once all ranks know the seed; ``cfg`` is the run's."""
         self.config = config
         self.process.apply(config)
-        self.facts = collect_facts(cfg, config.as_dict(), get_world_size())
+        self.facts = {**collect_facts(cfg, config.as_dict(), get_world_size()), **variable_facts()}
         self.resume.differences = self.resume.compare(self.facts)
         if is_distributed():
             agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
+            agreement.check_files('code', own_code.files())
 
     def hooks(self, present: Sequence[Hook]) -> list[Hook]:
         """Return the hooks to register beside ``present``, those of the config."""
@@ -136,11 +141,16 @@ class RunLifecycle:
         self.resume.log(logger)
         report = self.process.report
         changes = len(report.changes) if report is not None else 0
-        logger.info(f'mmrepro {__version__}: {self.config.summary()}\n  {changes} flags and '
+        summary, table = self.config.summary(), self.config.table()
+        if self.resume.history:
+            what, _, promises = summary.partition('\n')
+            condition = f'  if no bit depends on what differs ({self.resume.history}):'
+            summary, table = f'{what}\n{condition}\n{promises}', f'{table}\n{condition.strip(":")}'
+        logger.info(f'mmrepro {__version__}: {summary}\n  {changes} flags and '
                     'variables were changed: the log file says which, and why')
         details = logger.makeRecord(
             logger.name, logging.INFO, __file__, 0,
-            f'mmrepro {__version__}\n{self.config.table()}\n\n{report}', (), None)
+            f'mmrepro {__version__}\n{table}\n\n{report}', (), None)
         for handler in logger.handlers:
             if isinstance(handler, logging.FileHandler) and logger.isEnabledFor(logging.INFO):
                 handler.handle(details)
@@ -168,7 +178,22 @@ class RunLifecycle:
         self.facts.update(data)
         for line in self.resume.check_data(data):
             runner.logger.warning(line)
+        point = self.resume.point
+        self._observe(runner.logger, () if point is None else point.facts)
         self.resume.continue_loop(loop)
+
+    def _observe(self, logger: Any, then: Iterable[str] = ()) -> None:
+        """Add facts on what was imported or read since the last look, and compare them.
+
+        Variables that only the resumed run has read by now have the value that they have here.
+        """
+        known = {**code_facts(), **variable_facts(then)}
+        new = {name: value for name, value in known.items() if name not in self.facts}
+        self.facts.update(new)
+        for line in self.resume.compare_late(new):
+            logger.warning(line)
+        if self.resume.history:
+            self.facts[HISTORY] = self.resume.history
 
     def before_run(self, runner: Any) -> Iterator[None]:
         yield
@@ -201,6 +226,7 @@ class RunLifecycle:
             start['weights at the start'] = exact_digest(
                 dict(unwrap(runner.model).named_parameters()))
         agreement.check_agreement({'resume.iteration': runner.iter, **start})
+        agreement.check_files('code', own_code.files())  # what was imported since
 
     def before_train(self, runner: Any) -> Iterator[None]:
         self._check_start(runner)
@@ -363,6 +389,7 @@ class RunLifecycle:
         yield
         check_shared_weights(runner)
         run_deferred_checks()
+        self._observe(runner.logger)
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
         if not self.witness.saving:
             trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}', checkpoint['state_dict'])
@@ -375,6 +402,7 @@ class RunLifecycle:
             yield
         check_shared_weights(runner)
         run_deferred_checks()
+<<<<<<< HEAD
         if self._is_witnessed:
             self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
         with whole(runner):
@@ -382,6 +410,14 @@ class RunLifecycle:
                 witnessed = self.witness.summary(runner.work_dir)
                 runner.logger.info(f'{outcome(runner)}; {witnessed}' if self._is_witnessed
                                    else outcome(runner))
+=======
+        self._observe(runner.logger)
+        with whole(runner):
+            if is_main_process() and not self.config.legacy:
+                doubt = self.resume.history
+                runner.logger.info(outcome(runner) + (
+                    f'; {doubt}: bits may not be those of an uninterrupted run' if doubt else ''))
+>>>>>>> wt-code
             trackers.results(runner, 'last', unwrap(runner.model).state_dict())
 
     # -------------------------------------------------------------------------------------

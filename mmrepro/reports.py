@@ -118,6 +118,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
             data=dict(data, same=False, variations=[], finding=error.finding, log=error.log))
     notes.append(f'{iterations} iterations, fingerprints of level {level}, '
                  f'{time.monotonic() - started:.0f} s')
+    notes += verification.changed_meanwhile(results, work_dir)
     cause = _cause(results, work_dir, iterations, at) if explain else None
     return certificate(config, results, notes, work_dir, data, cause, control)
 

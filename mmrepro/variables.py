@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,16 +28,15 @@ class Read(NamedTuple):
 
 _reads: dict[tuple[str, str, int], Read] = {}
 _shared: Any = None  # file for the reads of forked workers, and the process that made it
-_copying: tuple[int, int] | None = None  # frame and instruction that copy all variables
+_thread = threading.local()  # `copying`: the code and the instruction that copy all variables
 
 
 class _Watched(_PLAIN):
     """``os.environ`` that notes its readers; copies of the whole environment are no reads."""
 
     def keys(self) -> Any:
-        global _copying
         frame = sys._getframe(1)
-        _copying = id(frame), frame.f_lasti
+        _thread.copying = frame.f_code, frame.f_lasti
         return super().keys()
 
     def __getitem__(self, name: str) -> str:
@@ -55,7 +55,7 @@ def _note(name: str, value: str | None, frame: Any) -> None:
             return
         frame = frame.f_back
     key = name, frame.f_code.co_filename, frame.f_lineno
-    if key in _reads or _copying == (id(frame), frame.f_lasti):
+    if key in _reads or getattr(_thread, 'copying', None) == (frame.f_code, frame.f_lasti):
         return
     _reads[key] = read = Read(name, value, str(frame.f_globals.get('__name__')), *key[1:])
     if _shared is not None and _shared[1] != os.getpid():
@@ -88,6 +88,6 @@ def reads() -> list[Read]:
 @cache
 def outside_of_libraries(module: str, file: str) -> bool:
     """Whether a module is code of the user that is not installed."""
+    from .libraries import is_own
     from .reachable import belongs_to_user
-    return belongs_to_user(module) and not (
-        '-packages' in file or file.startswith(('<frozen', _PACKAGE)))
+    return belongs_to_user(module) and not file.startswith(_PACKAGE) and is_own(file)

@@ -1,6 +1,7 @@
 """Variables: who reads the environment, and those of user code, which a block captures."""
 import functools
 import os
+import threading
 
 import pytest
 
@@ -126,3 +127,42 @@ def test_a_variable_that_was_deleted_stays_deleted():
         assert Forgets.first == 1 and kept == [1]  # noqa: F821
     assert 'first' not in vars(Forgets) and len(variables.changed()) == 2
     later = 1
+
+
+def _function(body, padding):
+    space = {'os': os}
+    lines = ['x = 1'] * (padding % 8) + ['x = -x'] * (padding // 8)  # of 4 and 6 bytes
+    exec('def function(x=1):\n ' + '\n '.join([*lines, f'return {body}']), space)
+    return space['function']
+
+
+def test_a_read_in_a_frame_that_was_given_the_memory_of_a_copy_is_noted():
+    wanted = [f'TEST_AFTER_{copied}_{read}' for copied in range(16) for read in range(16)]
+    for name in wanted:
+        _, copied, read = name.rsplit('_', 2)
+        _function('0, os.environ.keys()', int(copied))()
+        _function(f'os.environ.get("{name}")', int(read))()
+    seen = {read.name for read in variables.reads()}
+    assert [name for name in wanted if name not in seen] == []
+
+
+def test_a_copy_during_a_copy_of_another_thread_is_no_read():
+    def reader():
+        os.environ.keys()
+        os.environ.get('TEST_OF_THREAD')
+
+    class Meanwhile(type(os.environ)):
+        """An environment that another thread reads while it is copied."""
+        def __iter__(self):
+            thread = threading.Thread(target=reader)
+            thread.start()
+            thread.join()
+            return super().__iter__()
+
+    watched, os.environ.__class__ = type(os.environ), Meanwhile
+    before = variables.reads()
+    try:
+        assert {**os.environ}
+    finally:
+        os.environ.__class__ = watched
+    assert [read.name for read in variables.reads() if read not in before] == ['TEST_OF_THREAD']

@@ -14,7 +14,7 @@ from ..data import placement_of
 from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
 from ..errors import CheckpointError, RandomnessError
-from ..facts import compatibility
+from ..facts import compatibility, own_code
 from . import rank_state
 from .choosing import newest_good, pointed, with_paths_beside
 from .completeness import judge, lacks, stock_facts
@@ -71,6 +71,8 @@ class Resume:
         # lines for the log: files that a run cannot continue from, how it differs from the resumed
         self.passed_over: list[str] = []
         self.differences: list[str] = []
+        self.doubts: list[str] = []  # what differs, and may change bits
+        self._said: set[str] = set()  # names of the facts that differ
         self._strict = strict
         self._asked = bool(settings.get('resume'))
         self._checked: str | None = None  # a file that need not be checked when it is read
@@ -149,6 +151,24 @@ class Resume:
             return []
         return self.compare({**self.point.facts, **facts})
 
+    def compare_late(self, facts: Mapping[str, Any]) -> list[str]:
+        """Compare facts that became known since :meth:`compare`; returns lines for the log."""
+        if self.point is None or not self.point.written_by:
+            return []
+        return self.compare({**self.point.facts, **{
+            name: value for name, value in facts.items() if name not in self._said}})
+
+    @property
+    def history(self) -> str:
+        """What this resume and earlier ones of the run found different; '' for nothing."""
+        if self.point is None:
+            return ''
+        found = self.point.facts.get(compatibility.HISTORY)
+        if self.doubts:
+            now = f'resumed at iteration {self.point.iteration} with {"; ".join(self.doubts)}'
+            return f'{found}; {now}' if found else now
+        return str(found or '')
+
     def compare(self, facts: Mapping[str, Any]) -> list[str]:
         """Compare this run with the resumed run; returns lines for the log.
 
@@ -159,7 +179,14 @@ class Resume:
             return []
         if not self.point.written_by:  # stock MMEngine: settings are all that is known
             facts = {name: value for name, value in facts.items() if name.startswith('config.')}
-        return compatibility.check(self.point.path, dict(self.point.facts), dict(facts),
+        then = {name: value for name, value in self.point.facts.items()
+                if name != compatibility.HISTORY}
+        now = own_code.completed(then, facts)
+        now.pop(compatibility.HISTORY, None)
+        rows = compatibility.differences(then, now)
+        self._said.update(row.name for row in rows)
+        self.doubts += compatibility.doubts(rows)
+        return compatibility.check(self.point.path, rows,
                                    self._strict and bool(self.point.written_by))
 
     def continue_loop(self, loop: Any) -> None:

@@ -6,7 +6,7 @@ passed, see :mod:`.lost_ranks`.
 """
 from __future__ import annotations
 
-import importlib.metadata
+import functools
 import itertools
 import json
 import platform
@@ -14,7 +14,6 @@ import secrets
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Callable
 
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from mmengine.dist import get_world_size
 from torch.distributed import distributed_c10d as c10d
 
-from .. import determinism, ops
+from .. import determinism, libraries, ops
 from ..errors import AgreementError
 from ..seeds import MAX_SEED, SCHEME
 from ..version import __version__
@@ -32,14 +31,8 @@ from .virtual.scheduler import current
 
 MAX_LINES = 20  # of differences in one message
 
-# module: names of the distributions that may have brought it
-PACKAGES = {
-    'torch': ('torch', ),
-    'numpy': ('numpy', ),
-    'mmengine': ('mmengine', 'mmengine-lite', 'onedl-mmengine'),
-    'mmcv': ('mmcv', 'mmcv-lite', 'onedl-mmcv'),
-    'mmdet': ('mmdet', 'onedl-mmdetection'),
-}
+# modules whose versions change bits
+MODULES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmdet')
 
 
 def check_agreement(fields: Mapping[str, Any]) -> None:
@@ -60,6 +53,30 @@ def check_agreement(fields: Mapping[str, Any]) -> None:
             raise TypeError(f'{name}={value!r} cannot be compared between ranks: expected strings, '
                             'numbers, booleans, None, or lists of them') from error
     agree('agreement', dict(fields), _compare)
+
+
+def check_files(what: str, files: Mapping[str, str]) -> None:
+    """Compare digests of files between all ranks, of those that both of two ranks have.
+
+    A collective operation.
+
+    Raises:
+        AgreementError: on every rank, with the same message: file, rank and machine.
+    """
+    agree(f'agreement on {what}', (platform.node(), dict(files)),
+          functools.partial(_compare_files, what))
+
+
+def _compare_files(what: str, ranks: Sequence[tuple[str, Mapping[str, str]]]) -> None:
+    node, first = ranks[0]
+    lines = [f'  {name}: rank {rank} on {other} has {files[name]}, rank 0 on {node} has '
+             f'{first[name]}' for rank, (other, files) in enumerate(ranks)
+             for name in sorted(first) if files.get(name, first[name]) != first[name]]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES:] = [f'  and {len(lines) - MAX_LINES} more']
+    if lines:
+        raise AgreementError('\n'.join(
+            [f'The ranks have different {what}, and every rank has stopped.', *lines]))
 
 
 def randomness_fields(randomness: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,8 +102,7 @@ def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, A
     fields.update(late_fields())
     fields.update({'version.mmrepro': __version__, 'version.python': platform.python_version(),
                    'version.cuda': torch.version.cuda})
-    fields.update((f'version.{module}', package_version(module, names))
-                  for module, names in PACKAGES.items())
+    fields.update((f'version.{module}', libraries.version_of(module)) for module in MODULES)
     fields.update(determinism.snapshot())
     if fields.get('randomness.numerics.cpu') is not None:
         # lists what this CPU has above the level, which ranks on other machines may not have
@@ -117,17 +133,6 @@ def late_fields() -> dict[str, Any]:
         fields['version.mmcv_build'] = (f'{extension.get_compiler_version()}, CUDA '
                                         f'{extension.get_compiling_cuda_version()}')
     return fields
-
-
-def package_version(module: str, names: Sequence[str]) -> str | None:
-    """Return the version of the imported module; falls back to the installed distribution."""
-    loaded = getattr(sys.modules.get(module), '__version__', None)
-    if loaded is not None:
-        return str(loaded)
-    for name in names:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return None
 
 
 # -------------------------------------------------------------------------------- comparing

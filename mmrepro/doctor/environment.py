@@ -15,8 +15,8 @@ import torch
 from packaging.requirements import Requirement
 
 from .. import determinism, ops
-from ..distributed.agreement import package_version
 from ..facts.collect import cpu_name
+from ..libraries import installed_version
 from ..ops import triton
 from ..version import __version__
 
@@ -30,7 +30,7 @@ def machine(device: str) -> dict[str, Any]:
         device=device, cpu=cpu_name(), cores=os.cpu_count(), threads=torch.get_num_threads(),
         system=platform.system(), python=platform.python_version(), torch=torch.__version__,
         mmrepro=__version__, **{package: version for package in _PACKAGES
-                                if (version := package_version('', (package, ))) is not None})
+                                if (version := installed_version(package)) is not None})
     if device == 'cuda':
         gpu = torch.cuda.get_device_properties(0)
         facts.update(gpu=gpu.name, capability=f'{gpu.major}.{gpu.minor}',
@@ -69,7 +69,7 @@ def package_problems() -> list[dict[str, str]]:
 
 def _installed(requirement: str) -> bool:
     wanted = Requirement(requirement)
-    version = package_version('', (wanted.name, ))
+    version = installed_version(wanted.name)
     return version is not None and wanted.specifier.contains(version, prereleases=True)
 
 

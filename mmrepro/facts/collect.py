@@ -7,28 +7,20 @@ import hashlib
 import os
 import platform
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..determinism.cpu_level import cpu_instructions
-from ..distributed.agreement import package_version, start_fields
+from ..distributed.agreement import start_fields
 from ..distributed.process_group import process_count
 from ..errors import ConfigError
 from ..text import qualified_name
+from .own_code import code_facts
 
 # keys of a config that MMEngine writes by itself, or that say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
-
-# module -> distributions; these decode and transform images, others are compared by ranks
-PACKAGES = {
-    'cv2': ('opencv-python', 'opencv-python-headless'),
-    'PIL': ('pillow', ),
-    'albumentations': ('albumentations', ),
-    'pycocotools': ('pycocotools', ),
-}
 
 # features that libraries have kernels for, as Linux calls them: x86-64, then ARM
 CPU_FEATURES = (
@@ -80,9 +72,7 @@ def collect_facts(config: Any, randomness: Mapping[str, Any], world_size: int) -
     if world_size > 1 and randomness.get('worker_seed', 'mmengine') != 'mmengine':
         facts['evaluation.buffers'] = 'common to all ranks'
     facts.update(_hardware())
-    for module, distributions in PACKAGES.items():
-        if module in sys.modules:
-            facts[f'version.{module}'] = package_version(module, distributions)
+    facts.update(code_facts())
     facts.update(settings_of(config.to_dict()))
     return facts
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import itertools
 import json
@@ -16,6 +17,7 @@ from mmengine.dist import get_world_size
 from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
 from ..errors import ConfigError, FingerprintError
+from ..facts import own_code
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import FactDifference, differences
 from ..facts.training_data import training_data
@@ -28,7 +30,7 @@ from .snapshot import Snapshot
 
 # parts of a manifest that are compared in another form: as facts, or not at all
 NOT_COMPARED = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', 'processes',
-                SELF_CHECKS)
+                'sources', SELF_CHECKS)
 
 
 class Manifest(NamedTuple):
@@ -84,8 +86,7 @@ def by_last_name(values: Mapping[str, Any]) -> dict[str, Any]:
 def make_manifest(runner: Any) -> dict[str, Any]:
     """Describe a runner that is about to train, as what JSON can hold."""
     text = runner.cfg.pretty_text
-    repro = getattr(runner, '_repro', None)
-    randomness = dict(repro.as_dict() if repro else runner.cfg.get('randomness') or {})
+    randomness = dict(runner.cfg.get('randomness') or {})
     facts = collect_facts(runner.cfg, randomness, get_world_size())
     model, snapshot = unwrap(runner.model), Snapshot()
     snapshot.add('weights', [*model.named_parameters(), *model.named_buffers()])
@@ -94,8 +95,8 @@ def make_manifest(runner: Any) -> dict[str, Any]:
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
         command=provenance.command(getattr(sys, 'orig_argv', [sys.executable, *sys.argv])),
         cwd=os.getcwd(),
-        config=dict(text=text, sha256=hashlib.sha256(text.encode()).hexdigest(),
-                    file=runner.cfg.filename),
+        config=dict(text=provenance.without_secrets(text, code=True), file=runner.cfg.filename,
+                    sha256=hashlib.sha256(text.encode()).hexdigest()),
         work_dir=os.path.abspath(runner.work_dir),
         randomness=randomness,
         world_size=get_world_size(),
@@ -111,7 +112,11 @@ def make_manifest(runner: Any) -> dict[str, Any]:
         environment=provenance.environment(),
         variables=provenance.variables(reads()),
         packages=provenance.packages(),
-        code=provenance.code(os.getcwd(), runner.cfg.filename, __file__))
+        code=provenance.code(os.getcwd(), runner.cfg.filename, __file__), sources=_sources())
+
+
+def _sources() -> dict[str, dict[str, str]]:
+    return {name: source._asdict() for name, source in own_code.sources().items()}
 
 
 def write_manifest(runner: Any, folder: str) -> str:
@@ -122,17 +127,44 @@ def write_manifest(runner: Any, folder: str) -> str:
     os.makedirs(folder, exist_ok=True)
     name = next(name for name in map(_name, itertools.count())
                 if not os.path.exists(os.path.join(folder, name)))
-    _write(os.path.join(folder, name), make_manifest(runner))
+    path = os.path.join(folder, name)
+    _write(path, make_manifest(runner))
+    _write_code(path)
     return name
 
 
 def complete_manifest(path: str, values: Mapping[str, Any]) -> None:
-    """Add values that are known at the end of a run to its manifest."""
-    _write(path, {**read_manifest_file(path), **values})
+    """Add values that are known at the end of a run to its manifest, and what it has imported."""
+    content = {**read_manifest_file(path), **values}
+    sources = _sources()
+    if sources != content.get('sources'):
+        _write_code(path)
+    content.update(sources=sources, facts={**content['facts'], **own_code.code_facts()})
+    _write(path, content)
+
+
+def code_of(path: str) -> str:
+    """Return the path of the zip file with the own code of a manifest."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f'code{name.removeprefix("manifest").removesuffix(".json")}.zip')
+
+
+def _write_code(path: str) -> None:
+    own_code.write_copies(code_of(path), functools.partial(provenance.without_secrets, code=True))
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(content, indent=1, default=str))
+    write_whole(path, json.dumps(_clean(content), indent=1, default=str))
+
+
+def _clean(value: Any) -> Any:
+    """Return a part of a manifest without secrets; texts of code have been cleaned before."""
+    if isinstance(value, Mapping):
+        return {name: part if name in ('text', 'diff') else _clean(part)
+                for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(part) for part in value]
+    return provenance.without_secrets(value) if isinstance(value, str) else value
 
 
 def _name(number: int) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from ..facts.training_data import file_record
 from ..nested import dicts
-from ..variables import Read
+from ..variables import Read, reads
 
 # Variables that reach kernels, libraries, launchers; all others, secrets among them, stay out.
 RECORDED_VARIABLES = (
@@ -32,13 +32,27 @@ NOT_REPEATED = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK', 'LOCAL_RANK', 'MASTER_
 # Names that look as if their values were secret are never recorded.
 SECRET = re.compile(r'KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE', re.IGNORECASE)
 HIDDEN = '(not recorded)'
+_NAMES = (r'password|passwd|secret|api[_-]?key|access[_-]?key(?:[_-]id)?|credential'
+          r'|(?:auth|access|hf)[_-]?token')
+# Secrets of known forms, wherever they stand: group 1 stays, the rest is hidden.
+_FORMS = tuple(re.compile(f'(){form}') for form in (
+    r'\bgh[pousr]_[A-Za-z0-9]{20,}', r'\bgithub_pat_\w{20,}', r'\bglpat-[\w-]{16,}',
+    r'\bhf_[A-Za-z0-9]{20,}', r'\b(?:AKIA|ASIA)[0-9A-Z]{16}\b', r'\bxox[a-z]-[\w-]{10,}',
+    r'\bsk-[\w-]{20,}', r'\bAIza[\w-]{35}', r'\bnpm_[A-Za-z0-9]{30,}', r'\bpypi-[\w-]{40,}',
+    r'\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*', r'-----BEGIN [A-Z ]*PRIVATE KEY-----[^\'"]*')) + (
+    # user and password of a URL, but not its port
+    re.compile(r'(://)[^\s/\'"@]*(?::(?!\d+/)[^\s\'"@]*)?@(?:[^\s/\'"@]*@)*'),
+    re.compile(r'(?i)([?&][\w-]*(?:sig|signature|token|key|password|secret|credential)=)[^\s&\'"]+'))
+# A secret that is assigned: in a command or a connection string, and as a literal of Python.
+_ASSIGNED = re.compile(rf'(?i)(\b[\w-]*(?:{_NAMES}|pwd)s?=)[^\s&;,\'"()]+')
+_LITERAL = re.compile(rf'(?i)(\b\w*(?:{_NAMES})s?[\'"]?\s*[=:]\s*([\'"]))[^\'"\n]{{6,}}(?=\2)')
 
 MAX_DIFF = 1 << 20  # bytes of uncommitted changes that are kept; the digest is of all
 
 
 def environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that may matter; never one whose name looks like a secret's."""
-    return {name: env[name] for name in sorted(env) if _is_recorded(name)}
+    return {name: without_secrets(env[name]) for name in sorted(env) if _is_recorded(name)}
 
 
 def _is_recorded(name: str) -> bool:
@@ -46,30 +60,61 @@ def _is_recorded(name: str) -> bool:
         fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED_VARIABLES)
 
 
-def variables(reads: Iterable[Read]) -> dict[str, dict[str, str | None]]:
+def variables(found: Iterable[Read]) -> dict[str, dict[str, str | None]]:
     """Return the variables that :func:`environment` leaves out: value, and who read it last.
 
     Code may set a variable that it has read before: the last reader counts.
-    Of a name that looks like a secret's, 16 bits of a digest stand for the value: enough to see
-    that two runs differ, too little to find the value.
+    Of a name that looks like a secret's, 16 bits of a digest stand for the value.
     """
     return {read.name: dict(value=_hidden(read.name, read.value), read=f'{read.file}:{read.line}')
-            for read in reads if read.name not in NOT_REPEATED and not _is_recorded(read.name)}
+            for read in found if read.name not in NOT_REPEATED and not _is_recorded(read.name)}
+
+
+def variable_facts(then: Iterable[str] = ()) -> dict[str, str | None]:
+    """Return the facts on variables that user code has read by now.
+
+    Those that are named in ``then``, the facts of a run, have the value that they have here.
+    """
+    now = {f'variables.{name}': read['value'] for name, read in variables(reads()).items()}
+    names = (fact.partition('.')[2] for fact in then
+             if fact.startswith('variables.') and fact not in now)
+    return {**now, **{f'variables.{name}': _hidden(name, os.environ.get(name)) for name in names}}
+
+
+def without_secrets(text: str, code: bool = False) -> str:
+    """Replace secrets of known forms in a text; ``code``: it is Python, and has to stay so.
+
+    Of a secret, 16 bits of a digest stay: enough to see that two runs differ, too little to find
+    the value.
+    """
+    for form in (*_FORMS, _LITERAL if code else _ASSIGNED):
+        text = form.sub(lambda found: found[1] + _digest(found[0][len(found[1]):]) + (
+            '@' if found[0].endswith('@') else ''), text)
+    return text
+
+
+def _digest(secret: str) -> str:
+    return f'{HIDDEN[:-1]}, SHA-256 {hashlib.sha256(secret.encode()).hexdigest()[:4]}...)'
+
+
+def is_hidden(value: str | None) -> bool:
+    """Whether a recorded value lacks a secret, so that no run can be started with it."""
+    return value is not None and HIDDEN[:-1] in value
 
 
 def _hidden(name: str, value: str | None) -> str | None:
-    if value is None or not SECRET.search(name):
-        return value
-    return f'{HIDDEN[:-1]}, SHA-256 {hashlib.sha256(value.encode()).hexdigest()[:4]}...)'
+    if value is None:
+        return None
+    return _digest(value) if SECRET.search(name) else without_secrets(value)
 
 
 def repeated_environment(manifest: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the variables to start a repetition with; None removes a variable of this process."""
     recorded: dict[str, Any] = {
         **dict.fromkeys(environment()), **(manifest.get('environment') or {}),
-        **{name: read['value'] for name, read in (manifest.get('variables') or {}).items()
-           if not SECRET.search(name)}}
-    return {name: value for name, value in recorded.items() if name not in NOT_REPEATED}
+        **{name: read['value'] for name, read in (manifest.get('variables') or {}).items()}}
+    return {name: value for name, value in recorded.items()
+            if name not in NOT_REPEATED and not is_hidden(value)}
 
 
 def command(argv: Sequence[str]) -> list[str]:
@@ -82,7 +127,7 @@ def command(argv: Sequence[str]) -> list[str]:
         elif SECRET.search(name) and equals:
             word = f'{name}={HIDDEN}'
         hide = bool(SECRET.search(word)) and word.startswith('--') and not equals
-        words.append(word)
+        words.append(without_secrets(word))
     return words
 
 
@@ -115,7 +160,8 @@ def code(*paths: str | None) -> dict[str, Any]:
         new = _git(root, 'ls-files', '--others', '--exclude-standard')
         repositories[root] = dict(
             commit=_git(root, 'rev-parse', 'HEAD').strip() or None,
-            diff=diff[:MAX_DIFF], diff_sha256=hashlib.sha256(diff.encode()).hexdigest(),
+            diff=without_secrets(diff[:MAX_DIFF], code=True),
+            diff_sha256=hashlib.sha256(diff.encode()).hexdigest(),
             untracked=new.splitlines()[:1000])
     return repositories
 

@@ -218,7 +218,7 @@ class FingerprintHook(Hook):
         counts = self_checks(runner)
         checks = {schema.SELF_CHECKS: counts} if counts else {}
         self._write(schema.END, iteration=runner.iter, **checks)
-        if self.manifest is not None and checks:
+        if self.manifest is not None:
             complete_manifest(self.manifest, checks)
         self._in_training.close()
         self._recorder = self._writer = None

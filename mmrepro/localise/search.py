@@ -13,14 +13,13 @@ from typing import Any, Callable, NamedTuple
 
 from ..diagnosis.diagnosis import Diagnosis
 from ..errors import RunError
-from ..facts.compatibility import CHANGES, MAY
 from ..fingerprint.divergence import (
     Divergence,
     first_differing_metric,
     first_divergence,
     not_compared,
 )
-from ..fingerprint.provenance import SECRET
+from ..fingerprint.provenance import is_hidden
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.records import STATES
 from ..fingerprint.schema import value_of
@@ -33,7 +32,6 @@ from .variation_effect import (
     Variable,
     different_by_design,
     differing_variables,
-    known_differences,
     not_known_equal,
     settings_without_effect,
 )
@@ -42,9 +40,10 @@ MAX_RECORDINGS = 2  # repetitions of both runs that are recorded
 
 NOT_REPRODUCED = 'NOT REPRODUCED: the runs were repeated twice and recorded up to iteration {}; {}.'
 INTERMITTENT = (
-    'Settings, versions, data and the variables that the code reads are equal, as far as they are '
-    'recorded: the cause is\nintermittent (a race, the load of the machine, memory contents), '
-    'hardware, or a file that the code reads by itself.\nRun it again, longer (--iters) or several '
+    'Settings, code, environment, versions, data and the variables that the code reads were '
+    'recorded in both runs, and are\nequal: the cause is intermittent (a race, the load of the '
+    'machine, memory contents), hardware, or what is not recorded:\nfiles that the code reads by '
+    'itself, pixels beyond a sample of the images.\nRun it again, longer (--iters) or several '
     'times; mmrepro verify repeats runs.')
 # causes within an operator: they are named alone only where the rest is known to be equal
 OF_THE_MACHINE = ('operator', 'order of additions on the device')
@@ -128,14 +127,13 @@ class Localiser:
     def search(self, iterations: int, values: bool = True) -> LocaliseResult:
         """Train both runs for this many iterations, then find their first difference."""
         folders = self._run_both('fingerprints', RecordingPlan('', iterations - 1))
-        return self.explain(read_run(folders[0]), read_run(folders[1]), values, finished=False)
+        return self.explain(read_run(folders[0]), read_run(folders[1]), values)
 
     def explain(self, run_a: RecordedRun, run_b: RecordedRun,
-                values: bool = True, finished: bool = True) -> LocaliseResult:
+                values: bool = True) -> LocaliseResult:
         """Find the first difference of two runs with fingerprints.
 
         With ``values``, run once more to measure how far the results of the operator are apart.
-        Runs that were ``finished`` before may have had other code, versions and data than now.
         """
         runs = run_a, run_b
         compared, first = first_iteration(*runs)
@@ -149,7 +147,7 @@ class Localiser:
             metric = first_differing_metric(run_a.ranks, run_b.ranks)
             return LocaliseResult('metrics' if metric else 'equal', compared, metric,
                                   notes=tuple(notes))
-        unequal = not_known_equal(runs) if finished else known_differences(runs, CHANGES, MAY)
+        unequal = not_known_equal(runs)
         return self._recorded(runs, values, LocaliseResult(
             'flaky', compared, first, positions_of(*runs, first.iteration), notes=tuple(notes),
             unequal=tuple(unequal)))
@@ -203,7 +201,7 @@ class Localiser:
                         run_a: RecordedRun) -> Diagnosis:
         """Train run B with the variables of run A: they are the cause if it has A's bits then."""
         texts = tuple(variable.text() for variable in variables)
-        env = {row.name: row.a for row in variables if not SECRET.search(row.name)}
+        env = {row.name: row.a for row in variables if not is_hidden(row.a)}
         if not env:  # values that look secret are not known
             return diagnosis._replace(evidence=(*texts, *diagnosis.evidence))
         spec = self.specs[1]._replace(env={**self.specs[1].env, **env})

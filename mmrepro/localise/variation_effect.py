@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..diagnosis.diagnosis import short_path
 from ..facts.compatibility import CHANGES, MAY, WEIGHTS
+from ..facts.own_code import MMREPRO, NOT_RECORDED, PREFIX
 from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RecordedRun
 from ..text import listed, shorten
@@ -28,13 +29,26 @@ def not_known_equal(runs: Sequence[RecordedRun]) -> list[str]:
     """Return what the runs differ in, or may differ in because it was not recorded."""
     lacking = [run.work_dir for run in runs if not run.manifests]
     if lacking:
-        return [f'settings, versions, variables and data: {lacking[0]} has no manifest']
-    unknown = {'variables': 'environment variables that the code reads',
-               'code': 'the code, which is in no git repository', 'data': 'the training data'}
+        return [f'settings, code, environment, versions, variables and data: {lacking[0]} has no '
+                'manifest']
     return known_differences(runs, CHANGES, MAY) + [
-        f'{what}: not recorded in {run.work_dir}' for name, what in unknown.items()
-        for run in runs for value in [run.manifests[0].get(name)]
-        if value is None or not value and name != 'variables']
+        f'{what}: not recorded in {run.work_dir}' for run in runs
+        for what in not_recorded(run.manifests[0])]
+
+
+def not_recorded(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what a manifest does not say of what bits depend on."""
+    facts, data = manifest.get('facts') or {}, manifest.get('data') or {}
+    lacking = {
+        'the code that was imported': MMREPRO not in facts,
+        'code that was typed into a prompt or notebook': NOT_RECORDED in [
+            value for name, value in facts.items() if name.startswith(PREFIX)],
+        'the environment': manifest.get('environment') is None,
+        'environment variables that the code reads': manifest.get('variables') is None,
+        'versions': 'version.torch' not in facts,
+        'what the dataset holds': not (data.get('annotations') or data.get('images')),
+    }
+    return [what for what, lacks in lacking.items() if lacks]
 
 
 def known_differences(runs: Sequence[RecordedRun], *severities: str) -> list[str]:

@@ -5,7 +5,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..facts.compatibility import ATTACHED, WEIGHTS, FactDifference, differences
+from ..facts.compatibility import (
+    ATTACHED,
+    CHANGES,
+    WEIGHTS,
+    FactDifference,
+    differences,
+    doubts,
+)
+from ..facts.own_code import MMREPRO, PREFIX
 from ..fingerprint.divergence import (
     ComparedField,
     Divergence,
@@ -23,8 +31,8 @@ from .stock_runs import DECIMALS, NEVER, across_dialects, unknown
 from .weight_distances import Distance, checkpoint_distances
 
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
-# settings, the facts that a manifest and logs name in the same way
-SETTINGS = ('config.', 'randomness.', ATTACHED)
+# facts that a manifest, checkpoints and logs name in the same way
+SETTINGS = ('config.', 'randomness.', PREFIX, ATTACHED)
 # keys of `randomness` that stock MMEngine has as well
 STOCK_RANDOMNESS = tuple(f'randomness.{key}' for key in ('seed', 'deterministic', 'diff_rank_seed'))
 # facts of a manifest about the moment at which a process begins
@@ -75,7 +83,19 @@ class Comparison:
         return bool(self.common) and self.first is None and self.metric is None and not any(
             row.distance is not None and not row.same for row in self.weights)
 
+    def suspects(self) -> list[str]:
+        """Return what differs and may have changed bits, where nothing is known to change them."""
+        if self.equal or any(row.severity == CHANGES for row in self.manifest):
+            return []
+        return doubts(self.manifest)
+
     def verdict(self) -> str:
+        verdict, suspects = self._verdict(), self.suspects()
+        if not self.common or not suspects:
+            return verdict
+        return f'{verdict}\nwhat else differs, and may be the cause: {listed(suspects, 6)}'
+
+    def _verdict(self) -> str:
         if not self.common:
             return 'NOTHING TO COMPARE: the runs have no iteration in common'
         span = f'{len(self.common)} iterations, {self.common[0]} to {self.common[-1]}'
@@ -266,10 +286,15 @@ def manifest_differences(a: RunView, b: RunView) -> tuple[list[FactDifference], 
         return [row for row in rows if WEIGHTS not in (row.about, row.name)], []
     notes = [f'{letter}: not recorded: {", ".join(unknown(run.facts))}' for letter, run in
              (('A', a), ('B', b)) if not run.manifest and unknown(run.facts)]
-    notes.append(NEVER if not all(run.manifest or run.recorded for run in (a, b)) else
-                 'neither logs nor checkpoints hold initial weights and changes of the code: what '
-                 'differs in these cannot be known')
     facts = _settings(a), _settings(b)
+    if not all(run.manifest or run.recorded for run in (a, b)):
+        notes.append(NEVER)
+    elif all(MMREPRO in run for run in facts):
+        notes.append('neither logs nor checkpoints hold initial weights: whether they differ '
+                     'cannot be known')
+    else:
+        notes.append('initial weights and changes of the code were not recorded: what differs in '
+                     'these cannot be known')
     if a.old != b.old:
         facts, without = across_dialects(*facts)
         notes += without

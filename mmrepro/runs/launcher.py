@@ -91,7 +91,8 @@ class LaunchedTraining:
         self.launch = launch
         os.makedirs(os.path.dirname(os.path.abspath(launch.log)), exist_ok=True)
         # the child has to find a checkout that is not installed
-        path = os.pathsep.join(filter(None, [ROOT, os.environ.get('PYTHONPATH')]))
+        given = launch.env.get('PYTHONPATH', os.environ.get('PYTHONPATH'))
+        path = os.pathsep.join(filter(None, [ROOT, given]))
         port = free_port() if launch.ranks > 1 else None
         self._logs = [launch.log.replace('{rank}', str(rank)) for rank in range(launch.ranks)]
         self._processes: list[subprocess.Popen] = []

@@ -393,7 +393,8 @@ class Witness:
                 findings.append(result.error or witness_verdict.compare(
                     folder, result.lines, start.begin, start.until))
             if all(lines):
-                findings.append(witness_verdict.compare(lines[0], lines[1], start.begin, start.until))
+                findings.append(witness_verdict.compare(
+                    lines[0], lines[1], start.begin, start.until))
         finally:
             for process in processes:
                 process.kill()

@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
+from ..digests import file_digest
 from ..errors import FingerprintError
-from ..fingerprint.manifest import Manifest, by_last_name, read_manifest
+from ..fingerprint.manifest import Manifest, by_last_name, code_of, read_manifest
 from ..fingerprint.provenance import MAX_DIFF
 from ..fingerprint.reader import read_run
 from ..fingerprint.schema import FINGERPRINTS, FOLDER, MANIFEST
 from ..text import listed
 
 UNKNOWN = 'not recorded'
+CODE = 'code'  # folder with the run's own code
 
 
 def export(run_dir: str, into: str) -> list[str]:
@@ -38,23 +41,49 @@ def export(run_dir: str, into: str) -> list[str]:
              # the uncommitted changes of each repository
              **{f'{name}.diff': repository['diff'] for name, repository in by_last_name(
                  manifest.content.get('code') or {}).items() if repository.get('diff')}}
+    changed = _own_code(manifest, os.path.join(into, CODE))
     iterations = max(len(log.steps) for log in run.ranks.values())
-    texts['README.md'] = _readme(manifest, iterations, sorted(texts), run.notes)
+    texts['README.md'] = _readme(manifest, iterations, sorted(texts), changed, run.notes)
     for name, text in texts.items():
         with open(os.path.join(into, name), 'w', encoding='utf-8') as file:
             file.write(text)
-    return sorted([*texts, *(os.path.join(FOLDER, name)
-                             for name in os.listdir(os.path.join(into, FOLDER)))])
+    return sorted(os.path.relpath(os.path.join(folder, name), into)
+                  for folder, _, names in os.walk(into) for name in names)
 
 
-def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[str]) -> str:
+def _own_code(manifest: Manifest, into: str) -> list[str]:
+    """Copy the code that the run has kept; return a line for each file, with what it lacks."""
+    kept, lines = code_of(manifest.path), []
+    names: set[str] = set()
+    if os.path.isfile(kept):
+        with zipfile.ZipFile(kept) as archive:
+            archive.extractall(into)  # names that would lead out of the folder are changed by it
+            names = set(archive.namelist())
+    for name, source in sorted((manifest.content.get('sources') or {}).items()):
+        path = os.path.join(into, name.replace(':', '/'))
+        lacks = ''
+        if not source['file']:
+            lacks = ': typed, and not recorded'
+        elif name.replace(':', '/') not in names:
+            lacks = ': not in this folder, because it was edited while the run trained'
+        else:
+            with open(path, 'rb') as file:
+                if file_digest(file) != source['sha256']:
+                    lacks = ', without what looks like a secret'
+        lines.append(f'`{name}`, SHA-256 {source["sha256"][:16]}{lacks}')
+    return lines
+
+
+def _readme(manifest: Manifest, iterations: int, files: list[str], sources: list[str],
+            notes: list[str]) -> str:
     content = manifest.content
     machine, facts = content.get('machine') or {}, content.get('facts') or {}
     data = content.get('data') or {}
     images = data.get('images')
     parts = {
         'Check': [
-            'Install `requirements.txt`, check out the code, get the data, then',
+            'Install `requirements.txt`, check out the code (what no package holds is in '
+            f'`{CODE}`), get the data, then',
             '`mmrepro replay THIS_FOLDER` (with `--cfg-options` where the data lie elsewhere) '
             'trains again and compares every iteration.',
             'Other hardware or versions may give different bits; `replay` says what differs.'],
@@ -71,7 +100,7 @@ def _readme(manifest: Manifest, iterations: int, files: list[str], notes: list[s
             f'platform: {machine.get("platform") or UNKNOWN}'],
         'Code': [f'`{name}`: commit {repository.get("commit") or UNKNOWN}{_changes(repository)}'
                  for name, repository in by_last_name(content.get('code') or {}).items()
-                 ] or [UNKNOWN],
+                 ] + sources or [UNKNOWN],
         'Data': [f'samples: {data.get("samples", UNKNOWN)}',
                  *_files(data.get('annotations') or {}),
                  'names of the images, SHA-256: '

@@ -19,6 +19,7 @@ from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
 from ..runs.config_files import merge_options, read_config
 from ..runs.launcher import plan, run_all
+from .export import CODE
 
 
 class ReplayOutcome(NamedTuple):
@@ -59,6 +60,16 @@ def prepare(manifest: Manifest, work_dir: str, changes: Mapping[str, Any] = {}) 
     return path
 
 
+def _exported_code(manifest: str) -> dict[str, str]:
+    """Return variables that let a repetition import the code that an export has taken along."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(manifest))), CODE)
+    if not os.path.isdir(folder):
+        return {}
+    path = os.pathsep.join(filter(None, [folder, os.environ.get('PYTHONPATH')]))
+    # the folder in which it starts, where the code may have been edited, is no place to import from
+    return {'PYTHONPATH': path, 'PYTHONSAFEPATH': '1'}
+
+
 def replay(run_dir: str, work_dir: str, iterations: int | None = None,
            say: Callable[[str], None] = lambda text: None,
            report: Callable[[list[Any]], None] = lambda rows: None,
@@ -82,7 +93,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     last = max(max(steps) for steps in wanted.values() if steps) + 1
     end = min(last, iterations or last)
     config = prepare(manifest, work_dir, changes)
-    env = repeated_environment(manifest.content)
+    env = {**repeated_environment(manifest.content), **_exported_code(manifest.path)}
     cwd = manifest.content['cwd']
     whole = end == last and all(log.ended for log in original.ranks.values())
     run = plan('replay', work_dir,

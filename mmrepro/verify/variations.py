@@ -11,8 +11,11 @@ from mmengine.config import Config
 
 from ..config import randomness_of
 from ..errors import ConfigError
+from ..facts.compatibility import doubts
+from ..facts.own_code import PREFIX
 from ..fingerprint.divergence import Divergence, difference_up_to
-from ..fingerprint.reader import read_ranks
+from ..fingerprint.manifest import Manifest, compare_manifests
+from ..fingerprint.reader import read_ranks, read_run
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
 from ..runs.launcher import PlannedRun, one_thread_each, plan
@@ -214,6 +217,20 @@ def control_of(results: Sequence[VariationResult], work_dir: str, at: int,
     return control(training, reference, part=variation.only, say=say,
                    env={'PYTHONHASHSEED': '0', **one_thread_each()},
                    processes=variation.processes if result.reference != REFERENCE else 1)
+
+
+def changed_meanwhile(results: Sequence[VariationResult], work_dir: str) -> list[str]:
+    """Name the code and the versions that were changed while the runs trained; [] for none."""
+    found: dict[str, None] = {}
+    for result in results:
+        runs = [read_run(os.path.join(work_dir, name)) for name in (result.reference, result.name)
+                if not result.skipped]
+        if runs and all(run.manifests for run in runs):
+            a, b = (Manifest(run.work_dir, run.manifests[-1]) for run in runs)
+            rows = [row for row in compare_manifests(a, b)
+                    if row.name.startswith((PREFIX, 'version.'))]
+            found.update(dict.fromkeys(doubts(rows)))
+    return [f'changed while the runs trained: {listed(list(found), 6)}'] if found else []
 
 
 def result_of(name: str, variation: Variation, work_dir: str, reference: str,

@@ -144,7 +144,9 @@ def test_a_difference_that_is_not_reproduced_is_not_invented(tmp_path):
                                dict(A=['2', '2'], B=['2', '2']))
     assert result.verdict == 'flaky' and result.diagnosis is None
     assert len(launch.plans) == 2 + 2 * 2  # at most two more runs of A and of B
-    assert 'NOT REPRODUCED' in text_of(result) and 'intermittent' in text_of(result)
+    assert 'NOT REPRODUCED' in text_of(result) and 'has no manifest' in text_of(result)
+    assert 'intermittent' not in text_of(result)  # chance is blamed where all else is known
+    assert 'intermittent' in text_of(result._replace(unequal=()))
     unequal = text_of(result._replace(unequal=('GAIN is 1 in A, 2 in B', )))
     assert 'GAIN is 1 in A' in unequal and 'race' not in unequal and 'hardware' not in unequal
 
@@ -250,18 +252,30 @@ def test_a_setting_without_effect_is_named(name, monkeypatch):
 
 
 KNOWN = dict(variables={'GAIN': dict(value='1', read='/m.py:3')}, code={'r': dict(commit='1')},
-             data=dict(samples=1))
+             data=dict(samples=1, annotations={'a.json': dict(size=1)}), environment={})
+CODE = {'source.mmrepro': 'a', 'source.own.py': 'b', 'version.torch': '2'}
 UNEQUAL = {
     'nothing': ({}, {}, []),
     'a variable': ({}, dict(variables={'GAIN': dict(value=None, read='/m.py:3')}),
                    ['GAIN is 1 in A, not set in B; read at /m.py:3']),
     'a variable that one run reads': ({}, dict(variables={}), []),
-    'the code': ({}, dict(code={'r': dict(commit='2')}),
-                 ['code.r.commit: 1 / 2 (another version of the code)']),
-    'code without a repository': (dict(code={}), dict(code={}), [
-        'the code, which is in no git repository: not recorded in somewhere'] * 2),
-    'a manifest of an earlier version': (dict(variables=None), {}, [
-        'environment variables that the code reads: not recorded in somewhere']),
+    'an edited file': ({}, {'source.own.py': 'c'}, ['source.own.py: b / c (own code)']),
+    'a file that one run has': ({}, {'source.own.py': None},
+                                ['source.own.py: b / (not set) (own code)']),
+    'another commit, and equal files': ({}, dict(code={'r': dict(commit='2')}), []),
+    'a package': ({}, {'version.timm': '2'}, []),
+    'another package': ({'version.timm': '1'}, {'version.timm': '2'},
+                        ['version.timm: 1 / 2 (another implementation)']),
+    'code of an earlier version': ({'source.mmrepro': None}, {'source.mmrepro': None}, [
+        'the code that was imported: not recorded in somewhere'] * 2),
+    'a notebook': ({'source.started:a prompt or notebook': 'not recorded'}, {}, [
+        'source.started:a prompt or notebook: not recorded / (not set) (the script that was '
+        'started)', 'code that was typed into a prompt or notebook: not recorded in somewhere']),
+    'a dataset that names no file': (dict(data=dict(samples=1)), dict(data=dict(samples=1)), [
+        'what the dataset holds: not recorded in somewhere'] * 2),
+    'a manifest of an earlier version': (dict(variables=None), dict(environment=None), [
+        'environment variables that the code reads: not recorded in somewhere',
+        'the environment: not recorded in somewhere']),
 }
 
 
@@ -270,7 +284,11 @@ def test_what_is_not_known_to_be_equal_is_listed(name):
     *changes, expected = UNEQUAL[name]
     runs = [run_with() for _ in changes]
     for run, change in zip(runs, changes):
-        run.manifests[0].update(KNOWN, **change)
+        fields = {name: value for name, value in change.items() if '.' not in name}
+        facts = {**CODE, **{name: value for name, value in change.items() if '.' in name}}
+        run.manifests[0].update(KNOWN, **fields)
+        run.manifests[0]['facts'].update(
+            (name, value) for name, value in facts.items() if value is not None)
     assert not_known_equal(runs) == expected
 
 

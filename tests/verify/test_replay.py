@@ -3,6 +3,8 @@ import copy
 import json
 import os
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -183,3 +185,38 @@ def test_wrong_usage_leaves_the_run_as_it_is(original, tmp_path, capsys, argumen
     assert run(*arguments.replace('RUN', str(original)).split()) == 2
     assert message in capsys.readouterr().err
     assert os.listdir(tmp_path) == [] and len(read_run(str(original)).ranks[0].steps) == 8
+
+
+PLUGIN = Path(__file__).resolve().parents[1] / 'support' / 'toy_plugin.py'
+FAKE = 'ghp_' + 'x' * 36
+
+
+def test_an_exported_folder_brings_the_code_that_lies_nowhere_else(tmp_path):
+    """An untracked file on the path is what most trainings have, and nobody publishes."""
+    folder = tmp_path / 'project'
+    folder.mkdir()
+    (folder / 'own_plugin.py').write_text(f"{PLUGIN.read_text()}\nTOKEN = '{FAKE}'\n")
+    config = PLUGIN.with_name('toy_config.py').read_text().replace('toy_plugin', 'own_plugin')
+    (folder / 'config.py').write_text(config)
+
+    def mmrepro(*words):
+        path = os.pathsep.join(map(str, filter(Path.exists, [PLUGIN.parents[2], folder])))
+        return subprocess.run(
+            [sys.executable, '-m', 'mmrepro', *map(str, words)], cwd=tmp_path, text=True,
+            capture_output=True, env={**os.environ, 'PYTHONPATH': path})
+
+    done = mmrepro('train', folder / 'config.py', '--work-dir', tmp_path / 'run', '--fingerprint',
+                   '--cfg-options', 'train_cfg.max_epochs=1', 'train_cfg.val_interval=9')
+    assert done.returncode == 0, done.stderr
+    found = read_manifest(str(tmp_path / 'run')).content['sources']
+    assert found.keys() == {'own_plugin.py'} and found['own_plugin.py']['module'] == 'own_plugin'
+    exported = tmp_path / 'out'
+    assert mmrepro('replay', tmp_path / 'run', '--export', exported).returncode == 0
+    for path in exported.rglob('*'):
+        assert path.is_dir() or FAKE.encode() not in path.read_bytes(), path
+    assert 'without what looks like a secret' in (exported / 'README.md').read_text()
+    shutil.rmtree(folder)
+    shutil.rmtree(tmp_path / 'run')
+    done = mmrepro('replay', exported)
+    assert 'SAME BITS: 6 iterations' in done.stdout, done.stdout + done.stderr
+    assert 'source.own_plugin.py' in done.stdout  # the secret is missing

@@ -1,0 +1,203 @@
+"""Which code is a library: the standard library, a file of an installed distribution, or neither.
+
+A file belongs to the distribution that lists it. So an editable install, a folder on the path, a
+file that somebody has put into ``site-packages``, and one that was edited there are own code.
+"""
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.machinery
+import importlib.metadata
+import os
+import re
+import sys
+import sysconfig
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+_STANDARD = tuple({os.path.join(sysconfig.get_path(name), '') for name in ('stdlib', 'platstdlib')})
+SITES = ('site-packages', 'dist-packages')  # folders into which distributions are installed
+# virtualenv and uv put it there when they make an environment; no distribution lists it
+_OF_THE_ENVIRONMENT = ('_virtualenv.py', )
+SLACK = 2  # seconds by which a file may be newer than the list of a finished installation
+# distributions with the same code as the one after which the module is called
+_SAME_CODE = {'mmengine-lite', 'mmcv-lite', 'opencv-python-headless', 'opencv-contrib-python',
+              'opencv-contrib-python-headless', 'opencv-python', 'pillow'}
+
+
+class Distribution(NamedTuple):
+    """An installed distribution."""
+    name: str  # in lower case, with hyphens
+    version: str
+
+
+class _Installed:
+    """A distribution with what it has put into its folder."""
+
+    def __init__(self, metadata: importlib.metadata.Distribution) -> None:
+        self._metadata = metadata
+        self.folder = os.path.abspath(str(metadata.locate_file('')))
+        record = metadata.read_text('RECORD')
+        self._lines = None if record is None else record.splitlines()
+
+    @property
+    def is_checkout(self) -> bool:
+        """Whether the folder is one of sources, with metadata that a build has left there."""
+        return self._lines is None and not set(SITES) & set(self.folder.split(os.sep))
+
+    @functools.cached_property
+    def distribution(self) -> Distribution:
+        name = self._metadata.metadata['Name'] or 'unknown'
+        return Distribution(re.sub('[-_.]+', '-', name).lower(), self._metadata.version)
+
+    @functools.cached_property
+    def files(self) -> dict[str, tuple[str, str]]:
+        """Path in the folder -> digest and size, '' where they were not recorded."""
+        found = {}
+        for line in self._lines or ():
+            path, _, rest = line.rpartition(',')
+            path, _, digest = path.rpartition(',')
+            found[path.strip('"')] = digest, rest
+        return found
+
+    @functools.cached_property
+    def _completed(self) -> float:
+        """When the installation ended: what was edited after that is newer."""
+        lists = [path for path in self.files if path.endswith('.dist-info/RECORD')]
+        try:
+            return max(os.stat(os.path.join(self.folder, path)).st_mtime for path in lists)
+        except (OSError, ValueError):
+            return 0
+
+    def is_unchanged(self, path: str) -> bool:
+        """Whether a Python file has the content with which it was installed.
+
+        Only one that is newer than the list, or has another size, is read: reading all takes
+        seconds where the files lie on a network.
+        """
+        digest, size = self.files.get(path, ('', ''))
+        algorithm, _, wanted = digest.partition('=')
+        if algorithm != 'sha256' or not path.endswith('.py'):
+            return True
+        file = os.path.join(self.folder, path)
+        try:
+            status = os.stat(file)
+            if str(status.st_size) == size and status.st_mtime <= self._completed + SLACK:
+                return True
+            with open(file, 'rb') as opened:
+                found = hashlib.sha256(opened.read()).digest()
+        except OSError:  # of a zip file
+            return True
+        return base64.urlsafe_b64encode(found).rstrip(b'=').decode() == wanted
+
+    def tops(self) -> set[str]:
+        """Return the first parts of the paths; of an old kind of install, its modules."""
+        if self._lines is not None:
+            return {line.lstrip('"').partition(',')[0].partition('/')[0] for line in self._lines}
+        listed = (self._metadata.read_text('top_level.txt') or '').split()
+        return {name for top in listed for name in (top, f'{top}.py')}
+
+    def lists(self, path: str) -> bool:
+        return self._lines is None or path in self.files
+
+
+class _Index:
+    """The distributions on a path, by folder and by what they have put into it."""
+
+    def __init__(self, path: Sequence[str]) -> None:
+        self.folders: dict[str, dict[str, list[_Installed]]] = defaultdict(
+            lambda: defaultdict(list))
+        for metadata in importlib.metadata.distributions(path=list(path)):
+            installed = _Installed(metadata)
+            if installed.is_checkout:
+                continue
+            for top in installed.tops():
+                self.folders[installed.folder][top].append(installed)
+
+    def owners(self, file: str) -> Iterator[tuple[_Installed, str]]:
+        """Yield the distributions that list a file, with its path in their folder."""
+        for folder, tops in self.folders.items():
+            if file.startswith(folder + os.sep):
+                path = file[len(folder) + 1:].replace(os.sep, '/')
+            elif '..' in tops and not file.endswith('.py'):  # a command, as bin/torchrun
+                path = os.path.relpath(file, folder).replace(os.sep, '/')
+            else:
+                continue
+            for installed in tops.get(path.partition('/')[0], ()):
+                if installed.lists(path):
+                    yield installed, path
+
+
+@functools.lru_cache(maxsize=4)
+def _index(path: tuple[str, ...]) -> _Index:
+    return _Index(path)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def is_standard(file: str) -> bool:
+    """Whether a file is one of the standard library, or of the interpreter itself."""
+    return file.startswith('<frozen') or (
+        file.startswith(_STANDARD) and not set(SITES) & set(file.split(os.sep)))
+
+
+def providers(file: str) -> list[Distribution]:
+    """Return the distributions that list a file and have it as it is on disk."""
+    return _providers(file, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _providers(file: str, path: tuple[str, ...]) -> list[Distribution]:
+    for follow in (str, os.path.realpath):
+        owners = list(_index(path).owners(follow(file)))
+        if owners:
+            return [installed.distribution for installed, listed in owners
+                    if installed.is_unchanged(listed)]
+    return []
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is neither of the standard library nor of an installed distribution."""
+    return not is_standard(file) and os.path.basename(file) not in _OF_THE_ENVIRONMENT \
+        and not providers(file)
+
+
+def file_of(module: Any) -> str | None:
+    """Return the file that an imported module comes from; None for one that is built in."""
+    file = getattr(module, '__file__', None)
+    return file if isinstance(file, str) and os.path.isabs(file) else None
+
+
+def version_of(module: str) -> str | None:
+    """Return the version of the distribution that provides a module; None if there is none.
+
+    A distribution of another name, such as a fork, is named: ``'mmdet-open 3.3.0'``. The version
+    of an imported module that no distribution provides is its ``__version__``.
+    """
+    loaded = sys.modules.get(module)
+    file = file_of(loaded)
+    if loaded is None:
+        spec = importlib.machinery.PathFinder.find_spec(module)
+        file = None if spec is None else spec.origin
+    found = providers(file) if file else []
+    own = getattr(loaded, '__version__', None)
+    if not found:
+        return None if own is None else str(own)
+    texts = {_version(module, each, None if own is None else str(own)) for each in found}
+    return ', '.join(sorted(texts))
+
+
+def _version(module: str, distribution: Distribution, own: str | None) -> str:
+    same = distribution.name == module.lower().replace('_', '-') or distribution.name in _SAME_CODE
+    # what the module says of itself is more exact: 2.1.0+cpu
+    return (own or distribution.version) if same else f'{distribution.name} {distribution.version}'
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of a distribution; None if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
