@@ -1,7 +1,7 @@
-"""Provide ``mmcv._ext`` where mmcv has none, until a process imports mmrepro.
+"""Serve programs that use MMEngine or mmcv and do not import mmrepro, where it is installed.
 
-In an installation, ``mmrepro.pth`` imports this module when Python starts; it imports nothing. The
-operators are imported as part of this module, because importing ``mmrepro`` would activate it.
+``mmrepro.pth`` imports this module when Python starts; it imports nothing. What it needs later is
+imported as part of this module, because importing ``mmrepro`` would activate it.
 """
 import sys
 
@@ -19,4 +19,22 @@ class Finder:
         return finder.find_spec(name)
 
 
+class CheckpointFinder:
+    """Lets torch load what MMEngine saves, from the import of ``mmengine`` on; finds nothing."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == 'mmengine' and 'mmrepro' not in sys.modules:
+            from _mmrepro_operators.imports import after_import
+            for module in ('torch', 'mmengine.logging'):
+                after_import(module, _allow_checkpoints)
+
+
+def _allow_checkpoints(module):
+    if 'torch' in sys.modules and 'mmengine.logging' in sys.modules:
+        from _mmrepro_operators.checkpoint import safe_loading
+        safe_loading.allow()
+
+
+sys.meta_path.insert(0, CheckpointFinder)
 sys.meta_path.append(Finder)

@@ -81,12 +81,22 @@ def _change(module: ModuleType) -> None:
         cls.from_cfg = classmethod(from_cfg)
 
 
+# both are imported when MMEngine reads a checkpoint, in whatever order they come
+_READERS = ('torch', 'mmengine.logging')
+
+
+def _allow_checkpoints(module: ModuleType) -> None:
+    if all(name in sys.modules for name in _READERS):
+        from .checkpoint import safe_loading
+        safe_loading.allow()
+
+
 _active = False
 
 
 def activate() -> None:
-    """Make ``Runner`` reproducible however it is built, provide ``mmcv._ext``, and note which
-    environment variables are read; idempotent.
+    """Make ``Runner`` reproducible however it is built, provide ``mmcv._ext``, let ``torch.load``
+    accept what MMEngine saves, and note which environment variables are read; idempotent.
     """
     global _active
     _active = True
@@ -94,6 +104,8 @@ def activate() -> None:
     ops.install()
     for name in TARGETS:
         imports.after_import(name, _change)
+    for name in _READERS:
+        imports.after_import(name, _allow_checkpoints)
 
 
 def deactivate() -> None:
@@ -103,6 +115,11 @@ def deactivate() -> None:
     variables.watch(False)
     for name in TARGETS:
         imports.forget(name, _change)
+    for name in _READERS:
+        imports.forget(name, _allow_checkpoints)
+    if 'mmrepro.checkpoint.safe_loading' in sys.modules:
+        from .checkpoint import safe_loading
+        safe_loading.disallow()
     for module, original in _originals.items():
         getattr(sys.modules[module], TARGETS[module][0]).from_cfg = original
     _originals.clear()

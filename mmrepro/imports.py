@@ -58,9 +58,20 @@ class _Loader(importlib.abc.Loader):
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds a module with the other finders, and wraps its loader."""
 
+    def __init__(self) -> None:
+        self._asking: set[str] = set()  # modules that other finders are asked for
+
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname not in _waiting:
+        if fullname not in _waiting or fullname in self._asking:
             return None
+        self._asking.add(fullname)
+        try:
+            return self._wrapped(fullname, path, target)
+        finally:
+            self._asking.discard(fullname)
+
+    def _wrapped(self, fullname: str, path: Any, target: Any) -> Any:
+        # another finder of this kind asks in turn: `_mmrepro_operators` has a copy of this module
         for finder in tuple(sys.meta_path):
             find = None if finder is self else getattr(finder, 'find_spec', None)
             spec = find(fullname, path, target) if find else None

@@ -11,6 +11,8 @@ import functools
 import io
 import pickle
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -66,11 +68,53 @@ def safe_load(file: str | io.BytesIO, map_location: Any = 'cpu', mapped: bool = 
         UnpicklingError: it holds objects that are not on the allow-list.
     """
     if _takes_names():
-        with torch.serialization.safe_globals(list(allow_list())):
+        with _allowed():
             return torch.load(file, map_location=map_location, weights_only=True, mmap=mapped)
     options = dict(mmap=mapped) if _version() >= (2, 1) else {}
     return torch.load(file, map_location=map_location, weights_only=False,
                       pickle_module=_MODULE, **options)
+
+
+_added: list[Any] = []  # by `allow`
+
+
+def allow() -> None:
+    """Let ``torch.load`` of this process accept the allow-list, where torch asks for one.
+
+    So MMEngine and MMDetection load checkpoints of a training outside of a runner, too.
+    """
+    if _takes_names():
+        _added.extend(_missing())
+        torch.serialization.add_safe_globals(_added)
+
+
+def disallow() -> None:
+    """Undo :func:`allow`."""
+    if _added:
+        _remove(_added)
+        _added.clear()
+
+
+def _missing() -> list[Any]:
+    present = torch.serialization.get_safe_globals()
+    return [entry for entry in allow_list() if entry not in present]
+
+
+def _remove(entries: list[Any]) -> None:
+    kept = [entry for entry in torch.serialization.get_safe_globals() if entry not in entries]
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(kept)
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    # torch's own context would remove what was there before, too
+    missing = _missing()
+    torch.serialization.add_safe_globals(missing)
+    try:
+        yield
+    finally:
+        _remove(missing)
 
 
 def _version() -> tuple[int, ...]:
@@ -102,8 +146,8 @@ class _Unpickler(pickle.Unpickler):
         value = _known().get(full)
         if value is None:
             added: list[Any] = getattr(torch.serialization, 'get_safe_globals', list)()
-            value = next((cls for cls in (*EXTRA, *added)
-                          if f'{cls.__module__}.{cls.__qualname__}' == full), None)
+            value = next((cls for cls in (*EXTRA, *added) if not isinstance(cls, tuple)
+                          and f'{cls.__module__}.{cls.__qualname__}' == full), None)
         if value is None:
             raise pickle.UnpicklingError(f'it asks for {full}, which is not on the allow-list')
         return value

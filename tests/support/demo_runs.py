@@ -94,6 +94,7 @@ def initialised(name, data_root, folder):
     paths = str(folder / f'{name}.py'), str(folder / f'{name}.pth')
 
     def job():
+        from mmengine.logging import HistoryBuffer
         from mmengine.registry import MODELS, init_default_scope
 
         from mmrepro import set_random_seed
@@ -109,7 +110,8 @@ def initialised(name, data_root, folder):
         model = MODELS.build(cfg.model)
         model.init_weights()
         torch.save(dict(meta=dict(dataset_meta=dict(classes=tuple('abcdef'))),
-                        state_dict=model.state_dict()), paths[1])
+                        message_hub=dict(log_scalars=dict(loss=HistoryBuffer([1.], [1]))),
+                        state_dict=model.state_dict()), paths[1])  # as a training writes it
 
     Child(job).result()
     return paths
