@@ -9,6 +9,7 @@ from .version import __version__, check_versions
 
 # module -> public names in it; loaded when asked for, so that importing stays cheap
 _PUBLIC = {name: module for module, names in {
+    'checkpoint.adapters': ('keep_attributes', ),
     'config': ('RandomnessConfig', ),
     'distributed.virtual.entry': ('on_virtual_ranks', ),
     'dropin': ('init_random_seed', 'seed_worker', 'seeded_generator', 'set_random_seed',

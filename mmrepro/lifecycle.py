@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from . import determinism, seeds
+from .checkpoint.adapters import keep_orders
 from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import local_loading
 from .checkpoint.outcome import config_name, outcome
@@ -276,6 +277,7 @@ class RunLifecycle:
         self.seed('hook', 'epoch', runner.epoch)
         yield
         self._key_exchanged(runner, runner.train_dataloader, 'sample')
+        keep_orders(runner.train_dataloader)
         _tell_epoch(runner)  # again: a hook may have given the loop another loader
         self.resume.seek_data(runner)  # after all hooks that move the data
         self.seed('hook', 'loop', runner.iter)

@@ -16,7 +16,7 @@ from faults.tiny import Tiny
 from mmengine.logging import MessageHub
 from torch import nn
 
-from mmrepro.checkpoint import adapters
+import mmrepro
 
 from .setup import model, setup
 
@@ -388,7 +388,7 @@ class RegisteredAttribute(Extra):
         return self.steps * .1
 
 
-adapters.register(RegisteredAttribute, 'steps')
+mmrepro.keep_attributes(RegisteredAttribute, 'steps')
 
 
 @setup(SAVED)

@@ -229,7 +229,7 @@ RULES: tuple[AuditRule, ...] = (
         why='a checkpoint does not hold it, so a resumed run starts over, and no self-check '
             'repeats a hook, an optimizer or a batch sampler',
         fix='compute it from the iteration or the epoch; in a hook, '
-            'mmrepro.checkpoint.adapters.register(Class, "attribute")',
+            'mmrepro.keep_attributes(Class, "attribute")',
         link=f'{_CAUSES} B11 B16'),
     AuditRule('unreadable', MAY, source_hits('unreadable'),
         why='nothing in it was checked', fix='correct the file', link=_AUDIT),

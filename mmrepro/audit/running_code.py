@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from ..checkpoint.adapters import ADAPTERS
+from ..checkpoint.adapters import names_class
 from ..distributed.virtual.process_state import LAUNCHED
 from ..fingerprint.provenance import NOT_REPEATED, RECORDED_VARIABLES
 from ..reachable import belongs_to_user
@@ -107,7 +107,7 @@ def _changes(code: Running) -> Iterator[Hit]:
     source, cls, function = code
     body = cls.body if cls else []
     methods = [node for node in body if isinstance(node, ast.FunctionDef)]
-    lost = cls is not None and cls.name not in ADAPTERS and not source.is_repeated(cls)
+    lost = cls is not None and not names_class(cls.name) and not source.is_repeated(cls)
     # what a method puts back is not lost
     said = {path for method in methods if method.name in _RESTORES
             for _, path, _ in _changed(method)}

@@ -1,20 +1,35 @@
 """State of a run that lives in Python attributes, where no ``state_dict`` finds it.
 
-One row per class: the attributes to keep, and why they matter. Rows are found by class name along
-the method resolution order, in models (modules, and objects that modules hold) and among hooks.
+One row per class: the attributes to keep, and why they matter. Rows of all classes in the method
+resolution order of an object count, whether it is a part of the model, of averages, hooks, data
+loading, optimizers or schedules.
 """
 from __future__ import annotations
 
 import copy
-import functools
-from collections import Counter
-from collections.abc import Iterator
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from mmengine.runner import BaseLoop
 from torch import nn
 
+from ..data import dataset_tree, placement_of
+from ..distributed.unwrap import (
+    held_averages,
+    nested_items,
+    numbered_hooks,
+    optim_wrappers,
+    param_schedulers,
+    unwrap,
+)
+from ..errors import CheckpointError, ConfigError, ResumeError
+from ..generator_kinds import GENERATORS, read_state, restore_state
 from ..reachable import is_stateful
+from ..text import qualified_name
 
 
 class Adapter(NamedTuple):
@@ -23,6 +38,7 @@ class Adapter(NamedTuple):
     why: str  # what goes wrong in a resumed run without them
 
 
+# by name of the class: of MMDetection and forks of it; by its path: of the user
 ADAPTERS: dict[str, Adapter] = {
     'DynamicRoIHead': Adapter(
         ('iou_history', 'beta_history', 'bbox_assigner.pos_iou_thr', 'bbox_assigner.neg_iou_thr',
@@ -40,100 +56,336 @@ ADAPTERS: dict[str, Adapter] = {
         ('wait_count', 'best_score'), 'patience starts again'),
 }
 
-MAX_DEPTH = 3  # of parts within parts of a module
+Owners = dict[str, Any]  # objects that may have attributes to keep, by name
+State = dict[str, dict[str, Any]]  # values by name of their owner and path of the attribute
+
+MAX_DEPTH = 3  # of parts within parts of an object
+_NAME = re.compile(r'[^\W\d]\w*(\.[^\W\d]\w*)*')
+_MACHINERY = {*vars(nn.Module())}
+# in a path, behind the name of an attribute that the class has, not the object
+OF_CLASS = ' of the class'
+# the only key of a dict that stands for an object with a state of its own
+STATE = 'state of the object'
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def register(cls: type, *attributes: str, why: str = '') -> None:
-    """Keep ``attributes`` of every object of ``cls`` in checkpoints.
+def keep_attributes(cls: type, *names: str, why: str = '') -> None:
+    """Keep attributes of every object of a class, and of classes derived from it, in checkpoints.
+
+    They are kept of a model and its parts, of averages, hooks, training datasets, their transforms,
+    samplers, optimizers and schedules, in the main process, on each rank; and restored when a
+    training resumes, after the ``before_train`` of all hooks. A value may be a number, text, tensor
+    or array, lists, tuples, sets and dicts of them, a module, or a random generator.
+
+    Args:
+        names: of the attributes, dotted where they belong to a part: ``'assigner.threshold'``.
+            Names of another call for the class are kept as well.
+        why: what goes wrong in a resumed run without them.
+
+    Raises:
+        ConfigError: ``cls`` is no class, or ``names`` are no names of attributes.
 
     >>> class Warmup(nn.Module):
     ...     seen = 0
-    >>> register(Warmup, 'seen', why='counts its own iterations')
-    >>> ADAPTERS.pop('Warmup').attributes
-    ('seen',)
+    >>> keep_attributes(Warmup, 'seen', why='counts its own iterations')
     """
-    ADAPTERS[cls.__name__] = Adapter(tuple(attributes), why)
+    if not isinstance(cls, type):
+        raise ConfigError(f'keep_attributes({cls!r}, ...): the first argument has to be a class, '
+                          'such as MyHook')
+    for name in names or ('', ):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f'keep_attributes({cls.__qualname__}, {name!r}): expected names of '
+                              "attributes, such as 'count' or 'assigner.threshold'")
+    key = qualified_name(cls)
+    before = ADAPTERS.get(key, Adapter((), ''))
+    ADAPTERS[key] = Adapter((*dict.fromkeys([*before.attributes, *names]), ), why or before.why)
+
+
+def names_class(name: str) -> bool:
+    """Whether there is an adapter for classes with this bare name."""
+    return any(key.rpartition('.')[2] == name for key in ADAPTERS)
+
+
+class _Attribute(NamedTuple):
+    """An attribute to keep; ``owner`` None: a part on the path to it does not exist."""
+    key: str  # of the object with the adapter
+    path: str  # that the adapter gives
+    owner: Any
+    name: str
+    adapter: str  # key of :data:`ADAPTERS`
+
+    @property
+    def described(self) -> str:
+        return f'{self.adapter.rpartition(".")[2]}.{self.path}'
+
+    @property
+    def by_user(self) -> bool:
+        return '.' in self.adapter
+
+    def exists(self) -> bool:
+        return self.owner is not None and hasattr(self.owner, self.name)
+
+    def of_class(self) -> type | None:
+        """Return the class that has the attribute, if the object itself does not have it."""
+        if self.name in getattr(self.owner, '__dict__', ()):
+            return None
+        return next((cls for cls in type(self.owner).__mro__ if self.name in vars(cls)
+                     and not hasattr(vars(cls)[self.name], '__get__')), None)
+
+
+# ------------------------------------------------------------------------------- the objects
 
 
 def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield objects that a module holds without being its submodules: samplers, assigners, ...
+    """Yield objects that an object holds without being its submodules: samplers, assigners, ...
 
     Parts of them too: the sampler of Libra R-CNN has samplers for positives and for negatives.
     """
-    for name, value in list(vars(owner).items()):
-        if name.startswith('_') and name != '_sampler':
+    for name, value in list(getattr(owner, '__dict__', {}).items()):
+        if name in _MACHINERY or name.startswith('_mmrepro_'):
             continue
-        items = enumerate(value) if isinstance(value, (list, tuple)) else ((None, value), )
-        for index, item in items:
-            path = f'{prefix}{name}' if index is None else f'{prefix}{name}.{index}'
+        for place, item in nested_items(f'{prefix}{name}', value):
             if isinstance(item, (nn.Module, torch.Tensor)):
                 continue
-            yield path, item
+            yield place, item
             if depth < MAX_DEPTH and hasattr(item, '__dict__') and not isinstance(
                     item, dict) and is_stateful(item):
-                yield from _parts(item, f'{path}.', depth + 1)
+                yield from _parts(item, f'{place}.', depth + 1)
 
 
-def _kept(model: nn.Module, hooks: list[Any]) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield the attributes of a model and of hooks that have an adapter.
-
-    Each comes as the name of the object with the adapter, the path that the adapter gives, the
-    object that has the attribute, and the attribute's name.
-    """
-    objects: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        objects[f'model:{path}'] = module
-        objects.update((f'model:{path}:{name}', part) for name, part in _parts(module))
-    for name, obj in [*objects.items(), *named_hooks(hooks)]:
-        adapter = next((ADAPTERS[cls.__name__] for cls in type(obj).__mro__
-                        if cls.__name__ in ADAPTERS), None)
-        for path in adapter.attributes if adapter is not None else ():
-            *parents, attribute = path.split('.')
-            yield name, path, functools.reduce(getattr, parents, obj), attribute
+def _with_parts(things: Mapping[str, Any]) -> Owners:
+    """Return objects and their parts; of modules, all submodules and the parts of these."""
+    owners: Owners = {}
+    for name, thing in things.items():
+        if isinstance(thing, nn.Module):
+            owners.update((f'{name}:{path}', module) for path, module in thing.named_modules())
+        else:
+            owners[name] = thing
+    parts = {f'{name}:{path}': part for name, thing in owners.items()
+             for path, part in _parts(thing)}
+    return {**owners, **parts}
 
 
-def named_hooks(hooks: list[Any]) -> Iterator[tuple[str, Any]]:
+def named_hooks(hooks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Name hooks by class and number in it: hooks of other classes change no name."""
-    numbers: Counter = Counter()
-    for hook in hooks:
-        name = type(hook).__name__
-        yield f'hook:{name}:{numbers[name]}', hook
-        numbers[name] += 1
+    return ((f'hook:{name}:{number}', hook) for name, number, hook in numbered_hooks(hooks))
 
 
-def _plain(value: Any) -> Any:
-    """Return a copy that a checkpoint can hold."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone()
-    if isinstance(value, (list, tuple)):
-        return type(value)(_plain(item) for item in value)
-    return copy.deepcopy(value)
+def _of_data(loader: Any) -> Owners:
+    """Return what an adopted loader loads with in the main process."""
+    if placement_of(loader) is None:
+        return {}
+    things = {'data:sampler': loader.batch_sampler.sampler,
+              'data:batch sampler': loader.batch_sampler,
+              'data:collate': getattr(loader.collate_fn, 'function', loader.collate_fn)}
+    for number, dataset in enumerate(dataset_tree.datasets(loader.dataset)):
+        name = f'data:dataset {number}'
+        things[name] = dataset
+        things.update((f'{name}:{path}', transform) for path, transform in
+                      dataset_tree.transforms(getattr(dataset, 'pipeline', None)))
+    return things
+
+
+def model_owners(model: nn.Module) -> Owners:
+    """Return the modules of a model, and their parts."""
+    return _with_parts({'model': model})
+
+
+def owners_of(runner: Any) -> Owners:
+    """Return all objects of a training whose attributes may be kept."""
+    things: Owners = {'model': unwrap(runner.model), 'runner': runner}
+    if isinstance(runner._train_loop, BaseLoop):  # runner.train_loop would build it
+        things.update({'loop': runner.train_loop, **_of_data(runner.train_dataloader)})
+    for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
+        things[f'wrapper:{name}'], things[f'optimizer:{name}'] = wrapper, wrapper.optimizer
+    for name, schedules in param_schedulers(runner).items():
+        things.update((f'schedule:{name}:{number}', one) for number, one in enumerate(schedules))
+    things.update((f'average:{path}', average)
+                  for path, average in held_averages(runner.hooks).items())
+    for name, hook in named_hooks(runner.hooks):
+        things[name] = hook
+        things.update((f'{name}:{path}', module) for attribute, value in vars(hook).items()
+                      for path, module in nested_items(attribute, value)
+                      if isinstance(module, nn.Module))
+    return _with_parts(things)
+
+
+def _rows(cls: type) -> dict[str, str]:
+    """Return the attributes that the adapters of a class name, each with the adapter's name."""
+    return {path: key for base in reversed(cls.__mro__)
+            for key in (base.__name__, qualified_name(base)) if key in ADAPTERS
+            for path in ADAPTERS[key].attributes}
+
+
+def _kept(owners: Owners, again: bool = False) -> Iterator[_Attribute]:
+    """Yield the attributes to keep, those of an object with several names once; or ``again``."""
+    seen = set()
+    for key, obj in owners.items():
+        if id(obj) in seen and not again:
+            continue
+        seen.add(id(obj))
+        for path, adapter in _rows(type(obj)).items():
+            *parents, name = path.split('.')
+            owner = obj
+            for parent in parents:
+                owner = getattr(owner, parent, None)
+            yield _Attribute(key, path, owner, name, adapter)
 
 
 def kept_attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
     """Return owner and name of every attribute of a model that checkpoints keep."""
-    return ((owner, name) for _, _, owner, name in _kept(model, []))
+    return ((found.owner, found.name) for found in _kept(model_owners(model))
+            if found.owner is not None)
 
 
-def collect(model: nn.Module, hooks: list[Any]) -> dict[str, dict[str, Any]]:
-    """Return the values of all known attributes, by the name of their owner."""
-    state: dict[str, dict[str, Any]] = {}
-    for key, path, owner, name in _kept(model, hooks):
-        values = state.setdefault(key, {})
-        if hasattr(owner, name):
-            values[path] = _plain(getattr(owner, name))
+# -------------------------------------------------------------------------------- the values
+
+
+def _saved(value: Any, where: str) -> Any:
+    """Return a copy that a checkpoint can hold.
+
+    Raises:
+        CheckpointError: the value is no data; names it.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, GENERATORS):
+        return {STATE: copy.deepcopy(read_state(value))}
+    if hasattr(value, 'state_dict') and hasattr(value, 'load_state_dict'):
+        return {STATE: _saved(dict(value.state_dict()), where)}
+    if isinstance(value, Mapping):
+        return {key: _saved(item, where) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        items = [_saved(item, where) for item in value]
+        if isinstance(value, tuple):
+            return tuple(items)  # a named tuple as well
+        return items if isinstance(value, (list, deque)) else set(items)
+    if not isinstance(value, _PLAIN) and hasattr(value, '__dict__'):
+        raise CheckpointError(
+            f'{where} is a {qualified_name(type(value))}, which checkpoints cannot keep as it is: '
+            "name its attributes instead, as in keep_attributes(MyHook, 'part.count'), or give it "
+            'state_dict and load_state_dict')
+    return copy.deepcopy(value)
+
+
+def _restored(before: Any, value: Any, where: str) -> Any:
+    """Return a saved value as the attribute that is ``before`` has to be.
+
+    Raises:
+        ResumeError: the value is the state of an object, and the run has none that takes it.
+    """
+    if isinstance(value, dict) and [*value] == [STATE]:
+        state = value[STATE]
+        if isinstance(before, GENERATORS):
+            restore_state(before, state)
+        elif hasattr(before, 'load_state_dict'):
+            try:
+                before.load_state_dict(state)
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise ResumeError(f'the state of {where} in the checkpoint does not fit: {error}'
+                                  ) from error
+        else:
+            raise ResumeError(
+                f'the checkpoint has the state of an object in {where}, which is {before!r} when '
+                'the resumed training begins: create the object in __init__, before_run or '
+                'before_train')
+        return before
+    if isinstance(before, nn.Parameter) and isinstance(value, torch.Tensor):
+        return nn.Parameter(value.to(before.device), before.requires_grad)
+    if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
+        return value.to(before.device)
+    if isinstance(value, dict):
+        known = before if isinstance(before, Mapping) else {}
+        content = {key: _restored(known.get(key), item, where) for key, item in value.items()}
+        if not isinstance(before, dict):
+            return content
+        restored = copy.copy(before)  # a Counter, a defaultdict
+        restored.clear()
+        restored.update(content)
+        return restored
+    if isinstance(value, (list, tuple)):
+        several = list(before) if isinstance(before, (list, tuple, deque)) else []
+        several += [None] * (len(value) - len(several))
+        items = [_restored(*pair, where) for pair in zip(several, value)]
+        if isinstance(before, deque):
+            return deque(items, before.maxlen)
+        if isinstance(before, tuple) and hasattr(before, '_fields'):
+            return type(before)(*items)
+        return type(value)(items)
+    return copy.deepcopy(value)
+
+
+def collect(owners: Owners, missing: list[str] | None = None) -> State:
+    """Return the values of all attributes to keep, by the name of their owner.
+
+    Args:
+        missing: gets the attributes that objects of a user's class do not have.
+
+    Raises:
+        CheckpointError: a value is no data; names class and attribute.
+    """
+    state: State = {}
+    for found in _kept(owners):
+        values = state.setdefault(found.key, {})
+        if found.exists():
+            path = f'{found.path}{OF_CLASS}' if found.of_class() else found.path
+            values[path] = _saved(getattr(found.owner, found.name), found.described)
+        elif missing is not None and found.by_user:
+            missing.append(found.described)
     return state
 
 
-def restore(model: nn.Module, hooks: list[Any], state: dict[str, dict[str, Any]]) -> list[str]:
-    """Put collected values back; returns what of ``state`` this run does not have."""
-    known = {f'{key}.{path}': (owner, name) for key, path, owner, name in _kept(model, hooks)}
-    values = {f'{key}.{path}': value for key, of_key in state.items()
-              for path, value in of_key.items()}
-    for key in filter(known.__contains__, values):
-        (owner, name), value = known[key], values[key]
-        before = getattr(owner, name, None)
-        if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
-            value = value.to(before.device)
-        setattr(owner, name, value)
-    return [key for key in values if key not in known]
+def restore(owners: Owners, state: State) -> list[str]:
+    """Put collected values back; returns what of ``state`` this run does not have.
+
+    Raises:
+        ResumeError: the state of an object, such as a module, has no object that takes it.
+    """
+    known = {f'{found.key}.{found.path}': found for found in _kept(owners, again=True)
+             if found.owner is not None}
+    lost = []
+    for key, values in state.items():
+        for path, value in values.items():
+            found = known.get(f'{key}.{path.removesuffix(OF_CLASS)}')
+            if found is None:
+                lost.append(f'{key}.{path}')
+                continue
+            restored = _restored(getattr(found.owner, found.name, None), value, found.described)
+            # an attribute of the object would hide the one of the class, which counts on
+            target = found.of_class() if path.endswith(OF_CLASS) else None
+            setattr(found.owner if target is None else target, found.name, restored)
+    return lost
+
+
+class KeptData:
+    """The attributes to keep of a loader's samplers and datasets, which orders are drawn from."""
+
+    def __init__(self, loader: Any) -> None:
+        owners = _with_parts(_of_data(loader))
+        self._owners = {name: obj for name, obj in owners.items() if _rows(type(obj))}
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def read(self) -> State:
+        return collect(self._owners)
+
+    @contextmanager
+    def replaced(self, state: State) -> Iterator[None]:
+        """Give the attributes the values of ``state`` in this block, and put the objects back."""
+        present = [(found.of_class() or found.owner, found.name,
+                    getattr(found.owner, found.name))
+                   for found in _kept(self._owners) if found.exists()]
+        try:
+            restore(self._owners, state)
+            yield
+        finally:
+            for target, name, value in present:
+                setattr(target, name, value)
+
+
+def keep_orders(loader: Any) -> None:
+    """Let checkpoints keep what the order of a loader's data is drawn from."""
+    placement = placement_of(loader)
+    if placement is not None:
+        placement.kept = KeptData(loader) or None

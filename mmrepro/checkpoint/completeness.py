@@ -24,7 +24,7 @@ PARTS = {
     'param_schedulers': 'no schedules (the course of the learning rate)',
 }
 _OF_RANK = {'attributes?': {str: {str: object}}, 'gradients?': {str: torch.Tensor},
-            'buffers?': {str: torch.Tensor}}
+            'buffers?': {str: torch.Tensor}, 'order?': {str: object}}
 # what mmrepro reads, see docs/reference/checkpoints.md
 _SHAPE = {
     'meta': {

@@ -11,18 +11,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from mmengine.dist import get_world_size, is_main_process
+from mmengine.runner import BaseLoop
 from torch import nn
 
+from ..data import placement_of
 from ..digests import exact_digest, local
 from ..distributed.agreement import agree
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import adapters
 
 
-def local_state(runner: Any) -> dict[str, dict[str, Any]]:
-    """Return what no ``state_dict`` of rank 0 holds, ``{part: {name: value}}``, without copies."""
-    return dict(attributes=adapters.collect(unwrap(runner.model), runner.hooks),
-                gradients=_gradients(runner), buffers=dict(_buffers(runner)))
+def local_state(runner: Any, missing: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return what no ``state_dict`` of rank 0 holds, ``{part: {name: value}}``.
+
+    ``missing`` gets the attributes to keep that objects do not have.
+    """
+    return dict(attributes=adapters.collect(adapters.owners_of(runner), missing),
+                gradients=_gradients(runner), buffers=dict(_buffers(runner)),
+                order=_order(runner))
 
 
 def gather(state: dict[str, dict[str, Any]],
@@ -62,7 +68,7 @@ def _different(ranks: list[dict[str, str]]) -> list[str]:
 def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:
     """Put a rank's state back; returns names of state that has no owner in this run."""
     model = unwrap(runner.model)
-    lost = adapters.restore(model, runner.hooks, state.get('attributes', {}))
+    lost = adapters.restore(adapters.owners_of(runner), state.get('attributes', {}))
     parameters, buffers = dict(model.named_parameters()), dict(_buffers(runner))
     for name, value in state.get('gradients', {}).items():
         if name in parameters and parameters[name].shape == value.shape:
@@ -112,6 +118,13 @@ def counts(runner: Any) -> dict[str, int]:
     """
     return {name: wrapper._inner_count
             for name, wrapper in optim_wrappers(runner.optim_wrapper).items()}
+
+
+def _order(runner: Any) -> dict[str, Any]:
+    """Return what the order of the running pass over the data was drawn from."""
+    placement = placement_of(runner.train_dataloader) if isinstance(
+        runner._train_loop, BaseLoop) else None
+    return {} if placement is None or placement.begun is None else placement.begun.as_dict()
 
 
 def _gradients(runner: Any) -> dict[str, torch.Tensor]:

@@ -79,6 +79,7 @@ class Resume:
         self._state: dict[str, Any] = {}
         self._fit: Fit | None = None
         self._start: int | None = None  # iteration to which the data still have to move
+        self._order: dict[str, Any] = {}  # what the order of data was drawn from
         self.loop: Any = None  # the training loop, once it was built and moved
         if not self._asked:
             return
@@ -266,8 +267,10 @@ class Resume:
         if self._fit is not None:
             self._fit.training_begins(runner)
         state, self._state = self._state, {}
+        of_rank = state.get('ranks', {}).get(get_rank(), {})
+        self._order = {**state.get('order', {}), **of_rank.get('order', {})}
         lost = rank_state.restore(runner, state)
-        lost += rank_state.restore(runner, state.get('ranks', {}).get(get_rank(), {}))
+        lost += rank_state.restore(runner, of_rank)
         for name in lost:
             runner.logger.warning(f'the checkpoint has state of {name}, which this run lacks')
         if state.get('metrics') is not None:
@@ -295,7 +298,7 @@ class Resume:
             return
         if isinstance(loop, (EpochBasedTrainLoop, IterBasedTrainLoop)):
             # in an iteration-based loop, DistSamplerSeedHook has put the sampler to its first pass
-            seek(loader, *cursor_at(loop, self._start, self._cursor))
+            seek(loader, *cursor_at(loop, self._start, self._cursor), again=self._order)
             self._start = None
 
 

@@ -45,7 +45,8 @@ class CheckpointWriter:
         self._passes = 0  # over the data that have ended in this epoch
         self._validated: int | None = None  # iterations before the last completed validation
         self._metrics: Mapping[str, Any] | None = None
-        self._named: set[str] = set()  # loaders that a warning has named
+        self._named: set[str] = set()  # what a warning has named: loaders, attributes
+        self._missing: list[str] = []  # attributes to keep that objects do not have
         self._save: _Save | None = None
 
     def check_hooks(self, runner: Any) -> None:
@@ -79,6 +80,17 @@ class CheckpointWriter:
                 'of a pass: checkpoints do not hold its position, and a resumed run begins that '
                 'pass again')
 
+    def _name_missing(self, runner: Any) -> None:
+        """Warn of attributes to keep that do not exist: a typing error, or they come later."""
+        for name in dict.fromkeys(self._missing):
+            if name not in self._named:
+                self._named.add(name)
+                runner.logger.warning(
+                    f'{name}: checkpoints shall keep this attribute (mmrepro.keep_attributes), and '
+                    'it does not exist. If it gets another value before the next checkpoint, '
+                    'create it in __init__')
+        self._missing = []
+
     def begin_iteration(self, epoch: int, iteration: int, batch: int) -> None:
         """Note where the epoch began: ``batch`` of it comes next."""
         if self._began is None or self._began[0] != epoch:
@@ -108,7 +120,7 @@ class CheckpointWriter:
         """
         save = _Save()
         if not self._legacy and get_world_size() > 1:
-            save.local = rank_state.local_state(runner)
+            save.local = rank_state.local_state(runner, self._missing)
             save.ranks = rank_state.gather(save.local)
         # not kept: it refers to gradients, and may be large
         with replaced(self, _save=save), whole(runner):
@@ -149,12 +161,14 @@ class CheckpointWriter:
         if self._legacy:
             return
         self._name_unfinished(runner)
-        local = save.local or rank_state.local_state(runner)
+        local = save.local or rank_state.local_state(runner, self._missing)
+        self._name_missing(runner)
         evaluated.publish(runner, save.ranks, checkpoint['state_dict'])
         checkpoint['mmrepro'] = dict(
             attributes=local['attributes'],
             gradients=rank_state.portable(local['gradients']),
             buffers=rank_state.portable(rank_state.unsaved_buffers(runner)),
+            order=local['order'],
             # the file has everything else of rank 0 anyway
             ranks={rank: state if rank else dict(buffers=state['buffers'])
                    for rank, state in save.ranks.items()},

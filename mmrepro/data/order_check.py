@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -32,6 +33,7 @@ def checked_order(sampler: Any, order: Callable[[Any], Iterator[Any]], block: in
     kept = _kept(sampler)
     start, changed = vars(sampler).setdefault('_mmrepro_start', (kept, set()))
     resumed = copy.copy(sampler)
+    resumed._mmrepro_placement = dataclasses.replace(sampler._mmrepro_placement, history=None)
     for name in {**kept, **start}:
         source = start if name in changed else kept
         if name in source:

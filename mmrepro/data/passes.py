@@ -43,6 +43,7 @@ class Pass:
         self._first = self._done = 0  # batches before the first one, and since
         self._snapshot: DatasetSnapshot | None = None  # of the dataset that the workers have
         self._drawn: Any = None
+        self._history: Any = None  # what the order is drawn from
 
     def __iter__(self) -> Pass:
         return self
@@ -66,8 +67,9 @@ class Pass:
             raise
         self._done += 1
         if self._drawn is None:
-            self._drawn = self._placement.drawn
-        self._placement.drawn = self._drawn  # another pass may have begun in between
+            self._drawn, self._history = self._placement.drawn, self._placement.begun
+        # another pass may have begun in between
+        self._placement.drawn, self._placement.begun = self._drawn, self._history
         return batch
 
     def _start(self) -> None:
@@ -103,6 +105,8 @@ class Pass:
             self._loader._iterator = None
         self._batches = self._drawn = None
         self._placement.skip = self._first + self._done
+        if self._history is not None:
+            self._placement.again = self._history.as_dict()
         self._start()
 
     def _say(self, change: str) -> None:
@@ -174,11 +178,15 @@ def cursor_at(loop: Any, iteration: int, saved: DataCursor | None) -> DataCursor
     return DataCursor(*divmod(iteration, len(loader)))
 
 
-def seek(loader: Any, epoch: int, skip: int) -> None:
-    """Let the next pass be ``epoch``, without its first ``skip`` batches."""
+def seek(loader: Any, epoch: int, skip: int, again: dict[str, Any] | None = None) -> None:
+    """Let the next pass be ``epoch``, without its first ``skip`` batches.
+
+    ``again``: what these were drawn from, see :class:`~.order_history.OrderHistory`.
+    """
     loader.batch_sampler.sampler.set_epoch(epoch)
     placement: Any = placement_of(loader)
     placement.skip = placement.resumed = skip
+    placement.again = (again or {}) if skip else {}
 
 
 def continue_epochs(loop: EpochBasedTrainLoop) -> None:

@@ -24,6 +24,7 @@ from .. import seeds
 from ..errors import RandomnessError
 from ..scoped import replaced
 from ..text import qualified_name
+from .order_history import OrderHistory, drawing
 from .sampling_orders import is_endless, isolated_order, sampling_order_of
 
 MAX_DRAWN = 4096  # batches; loaders draw some ahead, and a run without fingerprints reads none
@@ -86,6 +87,11 @@ class Placement:
     # batches of indices drawn in this pass, oldest first; :meth:`begin_iteration` removes them
     drawn: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=MAX_DRAWN))
     current: tuple[Any, ...] | None = None  # indices in the batch of this iteration, if known
+    # attributes that checkpoints keep, from which orders may be drawn; None: there are none
+    kept: Any = None
+    again: dict[str, Any] = field(default_factory=dict)  # history of a pass that goes on
+    begun: OrderHistory | None = None  # of the pass that has begun
+    history: OrderHistory | None = None  # of the pass that draws right now
 
     def begin_iteration(self) -> None:
         """Take the indices of the batch that the loop has read."""
@@ -148,7 +154,10 @@ def _subclass(cls: Any, methods: tuple[tuple[str, Any], ...]) -> type:
 def _sampler_iter(self: Any) -> Iterator[Any]:
     """Yield indices with their position, in keyed order."""
     placement, stock = self._mmrepro_placement, self._mmrepro_stock
-    for index, epoch, position in sampling_order_of(stock)(self, placement.root, placement.start):
+    order = sampling_order_of(stock)(self, placement.root, placement.start)
+    with drawing(self, 'order', 0):  # most orders are drawn as a whole
+        first = list(itertools.islice(order, 1))
+    for index, epoch, position in itertools.chain(first, order):
         yield with_position(index, epoch, position)
 
 
@@ -161,6 +170,7 @@ def _sampler_set_epoch(self: Any, epoch: int) -> None:
     if epoch != placement.epoch:
         # what a resumed run leaves out belongs to the epoch in which it was interrupted
         placement.skip = placement.resumed = 0
+        placement.again = {}
     placement.epoch = epoch
 
 
@@ -201,7 +211,15 @@ def _batches(self: Any) -> Iterator[list[Any]]:
         # consecutive samples make a batch: the sampler can jump
         placement.start, skip = skip * self.batch_size, 0
     drawn = placement.drawn = deque(maxlen=MAX_DRAWN)
-    for batch in itertools.islice(_stock_batches(self), skip, None):
+    history = placement.begun = OrderHistory(placement.kept, placement.again) \
+        if placement.kept else None
+    placement.again = {}
+    batches = itertools.islice(_stock_batches(self), skip, None)
+    while True:
+        with replaced(placement, history=history):
+            batch = next(batches, None)
+        if batch is None:
+            return
         drawn.append(tuple(batch))
         yield batch
 
@@ -218,7 +236,7 @@ def _batch_sampler_iter(self: Any) -> Iterator[list[Any]]:
 def _batch_sampler_len(self: Any) -> Any:
     # some batch samplers count by iterating, which must begin at the beginning
     placement = self._mmrepro_placement
-    with replaced(placement, start=0, skip=0, drawn=placement.drawn):
+    with replaced(placement, start=0, skip=0, drawn=placement.drawn, history=None):
         return self._mmrepro_stock.__len__(self)
 
 

@@ -24,6 +24,7 @@ from ..errors import RandomnessError
 from ..text import qualified_name
 from . import generators, training_thread
 from .order_check import checked_order
+from .order_history import drawing
 
 Position = tuple[Any, int, int]  # index, epoch, global position
 SamplingOrder = Callable[[Any, Any, int], Iterator[Position]]
@@ -193,9 +194,9 @@ def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
     name = sampler._mmrepro_stock.__name__
     inside, kept = None, generators.find(sampler, name, data=False)
     items: Iterator[Any] = iter(())
-    while True:
+    for number in itertools.count():
         training_thread.check(f'asks {name} for its order')
-        with seeds.isolate_rng():
+        with seeds.isolate_rng(), drawing(sampler, name, number):
             if inside is None:
                 generators.begin_stream(kept, root, stream, *key)
                 items = order()

@@ -23,7 +23,7 @@ FIX_CLOCK = 'Compute the value from the iteration or the settings.'
 FIX_HASH_ORDER = ('Sort the set, use dict.fromkeys() to keep the order of insertion, or set '
                   'PYTHONHASHSEED.')
 FIX_LOST_STATE = ('Keep it in a buffer (register_buffer) or register the attribute with '
-                  'mmrepro.checkpoint.adapters.register(Class, "attribute").')
+                  'mmrepro.keep_attributes(Class, "attribute").')
 FIX_VALIDATION = ('Check what the model stores in evaluation mode, and the hooks that run around '
                   'the validation.')
 
@@ -62,7 +62,7 @@ CAUSES: tuple[Cause, ...] = (
           and not (c.calls('entropy') or c.calls('clock')),
           'The sampler or hook keeps a value that the resumed run has lost.',
           'Compute it from the seed and the epoch (set_epoch) or the iteration (runner.iter); an '
-          'attribute of a hook can be kept: mmrepro.checkpoint.adapters.register(Class, "name").',
+          'attribute of either can be kept: mmrepro.keep_attributes(Class, "name").',
           lambda c: [*c.attributes(), *_state(c)]),
     Cause('order of samples', lambda c: c.in_order,
           'The sampler returned a different index at this position.',
@@ -221,7 +221,7 @@ CAUSES: tuple[Cause, ...] = (
               ('environment', 'threads', 'deterministic'))],
           'A number in an attribute of a module differs.',
           'Compute it from the iteration, or keep it in checkpoints: register_buffer, or '
-          'mmrepro.checkpoint.adapters.register.', OUTSIDE),
+          'mmrepro.keep_attributes.', OUTSIDE),
     Cause('buffer or parameter changed outside of operators',
           lambda c: c.kind == 'input' and c.labels(),
           'A parameter or buffer differs, and no recorded operator wrote it.',

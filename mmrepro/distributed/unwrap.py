@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mmengine.model import BaseAveragedModel
 from mmengine.optim import OptimWrapper
 from torch import nn
+
+from ..reachable import MAX_ITEMS
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -58,16 +60,20 @@ def held_averages(hooks: Iterable[Any]) -> dict[str, BaseAveragedModel]:
     for name, number, hook in numbered_hooks(hooks):
         path = f'{name}#{number}' if number else name
         for attribute, value in list(vars(hook).items()):
-            for place, item in _items(f'{path}.{attribute}', value):
+            for place, item in nested_items(f'{path}.{attribute}', value):
                 if isinstance(item, BaseAveragedModel):
                     found.setdefault(id(item), (place, item))
     return dict(found.values())
 
 
-def _items(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((f'{path}.{key}', item) for key, item in list(value.items()))
-    elif isinstance(value, (list, tuple, nn.ModuleList)):
-        yield from ((f'{path}.{number}', item) for number, item in enumerate(value))
-    else:
+def nested_items(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """Yield what a value holds by path, if it is a list, tuple or dict, also of such; else itself.
+
+    Long ones hold annotations, and yield nothing.
+    """
+    if not depth or not isinstance(value, (list, tuple, dict, nn.ModuleList)):
         yield path, value
+    elif len(value) <= MAX_ITEMS:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in list(items):
+            yield from nested_items(f'{path}.{key}', item, depth - 1)

@@ -17,7 +17,7 @@ from small_runs import (
     Points,
 )
 
-import mmrepro  # noqa: F401
+import mmrepro
 from mmrepro.checkpoint import files
 from mmrepro.checkpoint.evaluated import mean_of_ranks
 
@@ -200,10 +200,7 @@ class RankState(Small):
 
 @pytest.fixture(autouse=True)
 def adapter():
-    from mmrepro.checkpoint import adapters
-    adapters.register(RankState, 'largest', why='of this rank')
-    yield
-    adapters.ADAPTERS.pop('RankState')
+    mmrepro.keep_attributes(RankState, 'largest', why='of this rank')
 
 
 def resume_settings(work_dir, accumulate=1):

@@ -20,7 +20,7 @@ from validated_runs import (
     validated,
 )
 
-from mmrepro.checkpoint.adapters import collect, restore
+from mmrepro.checkpoint.adapters import collect, named_hooks, restore
 from mmrepro.errors import RandomnessError
 
 
@@ -148,11 +148,11 @@ def test_a_hook_finds_its_state_when_other_hooks_come(tmp_path):
     kept = []
     for first in ([], [Killed()], [Killed(), Killed()]):
         stopping = [EarlyStoppingHook('error', 'less'), EarlyStoppingHook('loss', 'less')]
-        kept.append(collect(torch.nn.Identity(), [*first, *stopping]))
+        kept.append(collect(dict(named_hooks([*first, *stopping]))))
         stopping[1].wait_count = 2
-        state = collect(torch.nn.Identity(), stopping)
+        state = collect(dict(named_hooks(stopping)))
         again = [*first, EarlyStoppingHook('error', 'less'), EarlyStoppingHook('loss', 'less')]
-        assert restore(torch.nn.Identity(), again, state) == []
+        assert restore(dict(named_hooks(again)), state) == []
         assert [hook.wait_count for hook in again[-2:]] == [0, 2]
     assert kept[0] == kept[1] == kept[2] and len(kept[0]) == 2
 

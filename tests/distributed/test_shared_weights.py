@@ -16,8 +16,7 @@ from small_runs import trained_runner
 from torch import nn
 from virtual_runs import run
 
-from mmrepro import on_virtual_ranks
-from mmrepro.checkpoint.adapters import register
+from mmrepro import keep_attributes, on_virtual_ranks
 from mmrepro.config import with_virtual_ranks
 from mmrepro.digests import state_digest
 from mmrepro.distributed.virtual.gradients import VirtualDataParallel
@@ -130,7 +129,7 @@ class MeetingModel(tiny_run.Tiny):
         return found
 
 
-register(MeetingModel, 'passes')
+keep_attributes(MeetingModel, 'passes')
 
 
 @MODELS.register_module(force=True)

@@ -189,11 +189,11 @@ class Sampling(tiny.Tiny):
 def test_checkpoints_keep_parts_of_parts(tmp_path, monkeypatch):
     monkeypatch.setitem(adapters.ADAPTERS, 'Sampler', adapters.Adapter(('seen',), 'a test'))
     runner = finish(config(tmp_path, model='Sampling'))
-    state = adapters.collect(runner.model, [])
+    state = adapters.collect(adapters.model_owners(runner.model))
     assert state == {'model:head:sampler.negatives': {'seen': tiny.ITERATIONS * 2}}
     runner.model.head.sampler = CombinedSampler()
-    assert adapters.restore(runner.model, [], state) == []
-    assert adapters.collect(runner.model, []) == state
+    assert adapters.restore(adapters.model_owners(runner.model), state) == []
+    assert adapters.collect(adapters.model_owners(runner.model)) == state
 
 
 def test_a_generator_made_in_the_step_is_found_with_its_line(tmp_path):
