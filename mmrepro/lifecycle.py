@@ -404,23 +404,21 @@ class RunLifecycle:
             yield
         check_shared_weights(runner)
         run_deferred_checks()
-<<<<<<< HEAD
+        self._observe(runner.logger)
         if self._is_witnessed:
             self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
         with whole(runner):
             if is_main_process() and not self.config.legacy:
-                witnessed = self.witness.summary(runner.work_dir)
-                runner.logger.info(f'{outcome(runner)}; {witnessed}' if self._is_witnessed
-                                   else outcome(runner))
-=======
-        self._observe(runner.logger)
-        with whole(runner):
-            if is_main_process() and not self.config.legacy:
-                doubt = self.resume.history
-                runner.logger.info(outcome(runner) + (
-                    f'; {doubt}: bits may not be those of an uninterrupted run' if doubt else ''))
->>>>>>> wt-code
+                runner.logger.info('; '.join(self._last_words(runner)))
             trackers.results(runner, 'last', unwrap(runner.model).state_dict())
+
+    def _last_words(self, runner: Any) -> Iterator[str]:
+        """Yield the parts of the last line of the log."""
+        yield outcome(runner)
+        if self._is_witnessed:
+            yield self.witness.summary(runner.work_dir)
+        if self.resume.history:
+            yield f'{self.resume.history}: bits may not be those of an uninterrupted run'
 
     # -------------------------------------------------------------------------------------
 
