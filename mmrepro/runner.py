@@ -182,9 +182,8 @@ class ReproRunnerMixin(_Base):
         if isinstance(dataloader, DataLoader):
             return dataloader
         dataloader = one_by_one(dataloader, self._stream, self.repro)
-        checks = self.repro.deterministic is True and self.repro.self_checks.samples
         loader = build_loader(super().build_dataloader, share_workers(dataloader),
-                              self.repro.root, self._stream, self.logger if checks else None)
+                              self.repro.root, self._stream)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
         self._adopt(loader, self._stream, user_init)
         return loader

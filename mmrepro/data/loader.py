@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from .. import built_twice, seeds
+from .. import seeds
 from ..config import RandomnessConfig
 from ..errors import RandomnessError
 from ..text import qualified_name
@@ -78,13 +78,13 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
     checked = config.deterministic is True and config.worker_seed == 'sample' and (
         config.self_checks.samples)
     check = SampleCheck(loader, config.self_checks, explain) if checked else None
-    placement = Placement(config.root, checked=check is not None)
+    placement = Placement(config.root)
     sampler = loader.batch_sampler.sampler
     if isinstance(sampler, (list, tuple, range)):
         sampler = loader.batch_sampler.sampler = FixedOrder(sampler)
     adopt_sampler(sampler, placement)
     adopt_sampler(loader.batch_sampler, placement, batches=True)
-    loader.collate_fn = keyed_collate(loader.collate_fn)
+    loader.collate_fn = keyed_collate(loader.collate_fn, check is not None)
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
                        isinstance(loader.collate_fn, KeyedCollate), check)
     fetch.kept_generators()  # raises now, not in a worker
@@ -113,38 +113,14 @@ class StaticOnClass:
         return MethodType(self._method, instance)
 
 
-def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, stream: str,
-                 check_logger: Any = None) -> Any:
-    """Build a loader from its config with MMEngine's ``build``, whatever was drawn until now.
-
-    With a ``check_logger``, that of the run, datasets and samplers of the user are built twice.
-
-    Raises:
-        BuildDiffersError: they differ.
-    """
+def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, stream: str) -> Any:
+    """Build a loader from its config with MMEngine's ``build``, whatever was drawn until now."""
     # For samplers that mmrepro does not know. The same on all ranks, also with
     # diff_rank_seed: ranks that shuffle differently would share samples.
     sampler_seed = seeds.derive(root, 'sampler', 'build').torch >> 33
     with seeds.isolate_rng():
         seeds.seed_all(root, 'dataset', 'build', stream)  # datasets may draw
-        loader = build(dataloader, sampler_seed, False)
-        parts = [thing for thing in _built(loader) if built_twice.is_by_user(thing[1])]
-        if check_logger is not None and parts and isinstance(dataloader.get('dataset'), dict):
-            with built_twice.quiet():
-                seeds.seed_all(root, 'dataset', 'build', stream)
-                again = build(dataloader, sampler_seed, False)
-            for (what, first), (_, second) in zip(_built(loader), _built(again)):
-                if built_twice.is_by_user(first):
-                    built_twice.compare(what, first, second, check_logger)
-        return loader
-
-
-def _built(loader: Any) -> list[tuple[str, Any]]:
-    """Return what a loader's config has built, each with what it is."""
-    return [*(('dataset', dataset) for dataset in dataset_tree.datasets(loader.dataset)),
-            *(('transform', one) for one in dataset_tree.pipelines(loader.dataset)),
-            ('sampler', getattr(loader.batch_sampler, 'sampler', None)),
-            ('batch sampler', loader.batch_sampler)]
+        return build(dataloader, sampler_seed, False)
 
 
 def one_by_one(loader: Any, stream: str, config: RandomnessConfig) -> Any:
