@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterator
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, BinaryIO, Callable
@@ -144,22 +145,34 @@ def _attributes(value: Any) -> dict[str, Any]:
     return {**attributes(value), **array}
 
 
-def first_difference(a: Any, b: Any, path: str = '',
-                     depth: int = 20) -> tuple[str, str, str] | None:
+def differences(a: Any, b: Any, path: str = '', depth: int = 20
+                ) -> Iterator[tuple[str, Any, Any]]:
+    """Yield path and both values of what differs in two nested values; the innermost ones.
+
+    >>> list(differences(dict(a=[1, 2], b=3), dict(a=[1, 3], b=4)))
+    [("['a'][1]", 2, 3), ("['b']", 3, 4)]
+    """
+    if exact_digest(a) == exact_digest(b):
+        return
+    parts_a, parts_b = _named(a), _named(b)
+    inner = False
+    if depth and type(a) is type(b) and parts_a.keys() == parts_b.keys():
+        for name, part in parts_a.items():
+            for difference in differences(part, parts_b[name], path + name, depth - 1):
+                inner = True
+                yield difference
+    if not inner:
+        yield path, a, b
+
+
+def first_difference(a: Any, b: Any, path: str = '') -> tuple[str, str, str] | None:
     """Return where two nested values first differ, and both values there; None if they are equal.
 
     >>> first_difference(dict(a=[1, 2]), dict(a=[1, 3]))
     ("['a'][1]", '2', '3')
     """
-    if exact_digest(a) == exact_digest(b):
-        return None
-    parts_a, parts_b = _named(a), _named(b)
-    if depth and type(a) is type(b) and parts_a.keys() == parts_b.keys():
-        for name, part in parts_a.items():
-            difference = first_difference(part, parts_b[name], path + name, depth - 1)
-            if difference:
-                return difference
-    return path, _shown(a, b), _shown(b, a)
+    return next(((where, _shown(value, other), _shown(other, value))
+                 for where, value, other in differences(a, b, path)), None)
 
 
 def _named(value: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
 from .config import RandomnessConfig
 from .data import placement_of, use_stream
-from .data.sample_check import end_pass, left_out
+from .data.sample_check import left_out
 from .digests import exact_digest
 from .distributed import agreement
 from .distributed.unwrap import unwrap
@@ -305,7 +305,6 @@ class RunLifecycle:
         self.seed('hook', 'loop', runner.iter + 1)
 
     def after_train_epoch(self, runner: Any) -> Iterator[None]:
-        end_pass(runner.train_loop.dataloader)
         self.seed('hook', 'end of epoch', runner.epoch)
         yield
         self.seed('hook', 'loop', runner.iter)
@@ -328,7 +327,6 @@ class RunLifecycle:
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
         run_deferred_checks()
-        end_pass(runner.val_dataloader)
         self.evaluated.leave()  # before EMAHook takes its averages out
         with self.checkpoints.validated(runner.iter, metrics):
             yield
@@ -354,7 +352,6 @@ class RunLifecycle:
 
     def after_test_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
         run_deferred_checks()
-        end_pass(runner.test_dataloader)
         self.evaluated.leave()
         yield
         self.evaluated.leave()

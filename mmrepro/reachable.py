@@ -139,7 +139,7 @@ def _module(name: Any) -> str:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _names_in(code: types.CodeType) -> tuple[str, ...]:
+def names_in(code: types.CodeType) -> tuple[str, ...]:
     """Return the names in the code of a function and of those defined in it."""
     codes = [code]
     names: dict[str, None] = {}
@@ -163,7 +163,7 @@ def _is_generator(value: Any) -> bool:
 
 def _used_globals(function: types.FunctionType) -> Iterator[Named]:
     """Yield the generators, and functions of the same module, that a function names."""
-    for name in _names_in(function.__code__):
+    for name in names_in(function.__code__):
         value = function.__globals__.get(name)
         if _is_generator(value) or (
                 isinstance(value, types.FunctionType)
@@ -173,7 +173,7 @@ def _used_globals(function: types.FunctionType) -> Iterator[Named]:
 
 def named_globals(function: types.FunctionType) -> dict[str, Any]:
     """Return all globals that a function names, and what it names in modules of the user."""
-    names = _names_in(function.__code__)
+    names = names_in(function.__code__)
     values: dict[str, Any] = {}
     waiting = deque([(_module(function.__module__), function.__globals__)])
     looked_at = {id(function.__globals__)}

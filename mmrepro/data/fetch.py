@@ -16,12 +16,12 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
-from ..errors import RandomnessError
+from ..errors import RandomnessError, SampleDiffersError
 from ..text import qualified_name
 from . import dataset_tree, generators, training_thread
 from .batch_context import BatchContext, loading
 from .generators import Generators
-from .sample_check import SampleCheck
+from .sample_check import Difference, Disputed, SampleCheck
 from .samplers import PositionedInt, PositionedTuple, plain
 from .worker_processes import end_with_trainer, shield
 
@@ -31,6 +31,7 @@ class _Fetched(NamedTuple):
     items: Any
     fetch: KeyedFetch
     start: tuple[int, int]  # epoch and position of the first sample
+    difference: Difference | None  # of samples that were loaded again
 
 
 class KeyedFetch:
@@ -92,16 +93,22 @@ class KeyedFetch:
                     "randomness.worker_seed='mmengine' for this data loader")
         kept = self.kept_generators()
         with self._isolated(kept):
-            items = self._keyed(batch) if self.per_sample else self._sequential(batch)
+            items, difference = self._keyed(batch) if self.per_sample else (
+                self._sequential(batch), None)
         start = batch[0].epoch, batch[0].position
-        return _Fetched(items, self, start) if self._marked else items
+        return _Fetched(items, self, start, difference) if self._marked else items
 
-    def _keyed(self, batch: Sequence[Any]) -> Any:
+    def _keyed(self, batch: Sequence[Any]) -> tuple[Any, Difference | None]:
+        difference = None
         with loading(BatchContext(self.dataset, self.root, self.stream, batch,
                                   self._kept)) as context:
-            items = [context.load(handle) for handle in context.handles()] \
-                if self.check is None else self.check.load(context, batch[0].epoch)
-            return items[0] if context.loads_batches else items
+            if self.check is None:
+                items = [context.load(handle) for handle in context.handles()]
+            else:
+                items, difference = self.check.load(context)
+            if not context.loads_batches:
+                return items, difference
+            return items[0], difference and difference._replace(items=difference.items[0])
 
     def _sequential(self, batch: Sequence[Any]) -> Any:
         epoch = batch[0].epoch
@@ -145,21 +152,37 @@ class KeyedFetch:
             if not self.per_sample:
                 self._main_state = seeds.capture_rng(accelerators=False)
 
-    def collate(self, function: Callable[..., Any], kept: Generators, start: tuple[int, int],
-                items: Any) -> Any:
-        """Call a collate function that may draw, in the stream of its batch or worker."""
+    def collate(self, function: Callable[..., Any], kept: Generators | None,
+                fetched: _Fetched) -> Any:
+        """Call a collate function in the stream of its batch or worker.
 
-        def keyed(collate: Callable[..., Any], samples: Any) -> Any:
-            seeded = kept if collate is function else generators.find(collate, 'collate_fn')
-            generators.begin_stream(seeded, self.root, self.stream, *start, 'collate')
-            return collate(samples)
+        ``kept`` are its generators; None: it draws nothing.
 
-        with self._isolated(kept):
+        Raises:
+            SampleDiffersError: of a validation or test, samples differ in more than numbers and
+                text.
+        """
+        difference = fetched.difference
+        if kept is None and difference is None:
+            return function(fetched.items)
+        seeded = kept or {}
+
+        def keyed(samples: Any) -> Any:
+            generators.begin_stream(seeded, self.root, self.stream, *fetched.start, 'collate')
+            return function(samples)
+
+        with self._isolated(seeded):
             if not self.per_sample:
-                return function(items)
+                return function(fetched.items)
             if self.check is None:
-                return keyed(function, items)
-            return self.check.collate(keyed, function, _name_of(function), start, items)
+                return keyed(fetched.items)
+            batch = self.check.collate(keyed, _name_of(function), fetched.start, fetched.items)
+            if difference is None:
+                return batch
+            if self.stream != 'sample' and not difference.plain:
+                raise SampleDiffersError(difference.message)
+            alternative = keyed(difference.items) if self.stream == 'sample' else None
+            return Disputed(batch, alternative, difference.message, difference.fields)
 
 
 # collate functions that draw nothing
@@ -171,10 +194,15 @@ _DRAW_NOTHING = (
 )
 
 
-def keyed_collate(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function``, wrapped in a :class:`KeyedCollate` if it may draw."""
-    return function if isinstance(function, KeyedCollate) or _name_of(function) in _DRAW_NOTHING \
-        else KeyedCollate(function)
+def keyed_collate(function: Callable[..., Any], checked: bool) -> Callable[..., Any]:
+    """Return ``function``, in a :class:`KeyedCollate` if it may draw or if samples are checked."""
+    if isinstance(function, KeyedCollate):
+        function = function.function  # of a loader object that was adopted before
+    return KeyedCollate(function) if checked or _draws(function) else function
+
+
+def _draws(function: Callable[..., Any]) -> bool:
+    return _name_of(function) not in _DRAW_NOTHING
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -192,7 +220,7 @@ class KeyedCollate:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self._kept = generators.find(function, 'collate_fn')
+        self._kept = generators.find(function, 'collate_fn') if _draws(function) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # each process looks for the generators of its copy of the function
@@ -201,7 +229,7 @@ class KeyedCollate:
     def __call__(self, fetched: Any) -> Any:
         if not isinstance(fetched, _Fetched):
             return self.function(fetched)  # called by hand
-        return fetched.fetch.collate(self.function, self._kept, fetched.start, fetched.items)
+        return fetched.fetch.collate(self.function, self._kept, fetched)
 
 
 class WorkerInit:

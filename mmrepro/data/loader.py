@@ -78,13 +78,13 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
     checked = config.deterministic is True and config.worker_seed == 'sample' and (
         config.self_checks.samples)
     check = SampleCheck(loader, config.self_checks, explain) if checked else None
-    placement = Placement(config.root, checked=check is not None)
+    placement = Placement(config.root)
     sampler = loader.batch_sampler.sampler
     if isinstance(sampler, (list, tuple, range)):
         sampler = loader.batch_sampler.sampler = FixedOrder(sampler)
     adopt_sampler(sampler, placement)
     adopt_sampler(loader.batch_sampler, placement, batches=True)
-    loader.collate_fn = keyed_collate(loader.collate_fn)
+    loader.collate_fn = keyed_collate(loader.collate_fn, check is not None)
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
                        isinstance(loader.collate_fn, KeyedCollate), check)
     fetch.kept_generators()  # raises now, not in a worker

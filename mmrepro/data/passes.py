@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple
 
 from mmengine.dist import get_world_size
 from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
-from .dataset_changes import DatasetSnapshot, variables_of
+from ..errors import SampleDiffersError
+from ..text import listed
+from .dataset_changes import PASS, DatasetSnapshot
 from .fetch import KeyedFetch
+from .sample_check import Disputed
 from .samplers import Placement, adopt, placement_of
 from .sampling_orders import is_endless
 
@@ -28,9 +31,15 @@ _begun: weakref.WeakSet[Pass] = weakref.WeakSet()  # passes that are not at thei
 class _PersistentWorkers:
     """The persistent workers of a loader: what they were given, and their user."""
     snapshot: Any = None  # of the dataset
-    variables: Any = None  # of its modules
     # returns the pass that began last with the workers; None when it is gone
     user: Callable[[], Pass | None] = lambda: None
+
+
+@dataclass
+class _Judges:
+    """Who decides on samples of a loader that differ when they are loaded again."""
+    training: Callable[[Disputed], None] | None = None
+    named: set[str] = field(default_factory=set)  # fields of a validation that a warning has named
 
 
 class Pass:
@@ -70,7 +79,27 @@ class Pass:
             self._drawn, self._history = self._placement.drawn, self._placement.begun
         # another pass may have begun in between
         self._placement.drawn, self._placement.begun = self._drawn, self._history
-        return batch
+        return self._settled(batch) if isinstance(batch, Disputed) else batch
+
+    def _settled(self, disputed: Disputed) -> Any:
+        """Return a batch whose samples differ when they are loaded again, if that may be.
+
+        Raises:
+            SampleDiffersError: nobody can tell whether the training reads what differs.
+        """
+        judges: _Judges = self._loader._mmrepro_judges
+        if disputed.alternative is None:
+            new = [field for field in disputed.fields if field not in judges.named]
+            judges.named.update(new)
+            if new:
+                print_log(f'{type(self._loader.dataset).__name__}: samples that are loaded twice '
+                          f'differ in {listed(new)}: numbers or text, from which metrics should '
+                          'not be computed', 'current', logging.WARNING)
+        elif judges.training is None:
+            raise SampleDiffersError(disputed.message)
+        else:
+            judges.training(disputed)
+        return disputed.batch
 
     def _start(self) -> None:
         loader = self._loader
@@ -86,16 +115,14 @@ class Pass:
                 else _stock_iter(loader)
             return
         if loader._iterator is not None:
-            changed = list(filter(None, [
-                workers.snapshot.change(), *workers.variables.changed()]))
-            if changed:
-                self._say(changed[0])
+            change = workers.snapshot.change()
+            if change is not None:
+                self._say(change)
                 loader._iterator = None
         if loader._iterator is None:
-            workers.snapshot = DatasetSnapshot(loader.dataset)
-            workers.variables = variables_of(loader.dataset)
+            workers.snapshot = DatasetSnapshot(loader.dataset, limits=PASS)
         workers.user = weakref.ref(self)
-        self._snapshot = workers.snapshot
+        self._snapshot = DatasetSnapshot(loader.dataset)
         self._batches = _stock_iter(loader)
 
     def _restart(self, change: str) -> None:
@@ -144,8 +171,17 @@ def _loader_get_iterator(self: Any) -> Any:
 def key_passes(loader: Any, fetch: KeyedFetch) -> None:
     """Let a loader load through ``fetch``, in place; workers of an earlier fetch are left."""
     adopt(loader, {'__iter__': _loader_iter, '_get_iterator': _loader_get_iterator}, fetch=fetch,
-          workers=_PersistentWorkers())
+          workers=_PersistentWorkers(), judges=_Judges())
     loader._iterator = None
+
+
+def judge_disputed(loader: Any, judge: Callable[[Disputed], None] | None) -> None:
+    """Let ``judge`` decide on batches of a loader for training with samples that differ.
+
+    It is called with a batch before the loader returns it; without it, the batch is an error.
+    """
+    if hasattr(loader, '_mmrepro_judges'):
+        loader._mmrepro_judges.training = judge
 
 
 # ---- where a run continues

@@ -2,31 +2,32 @@
 
 A worker repeats the first sample of each pipeline, then its samples number 1, 2, 4, 8, ..., and
 each ``interval``-th. Between the two loads it loads another sample, so that caches and counters
-show. A third load is what another process would load: from a copy of the dataset that has loaded
-nothing, with the variables of user code as they were, under other ids. A collate function of the
-user is called again for a batch with a repeated sample, and so is a copy of it. Further results are
-compared and dropped: they leave no trace in the batch.
+show. A collate function of the user is called again for a batch with a repeated sample.
+
+A sample for training that differs travels with its batch, as :class:`Disputed`: only the main
+process can tell whether the training reads what differs. The batch is the one without the check.
 """
 from __future__ import annotations
 
 import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from datetime import date, time, timedelta
 from typing import Any, Callable, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from ..another_process import UserVariables, copied, other_ids
 from ..config import RandomnessConfig, SelfChecks
-from ..digests import exact_digest, first_difference
+from ..digests import differences, exact_digest, first_difference
 from ..errors import RandomnessError, SampleDiffersError
 from ..intervals import is_due
-from ..text import class_name, did_you_mean, listed
+from ..reachable import PLAIN
+from ..text import class_name, did_you_mean
 from . import dataset_tree, written_files
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
-from .dataset_changes import DatasetSnapshot, variables_of
 
 # explains a difference: datasets that the sample comes from, a function that loads it, a function
 # that loads another sample -> lines for the message
@@ -38,11 +39,55 @@ _NEW_PIPELINES = 16  # that hooks may bring
 _PURPOSES = {'sample': 'training', 'val': 'validation', 'test': 'test'}
 
 
-class _Start(NamedTuple):
-    """A dataset before this process has loaded a sample of it."""
-    copy: Any
-    variables: UserVariables
-    snapshot: DatasetSnapshot  # of the dataset itself, from which samples are loaded since
+# may differ in a validation: predictions come from arrays
+_PLAIN = (*PLAIN, np.generic, date, time, timedelta)
+
+
+class Difference(NamedTuple):
+    """Samples of a batch that differ when they are loaded again.
+
+    Attributes:
+        items: the samples of the batch, with the results of the second load.
+        message: of the error, if the difference matters.
+        fields: the paths that differ, in the words of the message.
+        plain: only numbers and text differ.
+    """
+    items: Any
+    message: str
+    fields: list[str]
+    plain: bool
+
+
+class Disputed(NamedTuple):
+    """A batch, on its way to the main process, with samples that differ when loaded again.
+
+    PyTorch pins the memory of the parts of a named tuple.
+
+    Attributes:
+        batch: what the run trains on.
+        alternative: the same batch with the results of the second load; None: the difference is
+            worth a warning.
+        message: of the error, if the difference matters.
+        fields: the paths that differ, in the words of the message.
+    """
+    batch: Any
+    alternative: Any
+    message: str
+    fields: list[str]
+
+    def swapped(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Return arguments of a step with the alternative in place of the batch.
+
+        Raises:
+            SampleDiffersError: the batch is not among the arguments.
+        """
+        if not any(value is self.batch for value in (*args, *kwargs.values())):
+            raise SampleDiffersError(self.message)
+
+        def swap(value: Any) -> Any:
+            return self.alternative if value is self.batch else value
+
+        return tuple(map(swap, args)), {name: swap(value) for name, value in kwargs.items()}
 
 
 class SampleCheck:
@@ -61,27 +106,18 @@ class SampleCheck:
         self.counts = counts.share_memory_() if loader.num_workers else counts
         self._known: set[tuple[Any, ...]] = set()
         self._batch_is_due = False
-        self._epoch: int | None = None  # of the samples that are loaded
-        self._start: _Start | None = None  # None: not to be copied, or changed by hooks
-        # in the main process: the dataset as the last batch has left it, variables at the end of a
-        # pass
-        self._left: Any = None
-        self._variables: UserVariables | None = None
-        # of the collate function: the first epoch, a copy and the variables before its first call
-        self._collate: tuple[int, Any, UserVariables] | None = None
+        self._explained: dict[tuple[str, ...], list[str]] = {}  # by the fields that differ
 
     def forget(self) -> None:
         """Treat the next sample of each pipeline as its first: a pipeline was changed."""
         self._known.clear()
-        self._epoch = None
 
-    def load(self, context: BatchContext, epoch: int) -> list[Any]:
-        """Load the samples of a batch, and some of them once more.
+    def load(self, context: BatchContext) -> tuple[list[Any], Difference | None]:
+        """Load the samples of a batch, and some of them once more; return how these differ.
 
         Raises:
-            SampleDiffersError: the two results of a sample differ.
+            SampleDiffersError: a sample was overwritten, or cannot be loaded again.
         """
-        self._begin(context.dataset, epoch)
         items, due = [], {}
         with written_files.named(type(context.dataset).__name__):
             for handle in context.handles():
@@ -90,38 +126,10 @@ class SampleCheck:
                     # at once: samples that are loaded later must not change it
                     due[handle] = exact_digest(items[-1])
         self._batch_is_due = bool(due)
-        if due:
-            with context.isolated():
-                self._repeat(context, items, due)
-        self._end(context.dataset)
-        return items
-
-    def _begin(self, dataset: Any, epoch: int) -> None:
-        """Copy the dataset before the first sample that this process loads.
-
-        Hooks of the main process may change it between two batches, and variables between two
-        passes. From then on, no sample is loaded from the copy.
-        """
-        if self._epoch is None:
-            self._left, untouched = DatasetSnapshot(dataset), copied(dataset)
-            self._start = None if untouched is None else _Start(
-                untouched, variables_of(dataset), self._left)
-        elif get_worker_info() is None:
-            variables, self._variables = self._variables, None
-            begins = epoch != self._epoch or variables is not None
-            if self._left.change() or begins and (variables is None or variables.changed()):
-                self._start = None
-        self._epoch = epoch
-
-    def _end(self, dataset: Any) -> None:
-        """Note what the samples of a batch have left, before hooks change it."""
-        if self._start is not None and get_worker_info() is None and self._left.change():
-            self._left = DatasetSnapshot(dataset)
-
-    def end_pass(self, dataset: Any) -> None:
-        """Note, in the main process, variables at the end of a pass, before hooks change them."""
-        if self._start is not None:
-            self._variables = variables_of(dataset)
+        if not due:
+            return items, None
+        with context.isolated():
+            return items, self._repeat(context, items, due)
 
     def _must_repeat(self, context: BatchContext, handle: Handle) -> bool:
         """Whether a sample that was just loaded is to be repeated."""
@@ -134,18 +142,19 @@ class SampleCheck:
         return new or is_due(int(row[_LOADED]), self._interval)
 
     def _repeat(self, context: BatchContext, items: Sequence[Any],
-                due: Mapping[int, str]) -> None:
-        """Compare samples with what they were: now, loaded again, and as another process has them.
+                due: Mapping[int, str]) -> Difference | None:
+        """Compare samples with what they were: now, and loaded again.
 
         ``due`` are the digests of samples when they were loaded.
         """
         for handle, first in due.items():
             if exact_digest(items[handle]) != first:
-                raise self._error(
+                raise SampleDiffersError(self._message(
                     context, handle, 'was overwritten when other samples were loaded',
                     'the pipeline returns memory that it keeps and writes again',
-                    'to do: return a copy')
+                    'to do: return a copy'))
         previous: Handle = context.handles()[-1]  # another sample has to come in between
+        differing: dict[int, Any] = {}
         with loading(context.again()) as twin:
             for handle, first in due.items():
                 self._row()[_REPEATED] += 1
@@ -153,60 +162,54 @@ class SampleCheck:
                     self._load_another(twin, handle)
                 again = _loaded(twin, handle)
                 if exact_digest(again) != first:
-                    raise self._error(
-                        context, handle, 'was loaded twice from the same random numbers, and the '
-                        'results differ', _difference(items[handle], again),
-                        *self._explanation(context, handle))
+                    differing[handle] = again
                 previous = handle
-        start = self._start
-        if start is None:
-            return
-        for handle, first in due.items():
-            with loading(context.again(copied(start.copy))) as alone, \
-                    start.variables.as_captured(), other_ids():
-                again = _loaded(alone, handle)
-            if exact_digest(again) != first:
-                raise self._error(
-                    context, handle, 'was loaded as another process loads it, from a copy of the '
-                    'dataset that has loaded no other sample, and the results differ',
-                    _difference(items[handle], again), *_kept_from_others(start))
+        if not differing:
+            return None
+        found = self._difference(context, items, differing)
+        if any(exact_digest(items[handle]) != due[handle] for handle in differing):
+            raise SampleDiffersError(found.message)  # the batch was overwritten
+        return found
 
-    def collate(self, keyed: Callable[[Any, Any], Any], function: Any, name: str,
-                start: Sequence[int], items: Any) -> Any:
+    def _difference(self, context: BatchContext, items: Sequence[Any],
+                    differing: Mapping[int, Any]) -> Difference:
+        found = [difference for handle, again in differing.items()
+                 for difference in differences(items[handle], again)]
+        fields = list(dict.fromkeys(path for path, _, _ in found))
+        handle, again = next(iter(differing.items()))
+        if tuple(fields) not in self._explained:
+            self._explained[tuple(fields)] = self._explanation(context, handle)
+        message = self._message(
+            context, handle, 'was loaded twice from the same random numbers, and the results '
+            'differ', _shown(items[handle], again), *self._explained[tuple(fields)])
+        return Difference(
+            [differing.get(number, item) for number, item in enumerate(items)], message, fields,
+            all(isinstance(value, _PLAIN) for _, *values in found for value in values))
+
+    def collate(self, keyed: Callable[[Any], Any], name: str, start: Sequence[int], items: Any
+                ) -> Any:
         """Call a collate function; again if a sample of the batch was repeated.
 
         Args:
-            keyed: called with the function and samples: calls it at the start of its stream.
+            keyed: calls the function with samples, at the start of its stream.
             start: epoch and position of the batch's first sample.
 
         Raises:
             SampleDiffersError: the results differ.
         """
-        if self._collate is None:
-            self._collate = start[0], copied(function), UserVariables([function])
         if not self._batch_is_due:
-            return keyed(function, items)
-        epoch, untouched, variables = self._collate
-        again: list[tuple[str, Any, Callable]] = [('', function, nullcontext)]
-        if untouched is not None and start[0] == epoch:
-            again.append((', as another process collates it', copied(untouched),
-                          variables.as_captured))
-        # the function may write into the samples
-        copies = [copy.deepcopy(items) for _ in again]
-        batch = keyed(function, items)
+            return keyed(items)
+        copies = copy.deepcopy(items)  # the function may write into the samples
+        batch = keyed(items)
         first = exact_digest(batch)  # now: the function may return memory that it writes again
-        for (how, once_more, surroundings), samples in zip(again, copies):
-            with surroundings(), other_ids() if how else nullcontext():
-                result = keyed(once_more, samples)
-            if exact_digest(result) != first:
-                raise SampleDiffersError('\n  '.join([
-                    f'collate function {name}: the batch of epoch {start[0]} that begins at '
-                    f'position {start[1]} was collated again from the same samples and the same '
-                    f'random numbers{how}, and the results differ: a run with it can be neither '
-                    'repeated nor resumed',
-                    _difference(batch, result),
-                    'to do: let the result depend on the samples and on the global generators '
-                    'only']))
+        again = keyed(copies)
+        if exact_digest(again) != first:
+            raise SampleDiffersError('\n  '.join([
+                f'collate function {name}: the batch of epoch {start[0]} that begins at position '
+                f'{start[1]} was collated again from the same samples and the same random '
+                'numbers, and the results differ: a run with it can be neither repeated nor '
+                'resumed', _shown(batch, again),
+                'to do: let the result depend on the samples and on the global generators only']))
         return batch
 
     def _row(self) -> Any:
@@ -258,40 +261,25 @@ class SampleCheck:
         return [] if self._explain is None else self._explain(
             context.branch(handle), load, load_another)
 
-    def _error(self, context: BatchContext, handle: Handle, what: str,
-               *lines: str) -> SampleDiffersError:
+    def _message(self, context: BatchContext, handle: Handle, what: str, *lines: str) -> str:
         index, (epoch, position) = context.entry(handle)
         name, info = type(context.branch(handle)[-1]).__name__, get_worker_info()
-        return SampleDiffersError('\n  '.join([
-            f'{name}: {"the batch of " * context.loads_batches}sample {index} '
-            f'({_PURPOSES[context.stream]}, epoch {epoch}, position '
-            f'{position}{f", worker {info.id}" if info else ""}) {what}: a run with this pipeline '
-            'can be neither repeated nor resumed',
+        what_for = 'the batch of ' if context.loads_batches else ''
+        worker = f', worker {info.id}' if info else ''
+        return '\n  '.join([
+            f'{name}: {what_for}sample {index} ({_PURPOSES[context.stream]}, epoch {epoch}, '
+            f'position {position}{worker}) {what}: a run with this pipeline can be neither '
+            'repeated nor resumed',
             *lines,
             f'if {name} cannot repeat, say so: '
-            f"randomness.self_checks.nonrepeatable_datasets=['{name}']"]))
-
-
-def _kept_from_others(start: _Start) -> list[str]:
-    paths = list(filter(None, [start.snapshot.change(), *start.variables.changed()]))
-    return ['it depends on ' + (
-        f'what earlier samples have left in {listed(paths)}' if paths
-        else 'the number of the process or worker'),
-        'to do: compute it when the dataset is built, or from the sample alone']
+            f"randomness.self_checks.nonrepeatable_datasets=['{name}']"])
 
 
 def _check_of(loader: Any) -> SampleCheck | None:
     return getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
 
 
-def end_pass(loader: Any) -> None:
-    """Call when a loop has used up a loader, before hooks may change variables."""
-    check = _check_of(loader)
-    if check is not None and not loader.num_workers:
-        check.end_pass(loader.dataset)
-
-
-def _difference(first: Any, second: Any) -> str:
+def _shown(first: Any, second: Any) -> str:
     """Describe in a line how results differ whose digests have differed."""
     difference = first_difference(first, second)
     if difference is None:

@@ -80,7 +80,6 @@ class Placement:
     skip: int = 0  # batches that the next pass leaves out at its beginning (already trained on)
     resumed: int = 0  # batches of this epoch that were trained on before the run resumed
     start: int = 0  # samples that the sampler leaves out at its beginning
-    checked: bool = False  # whether orders of unknown samplers are compared with a resumed run's
     epoch: int = 0  # pass over the data; kept here, because few samplers know theirs
     # the loader's own generator, put in place at the start of each pass
     generator: torch.Generator = field(default_factory=torch.Generator)
@@ -99,7 +98,7 @@ class Placement:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # to a spawned worker: generators do not travel
-        return Placement, (self.root, 0, 0, 0, False, self.epoch)
+        return Placement, (self.root, 0, 0, 0, self.epoch)
 
 
 def placement_of(loader: Any) -> Placement | None:

@@ -23,7 +23,6 @@ from .. import seeds
 from ..errors import RandomnessError
 from ..text import qualified_name
 from . import generators, training_thread
-from .order_check import checked_order
 from .order_history import drawing
 
 Position = tuple[Any, int, int]  # index, epoch, global position
@@ -175,13 +174,9 @@ def _stock(sampler: Any, root: seeds.Root) -> Iterator[Any]:
         seed = (1 << _SEED_BITS) + (seeds.derive(root, *key).torch >> (64 - _SEED_BITS))
         sampler.seed = seed - counted if isinstance(counted, int) else seed
 
-    def order(one: Any) -> Iterator[Any]:
-        if counts and hasattr(one, 'epoch'):
-            one.epoch = epoch
-        return isolated_order(one, lambda: stock.__iter__(one), _BLOCK, root, *key)
-
-    checked = sampler._mmrepro_placement.checked
-    return checked_order(sampler, order, _BLOCK) if checked else order(sampler)
+    if counts and hasattr(sampler, 'epoch'):
+        sampler.epoch = epoch
+    return isolated_order(sampler, lambda: stock.__iter__(sampler), _BLOCK, root, *key)
 
 
 def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,

@@ -38,6 +38,8 @@ WATCHED = {
        for name in names},
     'Random.seed': 'a generator is seeded',
     'Generator.seed': 'entropy of the operating system',
+    **dict.fromkeys(('clock_gettime', 'clock_gettime_ns', 'ctime', 'date.today', 'gmtime', 'localtime',
+                     'process_time_ns', 'strftime', 'thread_time', 'thread_time_ns'), 'clock'),
     **dict.fromkeys(('listdir', 'scandir'), 'directory listing'),
     **dict.fromkeys(('randn', 'randu', 'randShuffle'), 'generator of OpenCV'),
     **dict.fromkeys(('start_new_thread', 'start_joinable_thread'), 'thread'),

@@ -1,25 +1,28 @@
-"""Explain why a sample has two results: load it twice more and trace every Python call."""
+"""Explain why a sample has two results: load it again and trace every Python call."""
 from __future__ import annotations
 
 import functools
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType, FunctionType, MethodType, ModuleType
+from contextlib import contextmanager, suppress
+from types import FrameType, MethodType
 from typing import Any, Callable, NamedTuple
 
 from ..data import dataset_tree
+from ..data.dataset_changes import PASS, DatasetSnapshot, State
 from ..digests import exact_digest
-from ..reachable import attributes, belongs_to_user, closure, named_globals
+from ..generator_kinds import GENERATORS
+from ..reachable import PLAIN, belongs_to_user
 from . import generator_states
 from .call_sites import method_site
 from .generator_states import call_site
 
-MAX_KEPT = 1000  # items of a list or dict that are compared; longer ones count by their length
+LOADS = 6  # traced at most, until two of them differ
 SHOWN = 60  # characters of a value
 LINES = 3  # of one kind in a message
-MAIN_METHODS = ('transform', '__call__', '__getitem__')
+LOADING = ('mmrepro.data.', 'mmrepro.selfcheck.')  # modules that call datasets
+MAIN_METHODS = ('transform', 'forward', '__call__', '__getitem__')  # of modules, forward
 
 # (observation, fix); the first row that fits counts
 FIXES = (
@@ -47,7 +50,6 @@ class _Call(NamedTuple):
     site: str
     begin: int  # number of returns before the call
     given: str  # digest of the arguments of a member
-    kept: dict[str, tuple[str, str]]  # values that a member kept before: name -> digest, text
     result: str = ''  # digest of the result
     read: tuple[str, ...] = ()  # reads of clock, entropy, ... until the return
 
@@ -55,9 +57,9 @@ class _Call(NamedTuple):
 class _Trace:
     """The calls of datasets, transforms and functions of the user while a sample is loaded."""
 
-    def __init__(self, members: Sequence[Any]) -> None:
+    def __init__(self, members: Sequence[Any], begin: Callable[[], None] | None) -> None:
+        self._begin = begin  # called once, where the first member is called
         self._numbers = {id(member): number for number, member in enumerate(members)}
-        self._members = members
         self._codes = {code: number for number, member in enumerate(members)
                        for code in [getattr(_function(member), '__code__', None)] if code}
         self._open: list[tuple[FrameType, _Call]] = []
@@ -99,17 +101,21 @@ class _Trace:
             member = None
         if member is None and not belongs_to_user(frame.f_globals.get('__name__')):
             return
-        given, kept = '', {}
+        given = ''
         if member is not None:
+            begin, self._begin = self._begin, None
+            if begin is not None:
+                begin()
             values = [frame.f_locals.get(name) for name in code.co_varnames[:code.co_argcount]]
             given = exact_digest([value for value in values if id(value) not in self._numbers])
-            kept = _kept(self._members[member])
         self._open.append((frame, _Call(
             member, getattr(code, 'co_qualname', code.co_name),
-            f'{code.co_filename}:{code.co_firstlineno}', len(self.returns), given, kept)))
+            f'{code.co_filename}:{code.co_firstlineno}', len(self.returns), given)))
 
     def _number(self, frame: FrameType) -> int | None:
         code = frame.f_code
+        if str(frame.f_globals.get('__name__')).startswith(LOADING):
+            return None  # a function that is given a dataset, before its stream has begun
         if code in self._codes or not code.co_argcount:
             return self._codes.get(code)
         return self._numbers.get(id(frame.f_locals.get(code.co_varnames[0])))
@@ -117,55 +123,104 @@ class _Trace:
 
 def explain(datasets: Sequence[Any], load: Callable[[], Any],
             load_another: Callable[[], Any]) -> list[str]:
-    """Return lines on where two loads of a sample first differ, and what they read or found kept.
+    """Return lines on where loads of a sample first differ, and what they read or found kept.
 
-    ``datasets`` load the sample, the outermost first; ``load`` does so from its stream.
+    The sample is loaded and traced until two loads differ, after the first time with other samples
+    in between. If all loads agree, what they have read and what was kept is named all the same.
+
+    Args:
+        datasets: that load the sample, the outermost first.
+        load: loads the sample from its stream.
+        load_another: loads one or more other samples, those before it for example.
     """
     named = [(f'{path} of {type(dataset).__name__}', transform) for dataset in datasets
              for path, transform in dataset_tree.transforms(getattr(dataset, 'pipeline', None))]
     named += [(type(dataset).__name__, dataset) for dataset in datasets]
-    runs = []
-    for _ in range(2):
-        trace = _Trace([member for _, member in named])
+    members = [member for _, member in named]
+    held: list[DatasetSnapshot] = []
+    kept: list[list[str]] = [[] for _ in members]
+
+    def look() -> None:
+        """See what members hold at the start of the stream, and the second time what has changed.
+        """
+        if held:
+            kept[:] = [_kept(snapshot) for snapshot in held]
+        for member in members if not held else ():
+            apart = [other for other in members if other is not member]
+            held.append(DatasetSnapshot(member, 'self', PASS, apart, generators=True))
+
+    runs: list[list[_Call]] = []
+    for number in range(LOADS):
+        trace = _Trace(members, look if number < 2 else None)
         with trace.running():
             load()
         runs.append(trace.returns)
-        load_another()
-    # members only: the loads may call different functions between them (caches, garbage)
-    of_members = ([call for call in run if call.member is not None] for run in runs)
-    first = next(((a, b) for a, b in zip(*of_members) if (
-        a.member, a.given, a.result) != (b.member, b.given, b.result)), None)
-    if first is None:
-        return ['loaded twice more, the results agree: the first load has left something behind, '
-                f'or something else than the sample came in. To do: {_fix([])}']
-    return _describe(*named[first[0].member or 0], runs, *first)
+        if number == 0:
+            load_another()
+            continue
+        # members only: the loads may call different functions between them (caches, garbage)
+        of_members = ([call for call in run if call.member is not None]
+                      for run in (runs[0], runs[-1]))
+        first = next(((a, b) for a, b in zip(*of_members) if (
+            a.member, a.given, a.result) != (b.member, b.given, b.result)), None)
+        if first is not None:
+            differing = first[0].member or 0
+            return _describe(*named[differing], kept[differing], (runs[0], runs[-1]), *first)
+    return _suspects(named, kept, runs[-1])
 
 
-def _describe(path: str, member: Any, runs: Sequence[Sequence[_Call]], a: _Call,
-              b: _Call) -> list[str]:
+def _kept(snapshot: DatasetSnapshot) -> list[str]:
+    return [f'it keeps {path}: {_shown(before)}, then {_shown(now)}'
+            for path, before, now in snapshot.changes()]
+
+
+def _named(path: str, member: Any) -> str:
+    site = _method_site(member)
+    name = getattr(member, '__qualname__', type(member).__qualname__)
+    return f'{name} ({path}{f", {site}" if site else ""})'
+
+
+def _describe(path: str, member: Any, kept: Sequence[str], runs: Sequence[Sequence[_Call]],
+              a: _Call, b: _Call) -> list[str]:
     same_input = a.given == b.given
     # a different input comes from code that ran before the member
     begin_a, begin_b = (a.begin, b.begin) if same_input else (0, 0)
     inner = next((x for x, y in zip(runs[0][begin_a:], runs[1][begin_b:])
                   if x is a or (x.member is None and (x.site, x.result) != (y.site, y.result))), a)
-    class_name = getattr(member, '__qualname__', type(member).__qualname__)
     difference = 'the first result that differs is that of' if same_input else \
         'the first difference is in what reaches'
-    site = _method_site(member)
-    lines = [f'{difference} {class_name} ({path}{f", {site}" if site else ""})']
+    lines = [f'{difference} {_named(path, member)}']
     if inner is not a:
         relation = 'within it:' if same_input else 'it comes from'
         lines.append(f'{relation} {inner.name} ({inner.site})')
     before = runs[0][begin_a - 1].read if begin_a else ()
     read = [text for text in inner.read if text not in before] or [
         text for text in a.read if text not in before]
-    nothing = '', 'nothing'
-    kept = [f'it keeps {name}: {then}, then {now}' for name in dict.fromkeys([*a.kept, *b.kept])
-            for (digest_a, then), (digest_b, now) in [(a.kept.get(name, nothing),
-                                                       b.kept.get(name, nothing))]
-            if digest_a != digest_b]
     return [*lines, *(f'it reads {text}' for text in read[:LINES]), *kept[:LINES],
             f'to do: {_fix([*read, *kept])}']
+
+
+def _suspects(members: Sequence[tuple[str, Any]], kept: Sequence[Sequence[str]],
+              run: Sequence[_Call]) -> list[str]:
+    """Name what loads that agree have read, and what was kept between them."""
+    lines: list[str] = []
+    observations: list[str] = []
+    seen: set[str] = set()
+    for number, (path, member) in enumerate(members):
+        calls = [call for call in run if call.member == number]
+        before = {text for call in calls if call.begin for text in run[call.begin - 1].read}
+        read = [text for call in calls for text in call.read if text not in seen | before]
+        found = [*(f'it reads {text}' for text in dict.fromkeys(read[:LINES])),
+                 *kept[number][:LINES]]
+        seen.update(read)
+        if found:
+            lines += [_named(path, member), *found]
+            observations += found
+    head = f'loaded {LOADS} times more, the results agree. What may differ elsewhere:'
+    if not lines:
+        head = (f'loaded {LOADS} times more, the results agree: something else than the sample '
+                'came in')
+    return [head, *lines, f'to do: {_fix(observations)}']
 
 
 def _fix(observations: Sequence[str]) -> str:
@@ -187,42 +242,17 @@ def _function(thing: Any) -> Any:
     return thing.__func__ if isinstance(thing, MethodType) else thing
 
 
-def _kept(member: Any) -> dict[str, tuple[str, str]]:
-    """Return the values that a member, its classes and its functions keep between two calls."""
-    values: dict[str, Any] = {}
-    function = _function(member)
-    owner = getattr(member, '__self__', member)
-    functions = [function] if isinstance(function, FunctionType) else []
-    for cls in type(owner).__mro__[:-1]:
-        if belongs_to_user(cls.__module__):
-            values.update({f'{cls.__qualname__}.{name}': value for name, value in vars(cls).items()
-                           if not name.startswith('__')})
-            functions += [value for value in vars(cls).values() if isinstance(value, FunctionType)]
-    if not isinstance(owner, FunctionType):
-        values.update({f'self.{name}': value for name, value in attributes(owner).items()})
-    for used in functions:
-        values.update(named_globals(used))
-        values.update({f'{used.__qualname__}.{name}': value for name, value in closure(used)})
-    return {name: _state(value) for name, value in values.items() if not _is_code(value)}
-
-
-def _is_code(value: Any) -> bool:
-    plain = isinstance(value, (list, tuple, dict, set, str, bytes)) or hasattr(value, 'dtype')
-    is_data = not plain and hasattr(value, '__getitem__') and hasattr(value, '__len__')
-    return isinstance(value, (type, ModuleType, FunctionType, MethodType, staticmethod,
-                              classmethod, property)) or is_data
-
-
-def _state(value: Any) -> tuple[str, str]:
-    """Return digest and short text of a value."""
-    state = generator_states.kept_states({'': value}).get('')
-    if state is not None:
-        return state, f'a generator in state {state}'
+def _shown(value: Any) -> str:
+    """Return a short text of a value that an object has kept."""
+    if isinstance(value, State):
+        return value.text
+    if isinstance(value, GENERATORS):
+        return f'a {type(value).__name__}'
     if isinstance(value, (list, tuple, dict, set)):
-        text = f'{type(value).__name__} of {len(value)}'
-        if len(value) > MAX_KEPT:
-            return text, text
-    else:
-        text = repr(value)
-    digest = exact_digest(value)
-    return digest, text if len(text) <= SHOWN else f'{type(value).__name__} {digest[:8]}'
+        return f'{type(value).__name__} of {len(value)}'
+    if isinstance(value, PLAIN) and len(repr(value)) <= SHOWN:
+        return repr(value)
+    digest = ''
+    with suppress(Exception):  # an object of the user may not let itself be read
+        digest = f' {exact_digest(value)[:8]}'
+    return f'{type(value).__name__}{digest}'

@@ -3,19 +3,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS
 
-from ..data.sample_check import checked
+from ..data.passes import judge_disputed
+from ..data.sample_check import Disputed, checked
 from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
+from ..errors import SampleDiffersError
 from ..intervals import is_due
 from ..reachable import belongs_to_user
 from ..scoped import around_next_step
 from ..selfcheck import forked
+from ..selfcheck.batches import BatchComparison
 from ..selfcheck.steps import StepCheck
+from ..text import listed
 
 NOT_REPEATED = 'steps are not repeated: {}'
+UNREAD = ('{}: samples that are loaded twice differ in {}. The training does not read it: losses '
+          'and gradients are the same with both')
 
 
 @HOOKS.register_module()
@@ -32,6 +39,8 @@ class SelfCheckHook(Hook):
         self._interval = 0
         self._not_repeated: str | None = None  # why
         self._in_copies = False
+        self._disputed: list[Disputed] = []  # the coming batch, if its samples differ
+        self.unread: set[str] = set()  # fields of samples that differ and that no step has read
 
     def before_train(self, runner: Any) -> None:
         self.steps, self._interval = 0, runner.repro.self_checks.steps
@@ -53,11 +62,55 @@ class SelfCheckHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._not_repeated:
             return
+        # recorders leave out the passes that are thrown away
+        paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
+        check = None
         if is_due(runner.iter + 1, self._interval):
-            # recorders leave out the passes that are thrown away
-            paused = [hook.paused for hook in runner.hooks if hasattr(hook, 'paused')]
-            around_next_step(runner.model, StepCheck(
-                runner, paused, self._done, self._copy_failed if self._in_copies else None))
+            check = StepCheck(
+                runner, paused, self._done, self._copy_failed if self._in_copies else None)
+        check = self._comparing(runner, data_batch, paused, check)
+        if check is not None:
+            around_next_step(runner.model, check)
+
+    # ------------------------------------------------ samples that differ when loaded again
+
+    def before_train_epoch(self, runner: Any) -> None:
+        # without repeated steps, nothing tells what the training reads
+        judge_disputed(runner.train_loop.dataloader,
+                       None if self._not_repeated else self._dispute)
+
+    def _dispute(self, disputed: Disputed) -> None:
+        """Keep a batch until its step is taken.
+
+        Raises:
+            SampleDiffersError: the step of an earlier one was not taken.
+        """
+        if self._disputed:
+            raise SampleDiffersError(self._disputed[0].message)
+        self._disputed.append(disputed)
+
+    def _comparing(self, runner: Any, data_batch: Any, paused: list[Any], check: Any) -> Any:
+        """Return ``check``, after a comparison if samples of the batch differ.
+
+        Raises:
+            SampleDiffersError: the batch was replaced, or ranks take no common comparison here.
+        """
+        disputed = self._disputed.pop() if self._disputed else None
+        several = get_world_size() > 1  # which compare together where steps are repeated
+        if disputed is not None and (
+                disputed.batch is not data_batch
+                or several and check is None and not self.unread.issuperset(disputed.fields)):
+            raise SampleDiffersError(disputed.message)
+        if check is None and several or disputed is None and not several:
+            return check
+
+        def unread(disputed: Disputed) -> None:
+            if not self.unread.issuperset(disputed.fields):
+                self.unread.update(disputed.fields)
+                name = type(runner.train_loop.dataloader.dataset).__name__
+                runner.logger.info(UNREAD.format(name, listed(disputed.fields)))
+
+        return BatchComparison(runner, paused, disputed, unread, check)
 
     def _done(self, runner: Any, problem: str | None) -> None:
         self.steps += problem is None

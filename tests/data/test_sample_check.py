@@ -1,6 +1,7 @@
 """Samples are loaded twice: whatever does not follow from a sample's stream is named."""
 import copy
 import datetime
+import functools
 import os
 import pickle
 import random
@@ -18,16 +19,14 @@ import numpy as np
 import pytest
 import torch
 from demo_runs import MODELS, small
-from faults.tiny import tiny
 from harness import digest
-from loaders import InOrder, Noisy, Piped, loader, settings
-from mmcv.transforms import BaseTransform
-from mmengine.registry import DATASETS
+from loaders import InOrder, Mean, Noisy, Piped, loader, settings
+from mmengine.dataset import default_collate, pseudo_collate
+from mmengine.registry import MODELS as MODELS_OF_ENGINE
+from small_runs import hook_with
 from torch.utils.data import ConcatDataset, DataLoader
 
-from dev.user_setups import samples  # noqa: F401  registers set-ups
-from dev.user_setups.setup import SETUPS
-from mmrepro.another_process import MAX_ITEMS, copied
+from mmrepro import seeds
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader, written_files
 from mmrepro.data.sample_check import checked, left_out
@@ -229,7 +228,7 @@ def test_a_pipeline_that_a_hook_changes_is_new():
     made.dataset.pipeline.transforms.append(Counts())
     with pytest.raises(SampleDiffersError):
         next(iter(made))
-    assert checked(made) == before + 1
+    assert checked(made) > before
 
 
 WRITERS = {
@@ -287,12 +286,17 @@ def shifted(item):
     return item
 
 
-class KeepsFromBatches(Noisy):
-    first = None
-
+class Batches(Noisy):
     def __getitems__(self, indices):
-        self.first = indices[0] if self.first is None else self.first
-        return [dict(x=self[i]['x'] + self.first) for i in indices]
+        return [dict(x=self[i]['x'] + secrets.randbelow(1000000)) for i in indices]
+
+
+class Smears(Noisy):
+    """Returns memory that the next load of a sample overwrites, and a time."""
+    memory = torch.zeros(4)
+
+    def __getitem__(self, i):
+        return dict(x=self.memory.add_(1), time=time.perf_counter())
 
 
 class Vanishes(Noisy):
@@ -310,8 +314,9 @@ class Vanishes(Noisy):
        r'overwritten.*\n.*what reaches shifted') for size in (1, 4)),
     (lambda: strict(DataLoader(Vanishes(), batch_size=2)),
      'could not be loaded once more.*KeyError: 0'),
-    (lambda: strict(DataLoader(KeepsFromBatches(), batch_size=4)),
-     'batch of sample 4 .*position 4.* as another process loads it.*\n.*\n.*dataset.first')])
+    (lambda: strict(DataLoader(Smears())), 'loaded twice'),
+    (lambda: strict(DataLoader(Batches(), batch_size=4)),
+     'batch of sample 0 .*position 0.*\n.*\n.*Batches')])
 def test_samples_that_change_or_vanish_behind_their_load_are_an_error(make, message):
     with pytest.raises(SampleDiffersError, match=message):
         list(make())
@@ -394,7 +399,8 @@ def test_loaders_with_the_check_travel():
     made = checking(draws)
     twin = pickle.loads(pickle.dumps(copy.deepcopy(made._mmrepro_fetch)))
     batch = list(made.batch_sampler)[0]
-    assert digest(twin.__getitems__(batch)) == digest(made._mmrepro_fetch.__getitems__(batch))
+    ours, others = (fetch.__getitems__(batch).items for fetch in (made._mmrepro_fetch, twin))
+    assert digest(ours) == digest(others)
 
 
 @pytest.mark.parametrize('model, batch_size', [
@@ -416,102 +422,246 @@ def test_the_pipelines_of_detectors_repeat(model, batch_size, data_root, patched
     assert (count, none) == (min(size, len(with_check) * batch_size), 0)
 
 
-class Keeping(Noisy):
-    reference = None
+# ------------------------------------------------------ what only another process can show: explain
 
-    def __init__(self):
-        self.offsets, self.generator = {}, np.random.default_rng(5)
-        self.table = np.zeros(3)
+
+class Reference:
+    """Keeps something of the first sample that it sees; ``kept`` is where."""
+    kept = None
+    of_all = {}
+
+    def __call__(self, item):
+        if self.kept is None:
+            self.kept = item['x'].mean()
+        return dict(item, x=item['x'] - self.kept)
+
+
+def keeps_in_itself(item):
+    if not hasattr(keeps_in_itself, 'kept'):
+        keeps_in_itself.kept = item['x'].mean()
+    return dict(item, x=item['x'] - keeps_in_itself.kept)
+
+
+def keeps_in_a_default(item, memory={}):  # noqa: B006
+    return dict(item, x=item['x'] - memory.setdefault('kept', item['x'].mean()))
+
+
+def keeps_in_a_global(item):
+    return dict(item, x=item['x'] - Reference.of_all.setdefault('kept', item['x'].mean()))
+
+
+class ReferenceModule(torch.nn.Module):
+    kept = None
+
+    def forward(self, item):
+        if self.kept is None:
+            self.kept = item['x'].mean()
+        return dict(item, x=item['x'] - self.kept)
+
+
+class Descriptor:
+    value = None
+
+    def __get__(self, owner, cls=None):
+        if self.value is None:
+            self.value = random.random()
+        return self.value
+
+
+class WithDescriptor:
+    strength = Descriptor()
+
+    def __call__(self, item):
+        return dict(item, x=item['x'] * self.strength)
+
+
+def in_a_closure():
+    memory = []
+
+    def keeps(item):
+        memory.extend([item['x'].mean()] * (not memory))
+        return dict(item, x=item['x'] - memory[0])
+    return keeps
+
+
+KEEPING = {
+    'attribute': (Reference, 'it keeps self.kept: None, then Tensor'),
+    'function': (lambda: keeps_in_itself, 'it keeps .*kept'),
+    'default': (lambda: keeps_in_a_default, 'it keeps .*: dict of 0, then dict of 1'),
+    'global': (lambda: keeps_in_a_global, 'it keeps .*of_all: dict of 0, then dict of 1'),
+    'module': (ReferenceModule, 'it keeps self.kept: None, then Tensor'),
+    'descriptor': (WithDescriptor, r'it keeps .*value: None, then 0\.'),
+    'partial': (lambda: functools.partial(lambda item, memory: keeps_in_a_default(item, memory),
+                                          memory={}), 'it keeps .*: dict of 0, then dict of 1'),
+    'closure': (in_a_closure, 'it keeps .*: list of 0, then list of 1'),
+}
+
+
+def load(number, dataset):
+    seeds.seed_all(3, 'sample', number)
+    return dataset[number]
+
+
+@pytest.mark.parametrize('earlier', [True, False])
+@pytest.mark.parametrize('name', KEEPING)
+def test_what_a_transform_keeps_from_earlier_samples_is_named(name, earlier):
+    """Loaded once more in this process, the sample is the same: the first load has kept it."""
+    make, cause = KEEPING[name]
+    vars(keeps_in_itself).pop('kept', None)
+    keeps_in_a_default.__defaults__[0].clear()
+    Reference.of_all.clear()
+    vars(WithDescriptor)['strength'].value = None
+    dataset = Piped(make())
+
+    lines = '\n'.join(explain([dataset], lambda: load(5, dataset),
+                              lambda: load(1, dataset) if earlier else None))
+    assert re.search(f'pipeline.transforms.0. of Piped, {HERE}', lines), lines
+    assert re.search(cause, lines), lines
+    assert 'keep nothing from sample to sample' in lines
+
+
+SLOW = {
+    'clock of an hour': (plus(lambda: time.time() // 3600), 'clock: time'),
+    'date': (plus(lambda: datetime.date.today().day), 'clock: date.today'),
+    'local time': (plus(lambda: time.localtime().tm_hour), 'clock: localtime'),
+    'process': (plus(lambda: os.getpid() % 7), 'process id: getpid'),
+    'opencv': (plus(lambda: opencv() * 0), 'generator of OpenCV: randn'),
+    'entropy': (plus(lambda: secrets.randbelow(1)), 'entropy'),
+}
+
+
+@pytest.mark.parametrize('name', SLOW)
+def test_what_rarely_changes_is_named_although_loads_agree(name):
+    transform, cause = SLOW[name]
+    dataset = Piped(transform)
+    lines = '\n'.join(explain([dataset], lambda: load(0, dataset), lambda: None))
+    assert 'the results agree' in lines and f'it reads {cause}' in lines, lines
+
+
+def test_a_pure_pipeline_is_not_accused():
+    dataset = Piped(plus(random.random))
+    lines = explain([dataset], lambda: load(0, dataset), lambda: load(1, dataset))
+    assert len(lines) == 2 and 'something else than the sample' in lines[0]
+
+
+# ---------------------------------------------------------------- what the training does not read
+
+
+class Timed(Noisy):
+    """A time in the metainfo, and one in a tensor."""
 
     def __getitem__(self, i):
-        return dict(super().__getitem__(i), kept=float(self.kept(i)))
+        now = time.perf_counter() * 1e6 % 1000  # read in full by a loss in float32
+        return dict(super().__getitem__(i), load_time=now, times=torch.tensor([now]))
 
 
-class ReferenceImage(Keeping):
-    def kept(self, i):
-        if self.reference is None:
-            self.reference = float(i)
-        return self.reference
+class TimedBatches(Timed):
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
 
 
-class Pure(Keeping):
-    """Caches what follows from the sample, and draws from a generator that is keyed."""
+@MODELS_OF_ENGINE.register_module(force=True)
+class Reads(Mean):
+    """Reads a field of the batch, from some iteration on."""
 
-    def kept(self, i):
-        return self.offsets.setdefault(i, i) + self.generator.random()
-
-
-class Locked(ReferenceImage):
-    def __init__(self):
+    def __init__(self, name=None, begin=0):
         super().__init__()
-        self.lock = threading.Lock()
+        self.name, self.begin = name, begin
+        self.register_buffer('steps', torch.zeros(()))
+
+    def forward(self, x, mode='tensor', **fields):
+        loss = super().forward(x, mode)
+        self.steps += mode == 'loss'
+        if mode == 'loss' and self.name and self.steps > self.begin:
+            loss['loss'] = loss['loss'] * sum(map(float, fields[self.name]))
+        return loss
 
 
-def passes(dataset, workers=0, epochs=1):
-    made = strict(loader(InOrder, workers, dataset))
-    return [[batch for batch in made] for _ in range(epochs)]
+def timed_run(tmp_path, dataset=Timed, model=None, validated=None, wrap=lambda made: made,
+              steps=1000, samples=1000, **options):
+    cfg = settings(lambda: wrap(loader(InOrder, dataset=dataset, **options)), tmp_path)
+    cfg.update(model=dict(type='Reads', **model or {}), log_level='INFO',
+               train_cfg=dict(by_epoch=True, max_epochs=2), randomness=dict(
+                   seed=3, deterministic=True, self_checks=dict(steps=steps, samples=samples)))
+    if validated:
+        cfg['val_dataloader'] = loader(dataset=validated, **options)
+    runner = ReproRunner(**cfg)
+    runner.train()
+    log, = tmp_path.glob('*/*.log')
+    return digest(runner.model.state_dict()), log.read_text()
 
 
-@pytest.mark.parametrize('setup, path', [
-    ('MeanOfTheFirst', 'dataset.pipeline.transforms[2].reference'),
-    ('MemoOfTheDataset', 'dataset.memo'), ('RunningMean', '')])
+LOADERS = {
+    'here': dict(), 'workers': dict(workers=2), 'pinned': dict(workers=1, pin_memory=True),
+    'persistent': dict(workers=2, persistent_workers=True),
+    'default collate': dict(workers=1, collate=default_collate),
+    'own collate': dict(collate=lambda items: pseudo_collate(items)),
+    'batches': dict(workers=1, dataset=TimedBatches),
+}
+
+
+@pytest.mark.parametrize('name', LOADERS)
+def test_a_field_that_no_training_reads_is_one_line(name, tmp_path):
+    weights, log = timed_run(tmp_path, **LOADERS[name])
+    assert log.count('The training does not read it') == 1
+    assert re.search(r"samples that are loaded twice differ in .*\['load_time'\].*\['times'\]", log)
+    unchecked, log = timed_run(tmp_path / 'other', **LOADERS[name], samples=0)
+    assert weights == unchecked and 'does not read' not in log
+
+
+@pytest.mark.parametrize('field', ['load_time', 'times'])
+@pytest.mark.parametrize('name', ['here', 'workers', 'default collate', 'batches'])
+def test_a_field_that_the_training_reads_is_an_error_that_names_its_cause(name, field, tmp_path):
+    with pytest.raises(SampleDiffersError) as error:
+        timed_run(tmp_path, model=dict(name=field), **LOADERS[name])
+    text = str(error.value)
+    assert re.search(r'Timed.*sample 0 \(training, epoch 0, position 0', text)
+    assert f'clock: perf_counter at {HERE}' in text and 'to do: compute' in text
+
+
+def test_a_field_that_the_training_reads_later_is_an_error_then(tmp_path):
+    with pytest.raises(SampleDiffersError, match='epoch 0, position 7'):
+        timed_run(tmp_path, model=dict(name='times', begin=1))
+
+
+def test_without_repeated_steps_every_difference_is_an_error(tmp_path):
+    with pytest.raises(SampleDiffersError, match='clock'):
+        timed_run(tmp_path, steps=0)
+    with pytest.raises(SampleDiffersError, match='clock'):  # nobody trains on it
+        list(strict(DataLoader(Timed(), batch_size=2)))
+
+
+def test_a_batch_that_is_replaced_before_its_step_is_an_error(tmp_path):
+    """It cannot be told which alternative the step would take."""
+    with pytest.raises(SampleDiffersError, match='clock'):
+        cfg = settings(lambda: loader(InOrder, dataset=Timed), tmp_path)
+        cfg['model'] = dict(type='Reads')
+        runner = ReproRunner(**cfg)
+        stock = runner.train_loop.run_iter
+        runner.train_loop.run_iter = lambda idx, batch: stock(idx, dict(batch))
+        runner.train()
+
+
+def test_a_batch_that_no_step_has_taken_is_an_error_with_the_next(tmp_path):
+    def look(runner):
+        next(iter(runner.train_dataloader))
+
+    cfg = settings(lambda: loader(InOrder, dataset=Timed), tmp_path)
+    cfg['model'] = dict(type='Reads')
+    runner = ReproRunner(**cfg)
+    runner.register_hook(hook_with(before_train_iter=lambda runner, **_: look(runner)))
+    with pytest.raises(SampleDiffersError, match='clock'):
+        runner.train()
+
+
+class TimedText(Noisy):
+    def __getitem__(self, i):
+        return dict(super().__getitem__(i), load_time=time.perf_counter())
+
+
 @pytest.mark.parametrize('workers', [0, 2])
-def test_what_is_kept_from_earlier_samples_is_named(setup, path, workers, tmp_path):
-    cfg = tiny(tmp_path)
-    cfg.train_dataloader.dataset.size = 16
-    SETUPS[setup].change(cfg)
-    with pytest.raises(SampleDiffersError) as caught:
-        passes(lambda: DATASETS.build(cfg.train_dataloader.dataset), workers)
-    if path:  # otherwise it differs already when it is loaded twice in a row
-        assert 'from a copy of the dataset' in str(caught.value)
-        assert f'left in {path}' in str(caught.value)
-
-
-@pytest.mark.parametrize('dataset, workers', [(Pure, 0), (Pure, 2), (Locked, 0)])
-def test_pure_caches_and_what_cannot_be_copied_are_no_difference(dataset, workers):
-    """What cannot be copied is loaded twice only."""
-    passes(dataset, workers, epochs=2 if dataset is Pure else 1)
-    assert copied(Locked()) is None
-
-
-def test_a_dataset_that_hooks_change_between_epochs_is_no_difference():
-    dataset = Pure()
-    made = strict(loader(InOrder, 0, lambda: dataset))
-    for epoch in range(3):
-        dataset.table = np.full(3, float(epoch))
-        dataset.kept = lambda i, epoch=epoch: epoch
-        made.batch_sampler.sampler.set_epoch(epoch)
-        assert len(list(made)) > 1
-
-
-def test_a_copy_shares_annotations_and_modules_and_nothing_else():
-    dataset = Noisy()
-    dataset.annotations = [dict(box=[i]) for i in range(MAX_ITEMS + 1)]
-    dataset.pipeline, dataset.net = [dict(seen=[])], torch.nn.Linear(2, 2)
-    dataset.pixels = np.zeros((512, 512))
-    copy = copied(dataset)
-    assert copy.annotations is dataset.annotations and copy.net is dataset.net
-    assert copy.pixels is dataset.pixels
-    assert copy.pipeline is not dataset.pipeline
-    assert copy.pipeline[0]['seen'] is not dataset.pipeline[0]['seen']
-
-
-def test_a_copy_of_a_used_transform_draws_by_itself():
-    """mmcv refers to a transform whose random numbers were shared by a weak reference."""
-    from mmcv.transforms.utils import cache_random_params, cache_randomness
-
-    class Drawing(BaseTransform):
-        @cache_randomness
-        def number(self):
-            return np.random.random()
-
-        def transform(self, results):
-            return results + self.number()
-
-    transform = Drawing()
-    for _ in range(2):
-        with cache_random_params(transform):
-            assert transform.transform(0) == transform.transform(0)
-    duplicate = copied(transform)
-    with cache_random_params(duplicate):
-        assert duplicate.transform(0) == duplicate.transform(0)
+def test_numbers_and_text_of_a_validation_are_one_warning(workers, tmp_path):
+    _, log = timed_run(tmp_path, Noisy, validated=TimedText, workers=workers)
+    assert log.count("TimedText: samples that are loaded twice differ in ['load_time']") == 1
+    with pytest.raises(SampleDiffersError, match=r'Timed: sample 0 \(validation'):
+        timed_run(tmp_path / 'other', Noisy, validated=Timed, workers=workers)
