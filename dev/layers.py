@@ -36,7 +36,6 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
     (('determinism', ), 'flags and environment variables, a table row each'),
     (('config', ), 'the `randomness` dict'),
-    (('another_process', ), 'what user code has in another process'),
     (('ops', 'seeds', 'digests', 'exit_codes', 'reading', 'variables', 'version'),
      'operators, random streams, digests, readers of the environment'),
     (('reachable', ), 'what an object reaches, and a walk over it'),

@@ -1,12 +1,10 @@
 """Variables: who reads the environment, and those of user code, which a block captures."""
-import functools
 import os
 import threading
 
 import pytest
 
-from mmrepro import reachable, variables
-from mmrepro.another_process import UserVariables
+from mmrepro import variables
 from mmrepro.fingerprint.provenance import variables as recorded
 from mmrepro.variables import Read
 
@@ -54,79 +52,6 @@ def test_a_secret_is_compared_and_not_written():
     reads = [Read(name, value, 'm', 'm.py', 3) for name, value in (
         ('GAIN', None), ('GAIN', '1'), ('LOCAL_RANK', '0'), ('OMP_NUM_THREADS', '2'))]
     assert recorded(reads) == dict(GAIN=dict(value='1', read='m.py:3'))
-
-
-class Base:
-    count, table = 0, {}  # noqa: RUF012
-
-    @classmethod
-    def of_class(cls):
-        return cls
-
-    @staticmethod
-    def static(value):
-        return value
-
-    @property
-    def three(self):
-        return 3
-
-    @functools.lru_cache  # noqa: B019
-    def cached(self):
-        return object()
-
-    def default(self, kept=[]):  # noqa: B006
-        return kept
-
-
-class Derived(Base):
-    pass
-
-
-class Unreadable:
-    def __getattr__(self, name):
-        raise RuntimeError(name)
-
-
-LATER, PROXY = None, Unreadable()
-
-
-def test_captured_values_are_back_in_the_block_only(monkeypatch):
-    thing = Derived()
-    variables = UserVariables([thing])
-    assert variables.changed() == []
-    assert reachable.is_stateful(PROXY) and reachable.attributes(PROXY) == {}
-    cached = thing.cached()
-    Base.count = 5
-    Base.table['key'] = 1
-    thing.default().append(2)
-    monkeypatch.setitem(globals(), 'LATER', Unreadable())
-    monkeypatch.setitem(globals(), 'NEW', [1])
-    of_class = dict(vars(Base))
-    with variables.as_captured():
-        assert (Base.count, Base.table, thing.default(), LATER) == (0, {}, [], None)
-        assert 'NEW' not in globals() and thing.cached() is not cached
-        assert Derived.of_class() is Derived and Base.static(4) == 4 and thing.three == 3
-    assert {name: id(value) for name, value in vars(Base).items()} == {
-        name: id(value) for name, value in of_class.items()}
-    assert (Base.count, Base.table, thing.default()) == (5, {'key': 1}, [2])
-    assert globals()['NEW'] == [1] and thing.cached() is cached and Derived.of_class() is Derived
-
-
-class Forgets:
-    first = 1
-
-
-def test_a_variable_that_was_deleted_stays_deleted():
-    kept = [1]
-    Forgets.method = lambda self: (kept, later)  # noqa: F821
-    variables = UserVariables([Forgets])
-    assert variables.changed() == []
-    del Forgets.first, kept
-    with variables.as_captured():
-        assert Forgets.first == 1 and kept == [1]  # noqa: F821
-    assert 'first' not in vars(Forgets) and len(variables.changed()) == 2
-    later = 1
 
 
 def _function(body, padding):
