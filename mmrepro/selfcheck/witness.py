@@ -272,7 +272,8 @@ class Witness:
             self._newest = None
         complete = [saved for saved in self._waiting if saved.iteration < done and (
             ends or saved.iteration + AFTER <= done)]
-        if not complete or not self._has_memory(runner, ends):
+        is_short = 0 < self._total - self._first < SHORT  # one process tries all at its end
+        if not complete or is_short and not ends or not self._has_memory(runner, ends):
             return
         self._waiting = [saved for saved in self._waiting if saved not in complete]
         if not self._may_spend(done):
