@@ -183,6 +183,9 @@ loop = registered('loop', lambda cfg, name: setattr(
     cfg, 'train_cfg', dict(type=name, max_epochs=3, val_interval=1)))
 
 
+UNREAD = ('loaded_at', )  # fields of a batch that no model of a set-up reads
+
+
 class Look(Hook):
     """Digests of every iteration: the batch, the losses, the weights after the step."""
     priority = 100
@@ -192,14 +195,15 @@ class Look(Hook):
         self._batch = ''
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self._batch = digest(data_batch)
+        self._batch = digest({name: value for name, value in data_batch.items()
+                              if name not in UNREAD})
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         # without the module of a wrapper
         model = getattr(runner.model, 'module', runner.model)
-        self.rows[runner.iter + 1] = [self._batch, digest({
-            name: value.detach() for name, value in outputs.items()}), digest(model.state_dict())]
-
+        # what is only logged may be anything
+        losses = {name: value.detach() for name, value in outputs.items() if 'loss' in name}
+        self.rows[runner.iter + 1] = [self._batch, digest(losses), digest(model.state_dict())]
 
     def before_val_iter(self, runner, batch_idx, data_batch=None):
         self.rows.setdefault(-runner.iter, []).append(digest(data_batch))
