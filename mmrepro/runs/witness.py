@@ -34,6 +34,9 @@ from .startup import on_ranks
 from .stopping import StopTraining
 
 NICE = 19
+# what every training imports for a second or more: once, before processes are forked
+_OF_EVERY_TRAINING = ('mmrepro.runner', 'torch._dynamo', 'matplotlib.pyplot',
+                      'matplotlib.backends.backend_agg')
 POLL = 0.1  # seconds between two looks at a training
 _PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -50,6 +53,8 @@ def main(task: dict[str, Any]) -> None:
     _protect(task['work_dir'], task['scratch'])
     problems = recipe.prepare(task['script'], [
         recipe.Registered(*entry) for entry in task['registered']])
+    for name in _OF_EVERY_TRAINING:
+        importlib.import_module(name)
     parent = os.getppid()
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {
