@@ -23,12 +23,12 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 
 from .. import activation
-from ..hooks.witness_records import VAL_BATCHES, WitnessRecords
+from ..hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..reading import write_whole
 from ..scoped import replaced
 from ..selfcheck import recipe
 from ..selfcheck.witness import Start
-from ..selfcheck.witness_verdict import ATTRIBUTES
+from ..selfcheck.witness_verdict import ATTRIBUTES, LEFT
 from ..text import class_name
 from .startup import on_ranks
 from .stopping import StopTraining
@@ -140,10 +140,19 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
         finally:
             records.close()
         if get_rank() == 0:
-            write_whole(os.path.join(folder, ATTRIBUTES), json.dumps(
-                records.attributes.get(start.begin, {})))
+            before = records.attributes.get(start.begin, {})
+            write_whole(os.path.join(folder, ATTRIBUTES), json.dumps(before))
+            if not runner.train_dataloader.num_workers:  # otherwise workers have what is left
+                write_whole(os.path.join(folder, LEFT), json.dumps(_left(
+                    before, attribute_texts(runner))))
 
     on_ranks(dict(randomness=task['config'], launcher='none'), train)
+
+
+def _left(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the attributes of data loading, and globals, that loading samples has changed."""
+    return [name for name in after if before.get(name) != after[name] and (
+        name.startswith(('dataset.', 'collate_fn')) or ':' in name)]
 
 
 def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, folder: str) -> None:

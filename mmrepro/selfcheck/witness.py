@@ -191,6 +191,7 @@ class Witness:
         self._skipped = 0  # checkpoints whose turn came when the time was spent
         self._first, self._total, self._clock = 0, 0, 0.0
         self._attributes: Mapping[int, Mapping[str, str]] = {}
+        self._left: tuple[str, ...] = ()  # attributes in which samples leave something
         self._seed_is_due = True
 
     # ------------------------------------------------------------------------- the training
@@ -359,12 +360,14 @@ class Witness:
         finding = witness_verdict.compare(
             os.path.join(runner.work_dir, FOLDER), result.lines, start.begin, start.until,
             self._attributes)
+        self._left = self._left or witness_verdict.left_behind(result.lines)
         if finding is None:
             if start.checkpoint is None:
                 self.repeated, self._seed_is_due = start.until - start.begin, False
             elif start.begin not in self.resumed:
                 self.resumed = sorted([*self.resumed, start.begin])
             return
+        finding = finding._replace(left=self._left)
         if start.checkpoint is not None:
             self._report(runner, witness_verdict.resumed_text(finding, start.begin), True)
             return

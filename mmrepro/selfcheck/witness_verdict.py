@@ -16,6 +16,7 @@ LINES = re.compile(r'witness\.rank(\d+)\.jsonl')
 FILE = 'witness.rank{}.jsonl'
 ITEMS = 'items'  # of a line: digests of the parts of the batch, by path
 ATTRIBUTES = 'attributes.json'  # Python attributes of a witness before an iteration, by path
+LEFT = 'left.json'  # names of those that loading samples has changed in a witness
 PREDICTIONS = 'predictions'  # of a line of a validation: digests of its first batches
 TRUNCATED = 'truncated'  # of a line of a validation: not all batches were predicted
 SHOWN = 5  # names in a message
@@ -31,6 +32,7 @@ class Finding(NamedTuple):
     names: tuple[str, ...]  # of parts that differ: of the batch, or of the field
     lost: tuple[str, ...] = ()  # attributes that are as they were when the run began
     other: tuple[str, ...] = ()  # other attributes that differ before the iteration
+    left: tuple[str, ...] = ()  # attributes in which samples leave something for later ones
 
 
 def noted_lines(folder: str) -> dict[int, RankLog]:
@@ -140,6 +142,12 @@ def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
     return lost, tuple(name for name in differing if name not in lost)
 
 
+def left_behind(witness: str) -> tuple[str, ...]:
+    """Return the names of attributes that loading samples has changed in a witness."""
+    path = os.path.join(witness, LEFT)
+    return tuple(read_json(path, FingerprintError)) if os.path.exists(path) else ()
+
+
 # ------------------------------------------------------------------------------------ messages
 
 OFF = ("To train on with a warning: randomness.self_checks=dict(witness='warn'); without a "
@@ -183,6 +191,9 @@ def advice_text(finding: Finding) -> str:
 
 
 def _parts(finding: Finding) -> list[str]:
+    if finding.field.startswith('batch') and finding.left:
+        return [f'parts that differ: {listed(finding.names, SHOWN)}',
+                f'samples leave something for later ones in {listed(finding.left, SHOWN)}']
     return [f'parts that differ: {listed(finding.names, SHOWN)}'] if finding.names else []
 
 
