@@ -46,7 +46,7 @@ from .facts import own_code
 from .facts.collect import collect_facts
 from .facts.compatibility import HISTORY
 from .facts.own_code import code_facts
-from .facts.training_data import training_facts
+from .facts.training_data import sampled_files, training_facts
 from .fingerprint.provenance import variable_facts
 from .fingerprint.schema import FOLDER
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
@@ -107,8 +107,8 @@ class RunLifecycle:
         self.facts = {**collect_facts(cfg, config.as_dict(), get_world_size()), **variable_facts()}
         self.resume.differences = self.resume.compare(self.facts)
         if is_distributed():
-            agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
             agreement.check_files('code', own_code.files())
+            agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
 
     def hooks(self, present: Sequence[Hook]) -> list[Hook]:
         """Return the hooks to register beside ``present``, those of the config."""
@@ -220,6 +220,8 @@ class RunLifecycle:
         """
         if get_world_size() == 1:
             return
+        agreement.check_files('code', own_code.files())  # what was imported since the start
+        agreement.check_files('training data', sampled_files(runner.train_dataloader.dataset))
         start = {name: value for name, value in self.facts.items() if name.startswith('train_')}
         replicated = isinstance(runner.model, (DistributedDataParallel, VirtualDataParallel))
         if replicated and self.config.virtual_ranks.memory != 'sharded':  # compares by itself
@@ -227,7 +229,6 @@ class RunLifecycle:
             start['weights at the start'] = exact_digest(
                 dict(unwrap(runner.model).named_parameters()))
         agreement.check_agreement({'resume.iteration': runner.iter, **start})
-        agreement.check_files('code', own_code.files())  # what was imported since
 
     def before_train(self, runner: Any) -> Iterator[None]:
         self._check_start(runner)
