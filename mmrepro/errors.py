@@ -98,6 +98,10 @@ class AgreementError(MMReproError, RuntimeError):
     """Ranks differ in a value that has to be equal."""
 
 
+class ConnectionFailed(TrainingError):
+    """The processes of a run cannot connect to each other; says which address is not reachable."""
+
+
 class RankEnded(TrainingError):
     """A rank that others wait for has ended; names the rank and says how it ended."""
 

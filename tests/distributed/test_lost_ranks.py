@@ -19,6 +19,7 @@ from dev.children import LIMIT
 from mmrepro import on_virtual_ranks
 from mmrepro.distributed import agreement
 from mmrepro.distributed.agreement import agree
+from mmrepro.distributed.control import GlooControl
 from mmrepro.distributed.lost_ranks import naming_lost_ranks
 from mmrepro.errors import RankEnded
 
@@ -160,9 +161,11 @@ def agreeing(rank):
     group = dist.new_group(backend='gloo')  # as mmrepro makes one
     dist.barrier(group=group)
     before, threads = listening(), threading.active_count()
-    with mock.patch.object(agreement, '_control_group', lambda: group), naming_lost_ranks('rank'):
+    with mock.patch.object(agreement, 'control', lambda: GlooControl(group)), \
+            naming_lost_ranks('rank'):
         agree('start', 0, max)
-        agreement.agree('a signal to stop', False, any)
+        flag = agreement.RepeatedFlag(1)
+        assert not flag.up(False) and not flag.up(False)
     found = listening() - before, threading.active_count() - threads
     dist.barrier()
     return found

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 from ... import determinism
 from ...config import RandomnessConfig
 from ...errors import RandomnessError
-from ..agreement import default_timeout
+from ..control import default_timeout
 from ..lost_ranks import naming_lost_ranks
 from ..process_group import LAUNCHERS, ensure_process_group
 from . import heap
