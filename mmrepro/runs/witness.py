@@ -50,11 +50,12 @@ def main(task: dict[str, Any]) -> None:
     _protect(task['work_dir'], task['scratch'])
     problems = recipe.prepare(task['script'], [
         recipe.Registered(*entry) for entry in task['registered']])
-    parent = os.getppid()
+    parent, used = os.getppid(), time.process_time()
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {
             int(iteration): metrics for iteration, metrics in given['metrics'].items()}})
-        _in_fork(partial(_result, task, start, problems), parent)
+        _in_fork(partial(_result, task, start, problems, used), parent)
+        used = 0.0
 
 
 def _in_fork(call: Callable[[], None], parent: int) -> None:
@@ -94,8 +95,11 @@ def _protect(work_dir: str, scratch: str) -> None:
     sys.addaudithook(refuse)
 
 
-def _result(task: Mapping[str, Any], start: Start, problems: list[str]) -> None:
-    """Train a start and write its result; what it raises becomes part of the result."""
+def _result(task: Mapping[str, Any], start: Start, problems: list[str], seconds: float) -> None:
+    """Train a start and write its result; what it raises becomes part of the result.
+
+    ``seconds`` of processor time were used before.
+    """
     folder = os.path.join(task['scratch'], start.name)
     os.makedirs(folder)
     error = ''
@@ -107,7 +111,7 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str]) -> None:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     write_whole(os.path.join(folder, 'result.json'), json.dumps(dict(
         name=start.name, error=error, lines=folder,
-        seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))))
+        seconds=seconds + sum(usage.ru_utime + usage.ru_stime for usage in used))))
 
 
 def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:

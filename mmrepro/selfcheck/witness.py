@@ -35,6 +35,7 @@ FIRST = 4  # iterations that are trained from the seed
 EARLY = 10  # iterations before the checkpoint that is written for the witness
 AFTER = 2  # iterations that are trained behind a checkpoint
 FREE = 20.0  # seconds of processor time that the witness may take in any run
+IMPORT = 5.0  # seconds that a process takes to import torch, MMEngine and MMDetection
 SHARE = 0.01  # of the processor time of the run, beside
 CUDA_CONTEXT = 1 << 30  # bytes that a process takes on a GPU beside its tensors
 MAX_WAIT = 600.0  # seconds that a run waits at its end for a witness that has begun
@@ -187,7 +188,9 @@ class Witness:
         self._waiting: list[_Saved] = []
         self._newest: _Saved | None = None  # a checkpoint that does not wait
         self._count = 0  # of checkpoints
-        self._spent = self._cost = 0.0  # seconds of processor time: of all witnesses, of the last
+        # seconds of processor time: of all witnesses, of a start of the last one, of this run's start
+        self._spent = self._cost = self._set_up = 0.0
+        self._born = time.process_time()
         self._skipped = 0  # checkpoints whose turn came when the time was spent
         self._first, self._total, self._clock = 0, 0, 0.0
         self._attributes: Mapping[int, Mapping[str, str]] = {}
@@ -208,6 +211,7 @@ class Witness:
             attributes: what the run notes to explain a difference, by iteration.
         """
         self._first, self._total, self._clock = iteration, total or 0, time.process_time()
+        self._set_up = self._clock - self._born
         self._launches, self._attributes = launches, attributes
         if reason or self.not_tried:
             self.not_tried = reason or self.not_tried
@@ -277,19 +281,9 @@ class Witness:
         if not complete or is_short and not ends or not self._has_memory(runner, ends):
             return
         self._waiting = [saved for saved in self._waiting if saved not in complete]
-        if not self._may_spend(done):
-            self._skipped += len(complete)
-            for saved in complete:
-                saved.close()
+        starts = self._affordable(complete, done)
+        if not starts:
             return
-        starts = []
-        if self._seed_is_due:
-            starts.append(Start('repeated', self._first, min(self._first + FIRST, done), None,
-                                other_workers=True))
-        self._tries = {f'resumed{saved.iteration}_{number}': saved
-                       for number, saved in enumerate(complete)}
-        starts += [Start(name, saved.iteration, min(saved.iteration + AFTER, done), saved.path)
-                   for name, saved in self._tries.items()]
         try:
             self._process = self._started(runner, starts)
         except (OSError, pickle.PicklingError, AttributeError, TypeError) as error:
@@ -323,14 +317,29 @@ class Witness:
                               f'takes {needed / 2**30:.1f}')
         return free >= needed
 
-    def _may_spend(self, done: int) -> bool:
-        """Whether one more witness stays within its share of the processor time of the run."""
-        if self._mode is True or not self._cost:
-            return True
-        trained = max(done - self._first, 1)
-        expected = (time.process_time() - self._clock) / trained * max(
-            self._total - self._first, trained)
-        return self._spent + self._cost <= FREE + SHARE * expected
+    def _affordable(self, complete: list[_Saved], done: int) -> list[Start]:
+        """Return what a witness tries within its share of the processor time of the run.
+
+        Checkpoints come before the repetition from the seed. What is left out is closed.
+        """
+        each = (time.process_time() - self._clock) / max(done - self._first, 1)
+        allowed = FREE + SHARE * each * max(self._total, done) - self._spent
+        start = max(self._set_up + FIRST * each, self._cost)
+        count = len(complete) + self._seed_is_due
+        if self._mode is not True:
+            count = min(count, int((allowed - IMPORT) / max(start, 1e-3)))
+        kept = complete[:max(count, 0)]
+        self._skipped += len(complete) - len(kept)
+        for saved in complete[len(kept):]:
+            saved.close()
+        self._tries = {f'resumed{saved.iteration}_{number}': saved
+                       for number, saved in enumerate(kept)}
+        starts = [Start(name, saved.iteration, min(saved.iteration + AFTER, done), saved.path)
+                  for name, saved in self._tries.items()]
+        if self._seed_is_due and count > len(kept):
+            starts.insert(0, Start('repeated', self._first, min(self._first + FIRST, done), None,
+                                   other_workers=True))
+        return starts
 
     # ------------------------------------------------------------------------- the verdict
 
@@ -341,8 +350,9 @@ class Witness:
         tries, self._tries = self._tries, {}
         try:
             results = process.results()
-            self._cost = sum(result.seconds for result in results)
-            self._spent += self._cost
+            seconds = [result.seconds for result in results]
+            self._cost = max(seconds)
+            self._spent += sum(seconds)
             for start, result in zip(process.starts, results):
                 self._judge_one(runner, start, result)
         finally:

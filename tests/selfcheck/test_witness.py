@@ -222,11 +222,17 @@ def _state(pid):
         return 'Z'
 
 
-def test_the_time_of_witnesses_is_bounded():
-    made = Witness(None, recipe.Recipe('', {}, [], [], '', {}, None, []))
+def _tries(mode, seconds, set_up):
+    """Return what a witness tries behind iteration 100 of 10,000, each of which took ``seconds``."""
+    made = Witness(mode, recipe.Recipe('', {}, [], [], '', {}, None, []))
     made.begin(0, 10_000, '', True, {})
-    made._cost = made._spent = 15.0
-    made._clock = time.process_time() - 0.1  # a tenth of a second for a hundred iterations
-    assert not made._may_spend(100)
-    made._clock = time.process_time() - 100.0
-    assert made._may_spend(100)
+    made._clock, made._set_up = time.process_time() - 100 * seconds, set_up
+    return [start.name for start in made._affordable([witness._Saved(10, 'path', None, 0)], 100)]
+
+
+def test_the_time_of_witnesses_is_bounded():
+    assert _tries(None, 0.001, 1) == ['repeated', 'resumed10_0']
+    assert _tries(None, 0.001, 10) == ['resumed10_0']
+    assert _tries(None, 0.001, 30) == []
+    assert _tries(None, 0.5, 30) == ['repeated', 'resumed10_0']  # 1 % of 5,000 seconds
+    assert _tries(True, 0.001, 30) == ['repeated', 'resumed10_0']
