@@ -115,10 +115,11 @@ def main() -> None:
     found = {name: measure(name, args.data_root, args.work_dir, args.rounds)
              for name in args.models}
     print('| model | an iteration | beside a witness | a witness takes | allowed for '
-          f'{ITERATIONS:,} iterations | memory of the witness, of the run |\n|---|---|---|---|---|---|')
+          f'{ITERATIONS:,} iterations | memory of the witness, of the run |')
+    print('|---|---|---|---|---|---|')
     for name, one in found.items():
-        print(f'| {name} | {one["alone_s"]:.2f} s | {one["ratio"]:.3f} x | {one["seconds"]:.0f} s | '
-              f'{one["allowed_s"]:.0f} s | {one["peak_mib"]:.0f}, {one["run_mib"]:.0f} MiB |')
+        print(f'| {name} | {one["alone_s"]:.2f} s | {one["ratio"]:.3f} x | '
+              f'{one["seconds"]:.0f} s | {one["allowed_s"]:.0f} s | {one["peak_mib"]:.0f}, {one["run_mib"]:.0f} MiB |')
     if args.out:
         with open(args.out, 'w', encoding='utf-8') as file:
             json.dump(dict(models=found, torch=torch.__version__), file, indent=1)

@@ -188,7 +188,7 @@ class Witness:
         self._waiting: list[_Saved] = []
         self._newest: _Saved | None = None  # a checkpoint that does not wait
         self._count = 0  # of checkpoints
-        # seconds of processor time: of all witnesses, of a start of the last one, of this run's start
+        # seconds of processor time: of all witnesses, of one start, of the start of this run
         self._spent = self._cost = self._set_up = 0.0
         self._born = time.process_time()
         self._skipped = 0  # checkpoints whose turn came when the time was spent
