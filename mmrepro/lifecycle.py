@@ -6,6 +6,7 @@ after it when all of them have run, whatever their priority.
 """
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +22,7 @@ from . import determinism, seeds
 from .checkpoint.adapters import keep_orders
 from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import local_loading
-from .checkpoint.outcome import outcome
+from .checkpoint.outcome import digests_of, last_digests, outcome
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
@@ -287,7 +288,8 @@ class RunLifecycle:
         check_shared_weights(runner)
         run_deferred_checks()
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
-        trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}', checkpoint['state_dict'])
+        trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}',
+                         lambda: digests_of(checkpoint))
 
     # ---------------------------------------------------------------------------- the end
 
@@ -297,9 +299,10 @@ class RunLifecycle:
         check_shared_weights(runner)
         run_deferred_checks()
         with whole(runner):
+            digests = functools.cache(lambda: last_digests(runner))
             if is_main_process() and not self.config.legacy:
-                runner.logger.info(outcome(runner))
-            trackers.results(runner, 'last', unwrap(runner.model).state_dict())
+                runner.logger.info(outcome(runner, digests()))
+            trackers.results(runner, 'last', digests)
 
     # -------------------------------------------------------------------------------------
 
