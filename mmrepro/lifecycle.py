@@ -6,6 +6,7 @@ after it when all of them have run, whatever their priority.
 """
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -25,7 +26,7 @@ from . import determinism, seeds
 from .checkpoint.adapters import keep_orders
 from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import local_loading
-from .checkpoint.outcome import config_name, outcome
+from .checkpoint.outcome import config_name, digests_of, last_digests, outcome
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
@@ -392,7 +393,8 @@ class RunLifecycle:
         self._observe(runner.logger)
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
         if not self.witness.saving:
-            trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}', checkpoint['state_dict'])
+            trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}',
+                             lambda: digests_of(checkpoint))
 
     # ---------------------------------------------------------------------------- the end
 
@@ -406,13 +408,14 @@ class RunLifecycle:
         if self._is_witnessed:
             self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
         with whole(runner):
+            digests = functools.cache(lambda: last_digests(runner))
             if is_main_process() and not self.config.legacy:
-                runner.logger.info('; '.join(self._last_words(runner)))
-            trackers.results(runner, 'last', unwrap(runner.model).state_dict())
+                runner.logger.info('; '.join(self._last_words(runner, digests())))
+            trackers.results(runner, 'last', digests)
 
-    def _last_words(self, runner: Any) -> Iterator[str]:
+    def _last_words(self, runner: Any, digests: Mapping[str, str]) -> Iterator[str]:
         """Yield the parts of the last line of the log."""
-        yield outcome(runner)
+        yield outcome(runner, digests)
         if self._is_witnessed:
             yield self.witness.summary(runner.work_dir)
         if self.resume.history:

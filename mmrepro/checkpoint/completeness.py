@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from mmengine.logging import HistoryBuffer
+from mmengine.runner.checkpoint import get_state_dict
+from torch import nn
 
+from ..digests import local
 from ..errors import CheckpointError, ConfigError
 from ..facts.collect import read_settings, settings_of
 from ..facts.compatibility import inexact
@@ -37,7 +40,8 @@ _SHAPE = {
     'message_hub?': {'runtime_info': {str: object}},
     'mmrepro?': {
         **_OF_RANK, 'ranks?': {int: _OF_RANK}, 'counts?': {str: int}, 'parts?': {str: str},
-        'passes?': int, 'metrics?': or_none(dict), 'validated?': or_none(int)}}
+        'left_out?': {str: str}, 'passes?': int,
+        'metrics?': or_none(dict), 'validated?': or_none(int)}}
 
 
 def stock_facts(meta: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -79,6 +83,19 @@ def lacks(content: Any) -> str | None:
     wanted = [part for part in PARTS if part != 'param_schedulers' or has_schedules(meta)]
     missing = [PARTS[part] for part in wanted if part not in content]
     return f'holds {" and ".join(missing)}' if missing else None
+
+
+def left_out(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights and buffers that a ``state_dict`` has under none of their names.
+
+    Hooks may reduce what is written to what is trained.
+    """
+    written = {name.removeprefix('module.') for name in state_dict}
+    weights = {name: value for name, value in get_state_dict(model).items()
+               if isinstance(value, torch.Tensor) and not nn.parameter.is_lazy(value)}
+    memory = {local(value).data_ptr() for name, value in weights.items() if name in written}
+    return {name: value for name, value in weights.items()
+            if name not in written and local(value).data_ptr() not in memory}
 
 
 def judge(path: str, content: Any, strict: bool) -> list[str]:

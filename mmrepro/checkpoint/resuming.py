@@ -13,11 +13,14 @@ from ..config import RandomnessConfig
 from ..data import placement_of
 from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
+from ..digests import exact_digest
+from ..distributed.unwrap import unwrap
 from ..errors import CheckpointError, RandomnessError
 from ..facts import compatibility, own_code
+from ..text import listed
 from . import rank_state
 from .choosing import newest_good, pointed, with_paths_beside
-from .completeness import judge, lacks, stock_facts
+from .completeness import judge, lacks, left_out, stock_facts
 from .files import load
 from .fit import Fit
 
@@ -223,6 +226,7 @@ class Resume:
         if parts:
             self._fit = Fit(self.point.path, parts, self._strict)
             self._fit.check_restored(runner)
+        self._check_weights(runner, checkpoint['state_dict'])
         if self._state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
             text = (f'the run that wrote the checkpoint was in pass {self._state["passes"] + 1} '
                     f'over the data of epoch {checkpoint["meta"]["epoch"]}, and '
@@ -231,6 +235,23 @@ class Resume:
                 text, self._strict, 'Resume from a checkpoint of the end of an epoch'))
         hub = checkpoint['message_hub']
         hub['runtime_info'] = with_paths_beside(self.point.path, hub['runtime_info'])
+
+    def _check_weights(self, runner: Any, state_dict: Mapping[str, Any]) -> None:
+        """Refuse a file without weights that the model does not have by itself.
+
+        Raises:
+            ResumeError: under ``resume_strict``; otherwise it is a warning.
+        """
+        assert self.point is not None
+        digests = self._state.get('left_out', {})
+        lost = [name for name, value in left_out(unwrap(runner.model), state_dict).items()
+                if digests.get(name) != exact_digest(value)]
+        if lost:
+            runner.logger.warning(compatibility.inexact(
+                f'{self.point.path} has no weights of {listed(lost)}, and those of this model are '
+                'not those of the run that wrote it. ', self._strict,
+                'Let checkpoints have the whole state_dict, or let the model load these weights '
+                'when it is built (init_cfg): a run that resumes does not load load_from'))
 
     # ------------------------------------------------------------------------- in training
 

@@ -15,12 +15,15 @@ from .. import seeds
 from ..config import RandomnessConfig
 from ..data import unfinished
 from ..data.passes import CountedIterator
+from ..digests import exact_digest
+from ..distributed.unwrap import unwrap
 from ..distributed.virtual.sharded import whole
 from ..errors import RandomnessError
 from ..scoped import replaced
+from ..text import listed
 from ..version import __version__
 from . import evaluated, fit, rank_state
-from .completeness import check_readable, lacks
+from .completeness import check_readable, lacks, left_out
 from .files import replace_with
 
 # settings of CheckpointHook that take from its files what a resumed run needs
@@ -79,6 +82,17 @@ class CheckpointWriter:
                 f'a loader of {name}, which is not that of the training loop, is in the middle '
                 'of a pass: checkpoints do not hold its position, and a resumed run begins that '
                 'pass again')
+
+    def _left_out(self, runner: Any, state_dict: Mapping[str, Any]) -> dict[str, str]:
+        """Return digests of the weights that the file will not have; warn of them once."""
+        weights = left_out(unwrap(runner.model), state_dict)
+        if weights and 'state_dict' not in self._named:
+            self._named.add('state_dict')
+            runner.logger.warning(
+                f'{len(weights)} weights of the model are not in the checkpoint '
+                f'({listed([*weights])}): a run resumes from it only if its model has them when it '
+                'is built. load_from is not loaded then')
+        return {name: exact_digest(value) for name, value in weights.items()}
 
     def _name_missing(self, runner: Any) -> None:
         """Warn of attributes to keep that do not exist: a typing error, or they come later."""
@@ -174,6 +188,7 @@ class CheckpointWriter:
                    for rank, state in save.ranks.items()},
             counts=rank_state.counts(runner),
             parts=fit.parts_of(runner),
+            left_out=self._left_out(runner, checkpoint['state_dict']),
             passes=self._passes if self._began and self._began[0] == runner.epoch else 0,
             metrics=self._metrics,
             validated=self._validated)
