@@ -115,14 +115,14 @@ def _beginning(path: str) -> str:
 
 def _sampled_entries(dataset: Any) -> list[Any]:
     if isinstance(dataset, BaseDataset):
-        return [dataset.get_data_info(index) for index in _sample(len(dataset))]
+        return [dataset.get_data_info(index) for index in sample_of(len(dataset))]
     # lists of files in a dataset of the user's
     lists = [value for value in attributes(dataset).values()
              if isinstance(value, (list, tuple)) and value]
-    return [value[index] for value in lists for index in _sample(len(value))]
+    return [value[index] for value in lists for index in sample_of(len(value))]
 
 
-def _sample(count: int) -> list[int]:
+def sample_of(count: int) -> list[int]:
     """Return :data:`SAMPLED` different indices below ``count``, or all; the same in every run."""
     if count <= SAMPLED:
         return list(range(count))

@@ -144,7 +144,7 @@ def test_of_many_files_a_sample_is_read_the_same_in_every_run(folder, monkeypatc
     found = sampled_files(annotated(folder))
     assert len(found) == 20 and found == sampled_files(annotated(folder))
     assert sum('SHA-256' in text for text in found.values()) == 3
-    assert len(training_data._sample(5)) == 5 and len(set(training_data._sample(10**9))) == 10
+    assert len(training_data.sample_of(5)) == 5 and len(set(training_data.sample_of(10**9))) == 10
 
 
 def test_a_resume_with_another_image_of_the_same_name_is_refused(tmp_path):
