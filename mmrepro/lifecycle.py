@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from . import determinism, seeds
 from .checkpoint.evaluated import EvaluatedModel
-from .checkpoint.files import local_loading
+from .checkpoint.files import without_code
 from .checkpoint.outcome import outcome
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import CheckpointWriter
@@ -287,7 +287,7 @@ class RunLifecycle:
     # ---------------------------------------------------------------------------- the end
 
     def after_train(self, runner: Any) -> Iterator[None]:
-        with local_loading():  # CheckpointHook publishes: it loads what it has written
+        with without_code():  # CheckpointHook publishes: it loads what it has written
             yield
         check_shared_weights(runner)
         run_deferred_checks()
