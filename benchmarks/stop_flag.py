@@ -2,10 +2,10 @@
 
     python benchmarks/stop_flag.py --processes 2 4 --step-ms 20 --out stop_flag.json
 
-Three ways take turns in one run, round by round: nothing (stock), pickled objects at every iteration
-(mmrepro before 0.3), and :class:`mmrepro.distributed.agreement.RepeatedFlag`. `call` is the time in
-the call, waiting for other ranks included; `over` the time of an iteration over stock's, the median
-over the rounds.
+Three ways take turns in one run, round by round: nothing (stock), pickled objects at every
+iteration (mmrepro before 0.3), and :class:`mmrepro.distributed.agreement.RepeatedFlag`. `call` is
+the time in the call, waiting for other ranks included; `over` the time of an iteration over
+stock's, the median over the rounds.
 """
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def measure(rank: int, world: int, port: int, step: float, rounds: int, iteratio
 
     calls = dict(stock=lambda: None, pickled=pickled, flag=lambda: flag.up(False))
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    paused = time.monotonic()
     for number in range(rounds + 1):
         for way in WAYS[number % 3:] + WAYS[:number % 3]:
             inside, begun = 0., time.perf_counter()

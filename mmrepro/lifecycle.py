@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from . import determinism, seeds
 from .checkpoint.adapters import keep_orders
 from .checkpoint.evaluated import EvaluatedModel
-from .checkpoint.files import local_loading
+from .checkpoint.files import without_code
 from .checkpoint.outcome import config_name, digests_of, last_digests, outcome
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import CheckpointWriter
@@ -400,7 +400,7 @@ class RunLifecycle:
 
     def after_train(self, runner: Any) -> Iterator[None]:
         self.validation.training_ends(runner)
-        with local_loading():  # CheckpointHook publishes: it loads what it has written
+        with without_code():  # CheckpointHook publishes: it loads what it has written
             yield
         check_shared_weights(runner)
         run_deferred_checks()

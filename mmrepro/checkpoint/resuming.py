@@ -1,6 +1,7 @@
 """Resume: choose the checkpoint, read it once, and bring a runner to where it ends."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from ..text import listed
 from . import rank_state
 from .choosing import newest_good, pointed, with_paths_beside
 from .completeness import judge, lacks, left_out, stock_facts
-from .files import load
+from .files import load, without_code
 from .fit import Fit
 
 
@@ -97,11 +98,14 @@ class Resume:
                     if self.passed_over else f'{settings["work_dir"]} has no checkpoint to resume '
                     'from: the run starts from the beginning')
         else:
-            # every rank fetches a remote file, as MMEngine does when it loads the file again
-            content = CheckpointLoader.load_checkpoint(path, 'cpu') if '://' in path else \
-                load(path, mapped=True)
+            content = self._fetched(path) if '://' in path else load(path, mapped=True)
             self.passed_over = judge(path, content, strict)
             self.point, self._checked = ResumePoint.of(path, content['meta']), path
+
+    def _fetched(self, path: str) -> Any:
+        # every rank fetches a remote file, as MMEngine does when it loads the file again
+        with without_code(functools.partial(load, fresh=True)):
+            return CheckpointLoader.load_checkpoint(path, 'cpu')
 
     def _refuse(self, path: str) -> str | None:
         """Choose the checkpoint at ``path``, or return why a run cannot continue from it."""
@@ -209,9 +213,9 @@ class Resume:
     # ------------------------------------------------------------------------- the content
 
     def read(self, path: str, map_location: Any) -> Any:
-        """Read a local checkpoint for MMEngine; the chosen file was checked when it was chosen."""
+        """Read a checkpoint for MMEngine; the chosen file was checked when it was chosen."""
         checked, self._checked = path == self._checked, None
-        return load(path, map_location, checked=checked)
+        return load(path, map_location, checked=checked, fresh=checked)
 
     def take_state(self, checkpoint: dict[str, Any], runner: Any) -> None:
         """Keep what :meth:`restore` needs of a loaded checkpoint.

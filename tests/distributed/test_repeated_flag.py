@@ -35,8 +35,13 @@ def asked(rank, world, interval, raised, seconds, store):
     flag, began = RepeatedFlag(interval), []
     begin = flag._begin
     clock = iter(range(1000))
+
+    def noted(mine):
+        began.append(flag._asked)
+        begin(mine)
+
     with mock.patch.object(agreement.time, 'monotonic', lambda: next(clock) * 0.1), \
-            mock.patch.object(flag, '_begin', lambda mine: (began.append(flag._asked), begin(mine))):
+            mock.patch.object(flag, '_begin', noted):
         for iteration in range(200):
             for _ in range(round(seconds[rank] / 0.1) - 1 if began else 0):
                 next(clock)  # of the iterations between, about
