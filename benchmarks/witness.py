@@ -119,7 +119,8 @@ def main() -> None:
     print('|---|---|---|---|---|---|')
     for name, one in found.items():
         print(f'| {name} | {one["alone_s"]:.2f} s | {one["ratio"]:.3f} x | '
-              f'{one["seconds"]:.0f} s | {one["allowed_s"]:.0f} s | {one["peak_mib"]:.0f}, {one["run_mib"]:.0f} MiB |')
+              f'{one["seconds"]:.0f} s | {one["allowed_s"]:.0f} s | '
+              f'{one["peak_mib"]:.0f}, {one["run_mib"]:.0f} MiB |')
     if args.out:
         with open(args.out, 'w', encoding='utf-8') as file:
             json.dump(dict(models=found, torch=torch.__version__), file, indent=1)

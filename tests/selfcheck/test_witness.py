@@ -223,7 +223,7 @@ def _state(pid):
 
 
 def _tries(mode, seconds, set_up):
-    """Return what a witness tries behind iteration 100 of 10,000, each of which took ``seconds``."""
+    """Return what a witness tries behind 100 of 10,000 iterations of so many ``seconds``."""
     made = Witness(mode, recipe.Recipe('', {}, [], [], '', {}, None, []))
     made.begin(0, 10_000, '', True, {})
     made._clock, made._set_up = time.process_time() - 100 * seconds, set_up
