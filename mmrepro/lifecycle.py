@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -261,6 +262,8 @@ class RunLifecycle:
         reason = ''
         if get_world_size() > 1 and current() is None:
             reason = 'a witness is one process, and these ranks are several without virtual ranks'
+        elif sys.platform != 'linux':
+            reason = 'a witness needs Linux'
         elif self.config.worker_seed != 'sample':
             reason = f'randomness.worker_seed={self.config.worker_seed!r}'
         self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,

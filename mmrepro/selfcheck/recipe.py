@@ -214,7 +214,9 @@ def prepare(recipe_script: str | None, registered: list[Registered]) -> list[str
             problems.append('classes of a notebook or of an interactive session: move them to a '
                             'module')
         else:
-            script.run_definitions(recipe_script)
+            script.run_definitions(recipe_script, [
+                entry.target.partition(':')[2].partition('.')[0] for entry in registered
+                if entry.target.startswith('__main__:')])
     for module in sorted(needed - {'__main__'}):
         try:
             importlib.import_module(module)
