@@ -58,7 +58,7 @@ from .ops.contract import run_deferred_checks
 from .process_settings import ProcessSettings
 from .scoped import replaced
 from .selfcheck import recipe
-from .selfcheck.recipe import NotRebuilt, environment, pickled_hook, recipe_of
+from .selfcheck.recipe import NotRebuilt, environment, recipe_of
 from .selfcheck.validation import ValidationCheck
 from .selfcheck.witness import AFTER, FIRST, Witness
 from .version import __version__
@@ -207,7 +207,7 @@ class RunLifecycle:
             runner.logger.info(f'samples of {name} are not checked: '
                                'randomness.self_checks.nonrepeatable_datasets')
         self._by_code = [hook for hook in runner.hooks if hook not in self._configured]
-        self.witness.add_hooks([pickled_hook(hook) for hook in self._by_code])
+        self.witness.add_hooks(self._by_code)
         self.seed('init', 'weights')
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:

@@ -49,7 +49,7 @@ def main(task: dict[str, Any]) -> None:
     recipe.enter(task['path'], task['folder'], task['arguments'])
     _protect(task['work_dir'], task['scratch'])
     problems = recipe.prepare(task['script'], [
-        recipe.Registered(*entry) for entry in task['registered']])
+        recipe.Registered(*entry) for entry in task['registered']], task['names'])
     parent, used = os.getppid(), time.process_time()
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {

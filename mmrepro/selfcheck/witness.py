@@ -28,7 +28,7 @@ from ..intervals import is_due
 from ..reading import read_json
 from ..text import listed
 from . import witness_verdict
-from .recipe import Recipe
+from .recipe import Recipe, with_hooks
 
 SHORT = 50  # iterations; shorter runs have a witness if one is asked for
 FIRST = 4  # iterations that are trained from the seed
@@ -94,7 +94,7 @@ class WitnessProcess:
             with open(task, 'w', encoding='utf-8') as file:
                 json.dump(dict(
                     path=recipe.path, folder=recipe.folder, arguments=recipe.arguments,
-                    script=recipe.script, registered=[*map(list, recipe.registered)],
+                    script=recipe.script, names=recipe.names, registered=[*map(list, recipe.registered)],
                     scratch=self.folder, work_dir=os.path.abspath(work_dir), quiet=quiet,
                     config=config, starts=[start._asdict() for start in starts]), file)
             variables = {name: value for name, value in recipe.environment.items()
@@ -223,10 +223,10 @@ class Witness:
         """How to build the runner again, or why that cannot be done."""
         return self._recipe
 
-    def add_hooks(self, hooks: list[bytes | None]) -> None:
-        """Add hooks that code has registered, pickled; None for one that cannot be."""
+    def add_hooks(self, hooks: list[Any]) -> None:
+        """Add hooks that code has registered."""
         if isinstance(self._recipe, Recipe):
-            self._recipe = self._recipe._replace(hooks=[*filter(None, hooks)])
+            self._recipe = with_hooks(self._recipe, hooks)
 
     @property
     def early(self) -> int:
