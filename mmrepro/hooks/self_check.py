@@ -15,10 +15,10 @@ from ..errors import SampleDiffersError
 from ..intervals import is_due
 from ..reachable import belongs_to_user
 from ..scoped import around_next_step
-from ..text import listed
 from ..step_check.batches import BatchComparison
 from ..step_check.check import StepCheck
 from ..step_check.state import StartAttributes
+from ..text import listed
 
 NOT_REPEATED = 'steps are not repeated: {}'
 UNREAD = ('{}: samples that are loaded twice differ in {}. The training does not read it: losses '
