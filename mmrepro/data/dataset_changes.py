@@ -200,12 +200,12 @@ class DatasetSnapshot:
             held, now_held = self._held[begin:end], gc.get_referents(thing)
             if not _equal(held, now_held):
                 yield from self._changes_in_object(number, thing, held, now_held)
-        for number, read, value in self._readings:
-            now = read()
+        for reading in self._readings:
+            value, now_read = reading.value, reading.read()
             if isinstance(value, dict):  # globals, by their paths
-                yield from (Change(*found) for found in _differing(value, now))
-            elif not _equal(value, now):
-                yield Change(self._path(number), *map(_described, (value, now)))
+                yield from (Change(*found) for found in _differing(value, now_read))
+            elif not _equal(value, now_read):
+                yield Change(self._path(reading.number), *map(_described, (value, now_read)))
 
     def _changes_in_dict(self, number: int, before: dict, now: dict) -> Iterator[Change]:
         path, is_namespace = self._path(number), self._is_namespace(number)
@@ -239,8 +239,10 @@ class DatasetSnapshot:
         return issubclass(type(owner), type) or thing is _attributes(owner)
 
     def _path(self, number: int | None) -> str:
-        thing, holder, _ = self._parts[number or 0] if self._parts else (None, None, 0)
-        if number is None or holder is None:
+        if number is None:
+            return self._name
+        thing, holder, _ = self._parts[number]
+        if holder is None:
             return self._name
         if issubclass(type(thing), type):
             return str(thing.__qualname__)

@@ -119,6 +119,7 @@ class SelfCheckHook(Hook):
             runner.logger.warning(NOT_REPEATED.format(problem))
 
     def after_train(self, runner: Any) -> None:
+        judge_disputed(runner.train_loop.dataloader, None)
         runner.logger.info(self.summary(runner))
 
     def counts(self, runner: Any) -> dict[str, int]:
