@@ -125,6 +125,7 @@ class SelfCheckHook(Hook):
             f'process {problem}. From here on, steps are repeated in the process itself')
 
     def after_train(self, runner: Any) -> None:
+        judge_disputed(runner.train_loop.dataloader, None)
         runner.logger.info(self.summary(runner))
 
     def counts(self, runner: Any) -> dict[str, int]:

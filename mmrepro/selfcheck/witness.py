@@ -94,7 +94,8 @@ class WitnessProcess:
             with open(task, 'w', encoding='utf-8') as file:
                 json.dump(dict(
                     path=recipe.path, folder=recipe.folder, arguments=recipe.arguments,
-                    script=recipe.script, names=recipe.names, registered=[*map(list, recipe.registered)],
+                    script=recipe.script, names=recipe.names,
+                    registered=[*map(list, recipe.registered)],
                     scratch=self.folder, work_dir=os.path.abspath(work_dir), quiet=quiet,
                     config=config, starts=[start._asdict() for start in starts]), file)
             variables = {name: value for name, value in recipe.environment.items()
