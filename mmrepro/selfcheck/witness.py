@@ -117,6 +117,11 @@ class WitnessProcess:
     def ended(self) -> bool:
         return self._process.poll() is not None
 
+    def hurry(self) -> None:
+        """Give it the priority of the run, which waits for it; only root may do so."""
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpriority(os.PRIO_PGRP, self._process.pid, 0)
+
     def done(self) -> list[str]:
         """Return the names of the starts that have come to their end."""
         return [start.name for start in self.starts
@@ -286,12 +291,12 @@ class Witness:
         if not starts:
             return
         try:
-            self._process = self._started(runner, starts)
+            self._process = self._started(runner, starts, quiet=not ends)
         except (OSError, pickle.PicklingError, AttributeError, TypeError) as error:
             self.not_tried = f'it could not be started: {type(error).__name__}: {error}'
             self.close()
 
-    def _started(self, runner: Any, starts: list[Start]) -> WitnessProcess:
+    def _started(self, runner: Any, starts: list[Start], quiet: bool) -> WitnessProcess:
         assert isinstance(self._recipe, Recipe)
         noted = witness_verdict.noted_lines(os.path.join(runner.work_dir, FOLDER))
         metrics = witness_verdict.metrics_of(noted)
@@ -299,7 +304,7 @@ class Witness:
         return WitnessProcess(
             self._recipe, starts, runner.repro.as_dict(),
             [saved.fd for saved in self._tries.values() if saved.fd is not None],
-            runner.work_dir)
+            runner.work_dir, quiet)
 
     def _has_memory(self, runner: Any, ends: bool) -> bool:
         """Whether a second model fits on the device; measured, and again when the training ends."""
@@ -398,7 +403,7 @@ class Witness:
         findings: list[Any] = []
         folder = os.path.join(runner.work_dir, FOLDER)
         lines: list[str] = []
-        processes = [self._started(runner, [start._replace(other_workers=False)])
+        processes = [self._started(runner, [start._replace(other_workers=False)], quiet=False)
                      for _ in range(2)]
         try:
             for process in processes:
@@ -444,6 +449,7 @@ class Witness:
     def _wait(self, runner: Any, process: WitnessProcess, why: str,
               stop: Any = lambda: False) -> bool:
         """Wait for a process, with a line of progress; return whether it has ended."""
+        process.hurry()
         began = said = time.monotonic()
         while not process.ended():
             now = time.monotonic()
