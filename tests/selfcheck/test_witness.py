@@ -6,11 +6,13 @@ import sys
 import time
 
 import pytest
+import torch
 import witnessed
 from mmengine.hooks import Hook
 from witnessed import SPOILED, config, log_of, train
 
-from mmrepro import reports
+from mmrepro import on_virtual_ranks, reports
+from mmrepro.digests import state_digest
 from mmrepro.errors import RunError, WitnessDiffersError
 from mmrepro.selfcheck import recipe, witness, witness_verdict
 from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
@@ -36,6 +38,25 @@ def test_the_witness_leaves_nothing_behind(base):
             path.name for path in base.glob('*.py')}
     assert not [name for name in os.listdir(witness.tempfile.gettempdir())
                 if name.startswith('mmrepro-witness-')]
+
+
+def test_the_witness_changes_no_bit(base, tmp_path):
+    cfg = config(tmp_path, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')])
+    cfg.randomness.self_checks = False
+    train(cfg)
+    first, second = (torch.load(folder / 'epoch_3.pth', weights_only=False)
+                     for folder in (base, tmp_path))
+    for part in ('state_dict', 'ema_state_dict', 'optimizer'):
+        assert state_digest(first[part]) == state_digest(second[part])
+    assert not (tmp_path / 'mmrepro').exists()
+
+
+def test_virtual_ranks_have_one_witness_process(tmp_path):
+    cfg = config(tmp_path)
+    cfg.randomness.virtual_ranks = 2
+    on_virtual_ranks(2, lambda: train(cfg.copy()))
+    logs = [path.read_text() for path in tmp_path.glob('*/*.log')]
+    assert any('resumed by a witness at iterations 2, 4: same bits' in log for log in logs)
 
 
 @pytest.fixture(scope='module')
