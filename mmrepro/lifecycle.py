@@ -322,9 +322,7 @@ class RunLifecycle:
         self._observe(runner.logger)
         with whole(runner):
             if is_main_process() and not self.config.legacy:
-                doubt = self.resume.history
-                runner.logger.info(outcome(runner) + (
-                    f'; {doubt}: bits may not be those of an uninterrupted run' if doubt else ''))
+                runner.logger.info(outcome(runner, self.resume.history))
             trackers.results(runner, 'last', unwrap(runner.model).state_dict())
 
     # -------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from ..distributed.unwrap import unwrap
 DIGITS = 16  # of the digest, in hexadecimal
 
 
-def outcome(runner: Any) -> str:
-    """Return the line.
+def outcome(runner: Any, doubt: str = '') -> str:
+    """Return the line; ``doubt`` says what is not that of an uninterrupted run.
 
     The digest is :func:`mmrepro.digests.state_digest` of the trained weights and buffers, which
     are not those that EMAHook saves for inference.
@@ -24,6 +24,8 @@ def outcome(runner: Any) -> str:
     # written by CheckpointHook, also in a folder of its own
     path = runner.message_hub.get_info('last_ckpt', None)
     text = f'weights {digest} after {runner.iter} iterations, {path or "not saved"}'
+    if doubt:
+        text = f'{text}; {doubt}: bits may not be those of an uninterrupted run'
     command = command_to_repeat(runner)
     return f'{text}; to repeat: {command}' if command else text
 
