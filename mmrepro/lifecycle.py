@@ -413,12 +413,11 @@ class RunLifecycle:
         with whole(runner):
             digests = functools.cache(lambda: last_digests(runner))
             if is_main_process() and not self.config.legacy:
-                runner.logger.info('; '.join(self._last_words(runner, digests())))
+                runner.logger.info(outcome(runner, digests(), [*self._remarks(runner)]))
             trackers.results(runner, 'last', digests)
 
-    def _last_words(self, runner: Any, digests: Mapping[str, str]) -> Iterator[str]:
-        """Yield the parts of the last line of the log."""
-        yield outcome(runner, digests)
+    def _remarks(self, runner: Any) -> Iterator[str]:
+        """Yield what the last line of the log says beside the digests."""
         if self._is_witnessed:
             yield self.witness.summary(runner.work_dir)
         if self.resume.history:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmengine.dist import get_world_size
@@ -54,8 +54,8 @@ def last_digests(runner: Any) -> dict[str, str]:
     return digests_of(content)
 
 
-def outcome(runner: Any, digests: Mapping[str, str]) -> str:
-    """Return the line; ``digests`` are :func:`last_digests`."""
+def outcome(runner: Any, digests: Mapping[str, str], remarks: Sequence[str]) -> str:
+    """Return the line; ``digests`` are :func:`last_digests`, ``remarks`` what else it says."""
     path, content = _last_file(runner)
     where = path or 'not saved'
     if content is not None and content['meta']['iter'] != runner.iter:
@@ -63,7 +63,8 @@ def outcome(runner: Any, digests: Mapping[str, str]) -> str:
     said = ', '.join(f'{kind} {digest}' for kind, digest in digests.items())
     text = f'{said} after {runner.iter} iterations, {where}'
     command = command_to_repeat(runner)
-    return f'{text}; to repeat: {command}' if command else text
+    ending = [f'to repeat: {command}'] if command else []
+    return '; '.join([text, *remarks, *ending])
 
 
 def command_to_repeat(runner: Any) -> str | None:
