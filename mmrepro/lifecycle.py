@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from . import determinism, seeds
+from .checkpoint.choosing import writing
 from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import without_code
 from .checkpoint.outcome import outcome
@@ -130,7 +131,7 @@ class RunLifecycle:
         if self.config.deterministic is True:
             determinism.check_compiled(runner.model, runner.cfg.get('compile'),
                                        self.config.numerics.cpu)
-        with handling(runner), self.start.training(runner):
+        with writing(runner.work_dir), handling(runner), self.start.training(runner):
             yield
             check_shared_weights(runner)  # hooks of ``after_run`` were the last
 

@@ -81,6 +81,13 @@ def lacks(content: Any) -> str | None:
     return f'holds {" and ".join(missing)}' if missing else None
 
 
+def is_weights(content: Any) -> bool:
+    """Whether a file holds weights and nothing else that a training writes."""
+    if not isinstance(content, Mapping):
+        return False
+    return not {'message_hub', 'optimizer', 'mmrepro'} & {*content}
+
+
 def judge(path: str, content: Any, strict: bool) -> list[str]:
     """Return lines for the log about a file that the user named to resume from.
 
