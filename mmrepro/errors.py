@@ -124,6 +124,10 @@ class MissingCheckpointError(CheckpointError, FileNotFoundError):
     """There is no such checkpoint."""
 
 
+class WorkDirInUse(MMReproError, RuntimeError):
+    """Another process trains in the work directory; says which, where, and since when."""
+
+
 class ResumeError(MMReproError, RuntimeError):
     """The resuming run differs from the run that wrote the checkpoint."""
 

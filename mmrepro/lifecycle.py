@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from . import determinism, seeds
 from .checkpoint.adapters import keep_orders
+from .checkpoint.choosing import writing
 from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import without_code
 from .checkpoint.outcome import config_name, digests_of, last_digests, outcome
@@ -168,7 +169,7 @@ class RunLifecycle:
             determinism.check_compiled(runner.model, runner.cfg.get('compile'),
                                        self.config.numerics.cpu)
         try:
-            with handling(runner), self.start.training(runner):
+            with writing(runner.work_dir), handling(runner), self.start.training(runner):
                 yield
                 check_shared_weights(runner)  # hooks of ``after_run`` were the last
         finally:

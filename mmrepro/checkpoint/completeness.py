@@ -98,6 +98,13 @@ def left_out(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, torch
             if name not in written and local(value).data_ptr() not in memory}
 
 
+def is_weights(content: Any) -> bool:
+    """Whether a file holds weights and nothing else that a training writes."""
+    if not isinstance(content, Mapping):
+        return False
+    return not {'message_hub', 'optimizer', 'mmrepro'} & {*content}
+
+
 def judge(path: str, content: Any, strict: bool) -> list[str]:
     """Return lines for the log about a file that the user named to resume from.
 

@@ -97,6 +97,19 @@ def _check_archive(file: BinaryIO, tail: bytes, sealed: bool) -> str | None:
     return None if broken is None else f'is damaged (in {broken})'
 
 
+def partial_of(name: str) -> str:
+    """Return the name under which this process writes a file before it is whole."""
+    return f'.{name}.{os.getpid()}.partial'
+
+
+def remove_partial(folder: str) -> None:
+    """Remove what processes have left that were killed while they wrote a checkpoint."""
+    for name in os.listdir(folder):
+        if name.startswith('.') and name.endswith('.partial'):
+            with suppress(OSError):
+                os.remove(os.path.join(folder, name))
+
+
 def replace_with(partial: str, path: str, complete: bool = True) -> None:
     """Seal ``partial`` and put it at ``path`` in one step.
 
@@ -110,8 +123,8 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     if not complete:
         return
     keep = os.path.join(os.path.dirname(path), LAST_GOOD)
-    link = f'{keep}.partial'
-    with suppress(FileNotFoundError):  # of a process that was killed in the next lines
+    link = os.path.join(os.path.dirname(path), partial_of(LAST_GOOD.lstrip('.')))
+    with suppress(FileNotFoundError):  # of a killed process that had this one's number
         os.remove(link)
     try:
         os.link(path, link)

@@ -24,7 +24,7 @@ from ..text import listed
 from ..version import __version__
 from . import evaluated, fit, rank_state
 from .completeness import check_readable, lacks, left_out
-from .files import replace_with
+from .files import partial_of, replace_with
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
@@ -147,7 +147,7 @@ class CheckpointWriter:
         if '://' in out_dir or kwargs.get('backend_args') or kwargs.get('file_client_args'):
             stock(out_dir, filename, *args, **kwargs)
             return
-        partial = os.path.join(out_dir, f'.{filename}.partial')
+        partial = os.path.join(out_dir, partial_of(filename))
         try:
             stock(out_dir, os.path.basename(partial), *args, **kwargs)
             replace_with(partial, os.path.join(out_dir, filename), save.resumable)

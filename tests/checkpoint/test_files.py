@@ -41,7 +41,7 @@ def good(tmp_path):
 
 
 def test_a_link_that_a_killed_process_left_does_not_keep_the_last_good_file_old(good, tmp_path):
-    (tmp_path / f'{files.LAST_GOOD}.partial').touch()
+    (tmp_path / files.partial_of('last_good.pth')).touch()
     newer = str(tmp_path / 'iter_2.pth')
     torch.save(dict(meta=dict(epoch=0, iter=2)), newer + '.partial')
     files.replace_with(newer + '.partial', newer)
