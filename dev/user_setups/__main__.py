@@ -24,7 +24,7 @@ from .setup import GOOD, SETUPS, Outcome, judge  # noqa: E402
 PAGE = ROOT / 'docs' / 'evidence' / 'user-setups.md'
 RESULTS = ROOT / 'docs' / 'results' / 'user_setups.json'
 FAMILIES = ('samples', 'loading', 'steps', 'optimization', 'hooks', 'reshaping', 'validations',
-            'resumes', 'virtual_ranks', 'settings')
+            'resumes', 'virtual_ranks', 'settings', 'averages', 'kept', 'set_by_hooks', 'stores')
 
 
 def load() -> None:

@@ -13,7 +13,7 @@ from mmengine.optim import ExponentialLR
 from torch import nn
 from torch.nn.utils import prune
 
-from .setup import VARIATIONS, hook, model
+from .setup import VARIATIONS, hook, model, use_all
 from .setup import setup as any_setup
 
 KIND = 'hooks that change the model or its optimizer'
@@ -396,6 +396,7 @@ class PullsTowardsItsAverages(Hook):
             weight.data.copy_(average)
 
 
+@model
 class Distilled(Tiny):
     """Learns from a teacher that a hook gives it."""
 
@@ -409,6 +410,7 @@ class Distilled(Tiny):
         return losses
 
 
+@hook
 class TeachesFromAnEpochOn(AtEpoch):
     """The model of epoch 1 teaches the later one; a list hides it from the state dict."""
 
@@ -417,8 +419,7 @@ class TeachesFromAnEpochOn(AtEpoch):
 
 
 def _with_a_teacher(cfg):
-    model(Distilled)(cfg)
-    hook(TeachesFromAnEpochOn)(cfg)
+    use_all(cfg, Distilled, TeachesFromAnEpochOn)
 
 
 _with_a_teacher.__name__ = 'TeachesFromAnEpochOn'

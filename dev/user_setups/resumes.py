@@ -11,7 +11,7 @@ from faults.tiny import Head, Tiny, TinyData, TinyJitter
 from mmengine.hooks import Hook
 from torch import nn
 
-from .setup import REGISTRIES, hook, setup
+from .setup import REGISTRIES, hook, setup, use_all
 
 KIND = 'a resume that does not fit'
 HARMLESS = 'a resume with harmless changes'
@@ -38,6 +38,8 @@ def edited(name: str, registry: str, first: type, then: type,
     """Register a set-up whose user has edited a class, which keeps its name, between the runs."""
     def build(cls: type) -> Callable[[Any], None]:
         def register(cfg: Any) -> None:
+            # no other process can import it
+            cfg.randomness.self_checks.witness = False
             edition = type('Edited', (cls, ), dict(__module__=__name__))
             REGISTRIES[registry].register_module(module=edition, force=True)
             use(cfg)
@@ -365,6 +367,7 @@ def other_interval_of_the_log(cfg):
     cfg.log_processor = dict(window_size=3)
 
 
+@hook
 class LogsTheNorm(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         norm = sum(float(weight.detach().norm()) for weight in runner.model.parameters())
@@ -373,7 +376,7 @@ class LogsTheNorm(Hook):
 
 @resumed(HARMLESS)
 def another_logging_hook(cfg):
-    hook(LogsTheNorm)(cfg)
+    use_all(cfg, LogsTheNorm)
 
 
 @resumed(HARMLESS)

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -12,7 +14,6 @@ from typing import Any, Callable, NamedTuple
 
 import torch.distributed as dist
 from faults.tiny import tiny, validating
-from harness import digest
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.registry import (
@@ -32,17 +33,19 @@ from mmengine.registry import (
 from mmengine.runner import Runner
 
 from mmrepro import on_virtual_ranks
+from mmrepro.digests import state_digest as digest
 from mmrepro.errors import (
     MMReproError,
     SampleDiffersError,
     StepDiffersError,
     ValidationChangesError,
+    WitnessDiffersError,
 )
 from mmrepro.runs.launcher import free_port
 
 from ..children import Child, ChildFailed, join_ranks
 
-FOUND_BY = (SampleDiffersError, StepDiffersError, ValidationChangesError)
+FOUND_BY = (SampleDiffersError, StepDiffersError, ValidationChangesError, WitnessDiffersError)
 EQUAL, FOUND, REFUSED, NAMED = 'equal', 'found', 'refused', 'named'
 SILENT, FALSE_ALARM, ERROR = 'silent', 'false alarm', 'error'
 GOOD = (EQUAL, FOUND, REFUSED, NAMED)
@@ -70,6 +73,7 @@ def _not_validated(cfg: Any) -> None:
 
 
 # three epochs of eight iterations
+ANOTHER = ('in another process', 'resumed in another process')  # another hash seed, too
 VARIATIONS: dict[str, Callable[[Any], None]] = {
     'again': lambda cfg: None,
     'workers': _workers,
@@ -78,6 +82,8 @@ VARIATIONS: dict[str, Callable[[Any], None]] = {
     'resumed at 12': _resumed(12),
     'not validated': _not_validated,
     'on two processes': lambda cfg: None,
+    ANOTHER[0]: lambda cfg: None,
+    ANOTHER[1]: _resumed(12),
 }
 TRAINED = ('again', 'workers', 'resumed at 3', 'resumed at 8', 'resumed at 12')
 
@@ -117,24 +123,38 @@ class Outcome(NamedTuple):
 SETUPS: dict[str, Setup] = {}
 
 
+USES: dict[Any, Callable[[Any], None]] = {}  # of a class: lets a config use it
+
+
 def setup(kind: str, **options: Any) -> Callable:
     """Register a function that changes the config, or a class that it uses, under its name."""
-    def register(change: Callable[[Any], None]) -> Callable[[Any], None]:
-        assert change.__name__ not in SETUPS, change.__name__
-        SETUPS[change.__name__] = Setup(kind, change, **options)
-        return change
+    def register(thing: Any) -> Any:
+        assert thing.__name__ not in SETUPS, thing.__name__
+        SETUPS[thing.__name__] = Setup(kind, change_of(thing), **options)
+        return thing
     return register
 
 
-def registered(registry: str, use: Callable[[Any, str], None]) -> Callable[[type], Callable]:
-    """Return a decorator of classes: the config uses the class."""
-    def decorate(cls: type) -> Callable[[Any], None]:
+def change_of(thing: Any) -> Callable[[Any], None]:
+    """Return what changes the config: the function itself, or what lets it use the class."""
+    return USES.get(thing, thing)
+
+
+def registered(registry: str, use: Callable[[Any, str], None]) -> Callable[[type], type]:
+    """Return a decorator of classes that a config can use; a witness imports them by name."""
+    def decorate(cls: type) -> type:
         def change(cfg: Any) -> None:
             REGISTRIES[registry].register_module(module=cls, force=True)
             use(cfg, cls.__name__)
-        change.__name__ = cls.__name__
-        return change
+        USES[cls] = change
+        return cls
     return decorate
+
+
+def use_all(cfg: Any, *classes: type) -> None:
+    """Let a config use decorated classes."""
+    for cls in classes:
+        USES[cls](cfg)
 
 
 transform = registered('transform', lambda cfg, name: cfg.train_dataloader.dataset.pipeline.insert(
@@ -152,8 +172,18 @@ optimizer = registered('optimizer', lambda cfg, name: setattr(
 scheduler = registered('scheduler', lambda cfg, name: setattr(
     cfg, 'param_scheduler', dict(type=name, by_epoch=False)))
 wrapper = registered('wrapper', lambda cfg, name: cfg.optim_wrapper.update(type=name))
+average = registered('model', lambda cfg, name: cfg.custom_hooks.append(dict(
+    type='EMAHook', ema_type=name)))
+batch_sampler = registered('sampler', lambda cfg, name: cfg.train_dataloader.update(
+    batch_sampler=dict(type=name)))
+preprocessor = registered('model', lambda cfg, name: cfg.model.update(
+    data_preprocessor=dict(type=name)))
+runner = registered('runner', lambda cfg, name: setattr(cfg, 'runner_type', name))
 loop = registered('loop', lambda cfg, name: setattr(
     cfg, 'train_cfg', dict(type=name, max_epochs=3, val_interval=1)))
+
+
+UNREAD = ('loaded_at', )  # fields of a batch that no model of a set-up reads
 
 
 class Look(Hook):
@@ -165,14 +195,15 @@ class Look(Hook):
         self._batch = ''
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self._batch = digest(data_batch)
+        self._batch = digest({name: value for name, value in data_batch.items()
+                              if name not in UNREAD})
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         # without the module of a wrapper
         model = getattr(runner.model, 'module', runner.model)
-        self.rows[runner.iter + 1] = [self._batch, digest({
-            name: value.detach() for name, value in outputs.items()}), digest(model.state_dict())]
-
+        # what is only logged may be anything
+        losses = {name: value.detach() for name, value in outputs.items() if 'loss' in name}
+        self.rows[runner.iter + 1] = [self._batch, digest(losses), digest(model.state_dict())]
 
     def before_val_iter(self, runner, batch_idx, data_batch=None):
         self.rows.setdefault(-runner.iter, []).append(digest(data_batch))
@@ -197,12 +228,15 @@ def config(row: Setup, folder: str, variation: str | None, checked: bool) -> Any
     cfg.train_dataloader.dataset.size = 16
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1, by_epoch=False)
     cfg.log_level = 'INFO'
+    # of the first run, a witness tries what the variations try as well
+    cfg.randomness.self_checks = dict(witness=variation is None)
     row.change(cfg)
     if row.ranks:
         cfg.randomness.virtual_ranks = row.ranks
     if variation:
         VARIATIONS[variation](cfg)
-        row.later(cfg)
+        if variation in row.variations:
+            row.later(cfg)
     if not checked:
         cfg.randomness.self_checks = False
     return cfg
@@ -248,7 +282,9 @@ def _run(name: str, folder: str, variation: str | None, checked: bool,
 
 
 def train(name: str, folder: str, variation: str | None, checked: bool) -> Ran:
-    """Train a set-up in forked processes."""
+    """Train a set-up in forked processes, or in a fresh one."""
+    if variation in ANOTHER:
+        return _in_another_process(name, folder, variation, checked)
     processes = 2 if variation == 'on two processes' else 1
     port = free_port() if processes > 1 else None
     children = [Child(_run, name, folder, variation, checked, rank, processes, port)
@@ -256,7 +292,7 @@ def train(name: str, folder: str, variation: str | None, checked: bool) -> Ran:
     runs = []
     for child in children:
         try:
-            runs.append(child.result(120))
+            runs.append(child.result(300))
         except (ChildFailed, TimeoutError) as error:
             runs.append(Ran({}, str(error).strip().splitlines()[-1], ERROR, ''))
     # of several processes, those that follow the first one's error have less to say
@@ -264,6 +300,26 @@ def train(name: str, folder: str, variation: str | None, checked: bool) -> Ran:
     return Ran({rank: rows for ran in runs for rank, rows in ran.rows.items()},
                ended[0].error if ended else '', ended[0].by if ended else '',
                '\n'.join(ran.log for ran in runs))
+
+
+def run_into(path: str, *arguments: Any) -> None:
+    """Train a set-up in this process, and pickle what became of it."""
+    ran = _run(*arguments)
+    with open(path, 'wb') as file:
+        pickle.dump(ran, file)
+
+
+def _in_another_process(name: str, folder: str, variation: str, checked: bool) -> Ran:
+    path = os.path.join(folder, f'{variation}.ran')
+    code = ('import sys; from dev.user_setups import __main__ as setups, setup; setups.load(); '
+            f'setup.run_into({path!r}, {name!r}, {folder!r}, {variation!r}, {checked!r})')
+    done = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, timeout=300,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path), 'PYTHONHASHSEED': '7'})
+    if not os.path.exists(path):
+        return Ran({}, done.stderr.strip().splitlines()[-1], ERROR, '')
+    with open(path, 'rb') as file:
+        return pickle.load(file)
 
 
 def differing(first: Ran, second: Ran) -> bool:
@@ -275,11 +331,12 @@ def differing(first: Ran, second: Ran) -> bool:
     return not trained or any(ours != row for ours, row in rows)
 
 
-def _compared(name: str, folder: str, checked: bool) -> Iterator[tuple[str, Ran, Ran]]:
+def _compared(name: str, folder: str, checked: bool,
+              more: tuple[str, ...] = ()) -> Iterator[tuple[str, Ran, Ran]]:
     first = train(name, folder, None, checked)
     yield '', first, first
     if not first.error:
-        for variation in SETUPS[name].variations:
+        for variation in dict.fromkeys((*SETUPS[name].variations, *more)):
             yield variation, first, train(name, folder, variation, checked)
 
 
@@ -316,19 +373,32 @@ def _is_true(name: str) -> bool:
     try:
         # an error of the run itself is as good as a difference
         return any(ran.error or (variation and differing(first, ran))
-                   for variation, first, ran in _compared(name, folder, False))
+                   for variation, first, ran in _compared(name, folder, False, ANOTHER))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+# of lines of a log that name what a set-up has written
+NAMING = ('a sample has written', 'the code of', 'which another process cannot build again',
+          'another process cannot import')
+WARNING_OF = ('the validation at iteration', 'witness: ', 'is not this run',
+              'This run is not what its config trains')
+
+
 def _warning(name: str, log: str) -> str:
     """Return the line of a log that names what the set-up has written; '' if there is none."""
-    lines = [line for line in log.splitlines() if (name in line and (
-        'WARNING' in line or 'were repeated' in line)) or 'a sample has written' in line
-             or 'the code of' in line
-             or ('WARNING' in line and 'the validation at iteration' in line)]
-    said = lines[0].split(' - ', 3)[-1] if lines else ''
+    said = next((line for line in log.splitlines() if _names(name, line)), '').split(' - ', 3)[-1]
+    reason = re.search(r'no resume was tried \((.*)\): ', said)
+    if reason is not None:
+        return f'no resume was tried: {reason[1]}'
     # of the last line, what it names beside the hooks that every set-up has
     names = re.search(r'not repeated: ([^;)]*)', said)
     return said if names is None else 'not repeated: ' + ', '.join(
         one for one in names[1].split(', ') if one not in ('QuietHook', 'Look'))
+
+
+def _names(name: str, line: str) -> bool:
+    is_warning = 'WARNING' in line
+    return (any(part in line for part in NAMING)
+            or is_warning and any(part in line for part in (name, *WARNING_OF))
+            or name in line and 'were repeated' in line)

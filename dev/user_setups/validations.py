@@ -13,7 +13,7 @@ from faults.tiny import Tiny, TinyMetric
 from mmengine.hooks import Hook
 from torch import nn
 
-from .setup import hook, metric, model, setup
+from .setup import hook, metric, model, setup, use_all
 
 KIND = 'code of a validation'
 VARIED = ('again', 'not validated', 'resumed at 12')
@@ -257,6 +257,7 @@ class ReportsErrorsOfNumPy(TinyMetric):
 WEIGHTS = dict(scores=0.)  # of losses
 
 
+@model
 class WeighsByTheModule(Predicts):
     def losses(self, inputs, label):
         losses = super().losses(inputs, label)
@@ -264,6 +265,7 @@ class WeighsByTheModule(Predicts):
         return losses
 
 
+@metric
 class BalancesLosses(TinyMetric):
     def compute_metrics(self, results):
         WEIGHTS['scores'] = float(np.mean(results))
@@ -273,14 +275,14 @@ class BalancesLosses(TinyMetric):
 @setup(KIND, variations=VARIED)
 def metric_that_balances_losses(cfg):
     """A metric writes weights of losses to a variable of the module."""
-    model(WeighsByTheModule)(cfg)
-    metric(BalancesLosses)(cfg)
+    use_all(cfg, WeighsByTheModule, BalancesLosses)
 
 
 def hard_examples():
     return os.path.join(tempfile.gettempdir(), f'hard-examples-{os.getpid()}.json')
 
 
+@model
 class LearnsHardExamples(Predicts):
     def losses(self, inputs, label):
         losses = super().losses(inputs, label)
@@ -290,6 +292,7 @@ class LearnsHardExamples(Predicts):
         return losses
 
 
+@metric
 class WritesHardExamples(TinyMetric):
     def compute_metrics(self, results):
         with open(hard_examples(), 'w') as file:
@@ -300,8 +303,7 @@ class WritesHardExamples(TinyMetric):
 @setup(KIND, variations=VARIED)
 def file_of_hard_examples(cfg):
     """A metric writes a file that the loss reads."""
-    model(LearnsHardExamples)(cfg)
-    metric(WritesHardExamples)(cfg)
+    use_all(cfg, LearnsHardExamples, WritesHardExamples)
 
 
 # -------------------------------------------------------------------------------------- hooks

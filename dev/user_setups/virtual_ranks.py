@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import threading
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,19 +26,19 @@ from mmengine.dist import (
 from mmengine.hooks import Hook
 from torch import nn
 
-from .setup import hook, model, setup
+from .setup import change_of, hook, model, setup, use_all
 
 KIND = 'code on virtual ranks'
 
 
-def on_ranks(change: Callable[[Any], None]) -> Callable[[Any], None]:
+def on_ranks(thing: Any) -> Any:
     """Register a set-up that trains on two ranks, for eight iterations an epoch."""
     def sized(cfg: Any) -> None:
         cfg.train_dataloader.dataset.size = 32
-        change(cfg)
-    sized.__name__ = change.__name__
+        change_of(thing)(cfg)
+    sized.__name__ = thing.__name__
     setup(KIND, variations=('again', 'on two processes', 'resumed at 12'), ranks=2)(sized)
-    return change
+    return thing
 
 
 class Scaled(Tiny):
@@ -83,6 +83,7 @@ def rank_of_this_process():
     return get_dist_info()[0]
 
 
+@model
 class ReadsACache(Scaled):
     def factor(self, logits):
         return 1 + self.rank()
@@ -92,7 +93,7 @@ class ReadsACache(Scaled):
 def rank_in_a_cache(cfg):
     """One cache for a process; made here, because it is refused wherever the process has one."""
     ReadsACache.rank = staticmethod(functools.lru_cache(None)(rank_of_this_process))
-    model(ReadsACache)(cfg)
+    use_all(cfg, ReadsACache)
 
 
 STATE: dict = {}
