@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from witnessed import SPOILED, config, log_of, train
 from mmrepro import on_virtual_ranks, reports
 from mmrepro.digests import state_digest
 from mmrepro.errors import RunError, WitnessDiffersError
+from mmrepro.scoped import replaced
 from mmrepro.selfcheck import recipe, witness, witness_verdict
 from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
 
@@ -21,8 +23,10 @@ from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
 @pytest.fixture(scope='module')
 def base(tmp_path_factory):
     """Return the work directory of a run whose witness had nothing to object to."""
-    folder = tmp_path_factory.mktemp('base')
-    train(config(folder, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')]))
+    folder, scratch = (tmp_path_factory.mktemp(name) for name in ('base', 'scratch'))
+    with replaced(tempfile, tempdir=str(scratch)):
+        train(config(folder, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')]))
+    assert not [*scratch.iterdir()]
     return folder
 
 
@@ -32,12 +36,10 @@ def test_a_run_says_what_its_witness_has_resumed(base):
     assert 'resumed by a witness at iterations 4, 8: same bits' in last
 
 
-def test_the_witness_leaves_nothing_behind(base):
+def test_the_witness_leaves_no_file_behind(base):
     assert {path.name for path in base.iterdir() if path.is_file()} == {
         'epoch_1.pth', 'epoch_2.pth', 'epoch_3.pth', 'last_checkpoint', '.last_good.pth'} | {
             path.name for path in base.glob('*.py')}
-    assert not [name for name in os.listdir(witness.tempfile.gettempdir())
-                if name.startswith('mmrepro-witness-')]
 
 
 def test_the_witness_changes_no_bit(base, tmp_path):
