@@ -268,7 +268,8 @@ class RunLifecycle:
         elif self.config.worker_seed != 'sample':
             reason = f'randomness.worker_seed={self.config.worker_seed!r}'
         self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
-                           is_main_process(), self.records.attributes)
+                           is_main_process(), self.records.attributes,
+                           self.resume.point.path if self.resume.point and runner.iter else None)
         self.records.note(runner.iter + FIRST)
         if is_main_process():
             recipe.write(os.path.join(runner.work_dir, FOLDER, recipe.FILE), self.witness.recipe,

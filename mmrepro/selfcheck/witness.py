@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import RunError, WitnessDiffersError
+from ..errors import FingerprintError, RunError, WitnessDiffersError
 from ..fingerprint.schema import FOLDER
 from ..intervals import is_due
 from ..reading import read_json
@@ -34,6 +34,7 @@ SHORT = 50  # iterations; shorter runs have a witness if one is asked for
 FIRST = 4  # iterations that are trained from the seed
 EARLY = 10  # iterations before the checkpoint that is written for the witness
 AFTER = 2  # iterations that are trained behind a checkpoint
+REPEATED = 'repeated'  # name of the start that trains the first iterations once more
 FREE = 20.0  # seconds of processor time that the witness may take in any run
 IMPORT = 5.0  # seconds that a process takes to import torch, MMEngine and MMDetection
 SHARE = 0.01  # of the processor time of the run, beside
@@ -54,7 +55,7 @@ class Start(NamedTuple):
     name: str
     begin: int  # the first iteration that is compared, counted from 0
     until: int  # the iteration before which it ends
-    checkpoint: str | None  # path to resume from; None: as the run was started
+    checkpoint: str | None  # path to resume from; None: the run begins from its seed
     other_workers: bool = False
     metrics: dict[int, dict[str, str]] = {}  # of the run's validations, by iteration
 
@@ -166,6 +167,14 @@ class _Saved(NamedTuple):
             os.close(self.fd)
 
 
+def _opened(path: str, iteration: int, number: int) -> _Saved:
+    """Return a checkpoint whose content stays readable, whatever becomes of its name."""
+    if '://' in path:
+        return _Saved(iteration, path, None, number)
+    fd = os.open(path, os.O_RDONLY)
+    return _Saved(iteration, f'/proc/self/fd/{fd}', fd, number)
+
+
 class Witness:
     """The witnesses of one runner: what they resume from, when they start, what they have found.
 
@@ -191,6 +200,7 @@ class Witness:
         self.notes: list[str] = []
         self._process: WitnessProcess | None = None
         self._tries: dict[str, _Saved] = {}  # by name of a start of the process
+        self._origin: _Saved | None = None  # from which this run was resumed
         self._waiting: list[_Saved] = []
         self._newest: _Saved | None = None  # a checkpoint that does not wait
         self._count = 0  # of checkpoints
@@ -206,7 +216,8 @@ class Witness:
     # ------------------------------------------------------------------------- the training
 
     def begin(self, iteration: int, total: int | None, reason: str, launches: bool,
-              attributes: Mapping[int, Mapping[str, str]]) -> None:
+              attributes: Mapping[int, Mapping[str, str]], resumed_from: str | None = None
+              ) -> None:
         """Decide what is tried, when the training begins; all ranks decide alike.
 
         Args:
@@ -215,6 +226,7 @@ class Witness:
             reason: why this run has no witness; '' if it may have one.
             launches: whether this rank starts it.
             attributes: what the run notes to explain a difference, by iteration.
+            resumed_from: path of the checkpoint that this run continues.
         """
         self._first, self._total, self._clock = iteration, total or 0, time.process_time()
         self._set_up = self._clock - self._born
@@ -223,6 +235,8 @@ class Witness:
             self.not_tried = reason or self.not_tried
         elif self._mode is not True and total is not None and total - iteration < SHORT:
             self.not_tried = f'the run is shorter than {SHORT} iterations'
+        if launches and not self.not_tried and resumed_from is not None:
+            self._origin = _opened(resumed_from, iteration, 0)
 
     @property
     def recipe(self) -> Recipe | str:
@@ -250,11 +264,7 @@ class Witness:
         if self.not_tried or not self._launches:
             return
         self._count += not own
-        fd, opened = None, path
-        if '://' not in path:
-            fd = os.open(path, os.O_RDONLY)
-            opened = f'/proc/self/fd/{fd}'
-        saved = _Saved(iteration, opened, fd, 0 if own else self._count)
+        saved = _opened(path, iteration, 0 if own else self._count)
         if own or is_due(self._count):
             self._waiting.append(saved)
         else:
@@ -303,7 +313,8 @@ class Witness:
         starts = [start._replace(metrics=metrics) for start in starts]
         return WitnessProcess(
             self._recipe, starts, runner.repro.as_dict(),
-            [saved.fd for saved in self._tries.values() if saved.fd is not None],
+            [saved.fd for saved in (*self._tries.values(), self._origin)
+             if saved is not None and saved.fd is not None],
             runner.work_dir, quiet)
 
     def _has_memory(self, runner: Any, ends: bool) -> bool:
@@ -343,7 +354,8 @@ class Witness:
         starts = [Start(name, saved.iteration, min(saved.iteration + AFTER, done), saved.path)
                   for name, saved in self._tries.items()]
         if self._seed_is_due and count > len(kept):
-            starts.insert(0, Start('repeated', self._first, min(self._first + FIRST, done), None,
+            origin = None if self._origin is None else self._origin.path
+            starts.insert(0, Start(REPEATED, self._first, min(self._first + FIRST, done), origin,
                                    other_workers=True))
         return starts
 
@@ -367,29 +379,40 @@ class Witness:
             process.kill()
 
     def _judge_one(self, runner: Any, start: Start, result: Result) -> None:
-        what = 'a repetition from the seed' if start.checkpoint is None else \
+        repeats = start.name == REPEATED
+        what = 'a repetition of the first iterations' if repeats else \
             f'a resume at iteration {start.begin}'
-        if result.error:
-            self.notes.append(f'{what} was not compared: {result.error}')
+        finding = self._compared(runner, start, result)
+        if isinstance(finding, str):
+            self.notes.append(f'{what} was not compared: {finding}')
             runner.logger.warning(f'witness: {self.notes[-1]}')
             return
-        finding = witness_verdict.compare(
-            os.path.join(runner.work_dir, FOLDER), result.lines, start.begin, start.until,
-            self._attributes)
         self._left = self._left or witness_verdict.left_behind(result.lines)
         if finding is None:
-            if start.checkpoint is None:
+            if repeats:
                 self.repeated, self._seed_is_due = start.until - start.begin, False
             elif start.begin not in self.resumed:
                 self.resumed = sorted([*self.resumed, start.begin])
             return
         finding = finding._replace(left=self._left)
-        if start.checkpoint is not None:
+        if not repeats:
             self._report(runner, witness_verdict.resumed_text(finding, start.begin), True)
             return
         others = self._others(runner, start)
         text, certain = witness_verdict.repeated_text(finding, others, start.until)
         self._report(runner, text, certain)
+
+    def _compared(self, runner: Any, start: Start, result: Result
+                  ) -> witness_verdict.Finding | str | None:
+        """Return what differs from the run; as text, why nothing could be compared."""
+        if result.error:
+            return result.error
+        try:
+            return witness_verdict.compare(
+                os.path.join(runner.work_dir, FOLDER), result.lines, start.begin, start.until,
+                self._attributes)
+        except FingerprintError as error:
+            return str(error)
 
     def _report(self, runner: Any, text: str, certain: bool) -> None:
         """Raise the error, or warn where ``mode`` says so or the cause is not certain."""
@@ -401,7 +424,6 @@ class Witness:
     def _others(self, runner: Any, start: Start) -> list[Any]:
         """Return what two more processes find that load with as many workers as the run."""
         findings: list[Any] = []
-        folder = os.path.join(runner.work_dir, FOLDER)
         lines: list[str] = []
         processes = [self._started(runner, [start._replace(other_workers=False)], quiet=False)
                      for _ in range(2)]
@@ -410,9 +432,8 @@ class Witness:
                 self._wait(runner, process, 'two more processes repeat the first iterations')
                 result, = process.results()
                 lines.append(result.lines)
-                findings.append(result.error or witness_verdict.compare(
-                    folder, result.lines, start.begin, start.until))
-            if all(lines):
+                findings.append(self._compared(runner, start, result))
+            if not any(isinstance(finding, str) for finding in findings):
                 findings.append(witness_verdict.compare(
                     lines[0], lines[1], start.begin, start.until))
         finally:
@@ -467,9 +488,10 @@ class Witness:
         if self._process is not None:
             self._process.kill()
             self._process = None
-        for saved in [*self._waiting, *self._tries.values(), *filter(None, [self._newest])]:
+        for saved in filter(None, [
+                *self._waiting, *self._tries.values(), self._newest, self._origin]):
             saved.close()
-        self._waiting, self._tries, self._newest = [], {}, None
+        self._waiting, self._tries, self._newest, self._origin = [], {}, None, None
 
     def summary(self, work_dir: str) -> str:
         """Return what was tried, for the last line of the log."""

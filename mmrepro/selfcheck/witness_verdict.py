@@ -57,14 +57,17 @@ def compare(run: str, witness: str, begin: int, until: int,
         until: the iteration before which the comparison ends.
 
     Raises:
-        FingerprintError: a file cannot be read.
+        FingerprintError: a file cannot be read, or one of these iterations was not noted.
     """
-    ours, theirs = noted_lines(run), noted_lines(witness)
-    if not any(log.steps for log in theirs.values()):
-        raise FingerprintError(f'{witness}: a witness has noted nothing')
     ours, theirs = ({rank: log._replace(steps={
         iteration: step for iteration, step in log.steps.items() if begin <= iteration < until})
-        for rank, log in side.items()} for side in (ours, theirs))
+        for rank, log in noted_lines(folder).items()} for folder in (run, witness))
+    for side, folder in ((ours, run), (theirs, witness)):
+        # a comparison of nothing would find no difference
+        missing = [i for i in range(begin, until) if 0 not in side or i not in side[0].steps]
+        if missing:
+            raise FingerprintError(f'{folder}: iteration {missing[0]} was not noted, of {begin} to '
+                                   f'{until - 1}')
     found = next(filter(None, map(_relevant, divergences(ours, theirs))), None)
     if found is None:
         return _validation(ours, theirs, begin, until)

@@ -14,7 +14,7 @@ from witnessed import SPOILED, config, log_of, train
 
 from mmrepro import on_virtual_ranks, reports
 from mmrepro.digests import state_digest
-from mmrepro.errors import RunError, WitnessDiffersError
+from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
 from mmrepro.scoped import replaced
 from mmrepro.selfcheck import recipe, witness, witness_verdict
 from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
@@ -188,6 +188,23 @@ def test_verify_finds_what_a_run_has_lost(tmp_path):
 def test_verify_names_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(RunError, match=r'has no file mmrepro/witness\.json'):
         reports.verify_run(str(tmp_path))
+
+
+def test_a_resumed_run_is_repeated_from_where_it_began(tmp_path):
+    train(config(tmp_path, epochs=2))
+    cfg = config(tmp_path, epochs=4)
+    cfg.resume = True
+    train(cfg)
+    last = log_of(tmp_path).strip().splitlines()[-1]
+    assert 'the first 4 iterations were repeated by a witness: same bits' in last
+    assert 'resumed by a witness at iterations 10, 12: same bits' in last
+
+
+def test_a_comparison_of_nothing_is_no_success(base):
+    lines = str(base / 'mmrepro')
+    assert witness_verdict.compare(lines, lines, 4, 6) is None
+    with pytest.raises(FingerprintError, match='iteration 6 was not noted, of 4 to 6'):
+        witness_verdict.compare(lines, lines, 4, 7)
 
 
 # --------------------------------------------------------------------------- what may go wrong
