@@ -27,7 +27,8 @@ PARTS = {
     'param_schedulers': 'no schedules (the course of the learning rate)',
 }
 _OF_RANK = {'attributes?': {str: {str: object}}, 'gradients?': {str: torch.Tensor},
-            'buffers?': {str: torch.Tensor}, 'order?': {str: object}}
+            'buffers?': {str: torch.Tensor},
+            'order?': {'states?': [{str: {str: object}}], 'draws?': {str: [int]}}}
 # what mmrepro reads, see docs/reference/checkpoints.md
 _SHAPE = {
     'meta': {
@@ -37,6 +38,7 @@ _SHAPE = {
                        '[epoch, batches]'),
         'seed?': Rule(lambda value: value is None or isinstance(value, int)
                       and 0 <= value <= MAX_SEED, f'None, or an integer from 0 to {MAX_SEED}')},
+    'state_dict?': {str: object},
     'message_hub?': {'runtime_info': {str: object}},
     'mmrepro?': {
         **_OF_RANK, 'ranks?': {int: _OF_RANK}, 'counts?': {str: int}, 'parts?': {str: str},

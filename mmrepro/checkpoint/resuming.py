@@ -291,7 +291,7 @@ class Resume:
         if parts:
             self._fit = Fit(self.point.path, parts, self._strict)
             self._fit.check_restored(runner)
-        self._check_weights(runner, checkpoint['state_dict'])
+        self._check_weights(runner, checkpoint.get('state_dict', {}))
         if self._state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
             text = (f'the run that wrote the checkpoint was in pass {self._state["passes"] + 1} '
                     f'over the data of epoch {checkpoint["meta"]["epoch"]}, and '
