@@ -294,11 +294,11 @@ class Batches(Noisy):
 
 
 class Smears(Noisy):
-    """Returns memory that the next load of a sample overwrites, and a time."""
+    """Returns memory that the next load of a sample overwrites."""
     memory = torch.zeros(4)
 
     def __getitem__(self, i):
-        return dict(x=self.memory.add_(1), time=time.perf_counter())
+        return dict(x=self.memory.add_(1))
 
 
 class Vanishes(Noisy):
@@ -681,6 +681,13 @@ def test_a_batch_that_no_step_has_taken_is_an_error_with_the_next(tmp_path):
     runner.register_hook(hook_with(before_train_iter=lambda runner, **_: look(runner)))
     with pytest.raises(SampleDiffersError, match='clock'):
         runner.train()
+
+
+def test_a_batch_that_the_second_load_has_overwritten_is_an_error(tmp_path):
+    """The alternative is the same memory, so no step would tell them apart."""
+    with pytest.raises(SampleDiffersError, match='has overwritten the first'):
+        timed_run(tmp_path, Smears, wrap=lambda made: DataLoader(
+            made.dataset, sampler=made.sampler, collate_fn=pseudo_collate))
 
 
 class TimedText(Noisy):
