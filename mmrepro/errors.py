@@ -98,6 +98,10 @@ class AgreementError(MMReproError, RuntimeError):
     """Ranks differ in a value that has to be equal."""
 
 
+class ConnectionFailed(TrainingError):
+    """The processes of a run cannot connect to each other; says which address is not reachable."""
+
+
 class RankEnded(TrainingError):
     """A rank that others wait for has ended; names the rank and says how it ended."""
 
@@ -118,6 +122,10 @@ class CheckpointError(MMReproError, RuntimeError):
 
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
     """There is no such checkpoint."""
+
+
+class WorkDirInUse(MMReproError, RuntimeError):
+    """Another process trains in the work directory; says which, where, and since when."""
 
 
 class ResumeError(MMReproError, RuntimeError):

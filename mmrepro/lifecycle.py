@@ -6,9 +6,11 @@ after it when all of them have run, whatever their priority.
 """
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,9 +25,10 @@ from torch.utils.data import DataLoader
 
 from . import determinism, seeds
 from .checkpoint.adapters import keep_orders
+from .checkpoint.choosing import writing
 from .checkpoint.evaluated import EvaluatedModel
-from .checkpoint.files import local_loading
-from .checkpoint.outcome import config_name, outcome
+from .checkpoint.files import without_code
+from .checkpoint.outcome import config_name, digests_of, last_digests, outcome
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
@@ -46,7 +49,7 @@ from .facts import own_code
 from .facts.collect import collect_facts
 from .facts.compatibility import HISTORY
 from .facts.own_code import code_facts
-from .facts.training_data import training_facts
+from .facts.training_data import sampled_files, training_facts
 from .fingerprint.provenance import variable_facts
 from .fingerprint.schema import FOLDER
 from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
@@ -56,7 +59,7 @@ from .ops.contract import run_deferred_checks
 from .process_settings import ProcessSettings
 from .scoped import replaced
 from .selfcheck import recipe
-from .selfcheck.recipe import NotRebuilt, environment, pickled_hook, recipe_of
+from .selfcheck.recipe import NotRebuilt, environment, recipe_of
 from .selfcheck.validation import ValidationCheck
 from .selfcheck.witness import AFTER, FIRST, Witness
 from .version import __version__
@@ -107,8 +110,8 @@ class RunLifecycle:
         self.facts = {**collect_facts(cfg, config.as_dict(), get_world_size()), **variable_facts()}
         self.resume.differences = self.resume.compare(self.facts)
         if is_distributed():
-            agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
             agreement.check_files('code', own_code.files())
+            agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
 
     def hooks(self, present: Sequence[Hook]) -> list[Hook]:
         """Return the hooks to register beside ``present``, those of the config."""
@@ -166,7 +169,7 @@ class RunLifecycle:
             determinism.check_compiled(runner.model, runner.cfg.get('compile'),
                                        self.config.numerics.cpu)
         try:
-            with handling(runner), self.start.training(runner):
+            with writing(runner.work_dir), handling(runner), self.start.training(runner):
                 yield
                 check_shared_weights(runner)  # hooks of ``after_run`` were the last
         finally:
@@ -205,7 +208,7 @@ class RunLifecycle:
             runner.logger.info(f'samples of {name} are not checked: '
                                'randomness.self_checks.nonrepeatable_datasets')
         self._by_code = [hook for hook in runner.hooks if hook not in self._configured]
-        self.witness.add_hooks([pickled_hook(hook) for hook in self._by_code])
+        self.witness.add_hooks(self._by_code)
         self.seed('init', 'weights')
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
@@ -220,6 +223,8 @@ class RunLifecycle:
         """
         if get_world_size() == 1:
             return
+        agreement.check_files('code', own_code.files())  # what was imported since the start
+        agreement.check_files('training data', sampled_files(runner.train_dataloader.dataset))
         start = {name: value for name, value in self.facts.items() if name.startswith('train_')}
         replicated = isinstance(runner.model, (DistributedDataParallel, VirtualDataParallel))
         if replicated and self.config.virtual_ranks.memory != 'sharded':  # compares by itself
@@ -227,7 +232,6 @@ class RunLifecycle:
             start['weights at the start'] = exact_digest(
                 dict(unwrap(runner.model).named_parameters()))
         agreement.check_agreement({'resume.iteration': runner.iter, **start})
-        agreement.check_files('code', own_code.files())  # what was imported since
 
     def before_train(self, runner: Any) -> Iterator[None]:
         self._check_start(runner)
@@ -259,10 +263,13 @@ class RunLifecycle:
         reason = ''
         if get_world_size() > 1 and current() is None:
             reason = 'a witness is one process, and these ranks are several without virtual ranks'
+        elif sys.platform != 'linux':
+            reason = 'a witness needs Linux'
         elif self.config.worker_seed != 'sample':
             reason = f'randomness.worker_seed={self.config.worker_seed!r}'
         self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
-                           is_main_process(), self.records.attributes)
+                           is_main_process(), self.records.attributes,
+                           self.resume.point.path if self.resume.point and runner.iter else None)
         self.records.note(runner.iter + FIRST)
         if is_main_process():
             recipe.write(os.path.join(runner.work_dir, FOLDER, recipe.FILE), self.witness.recipe,
@@ -391,13 +398,14 @@ class RunLifecycle:
         self._observe(runner.logger)
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
         if not self.witness.saving:
-            trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}', checkpoint['state_dict'])
+            trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}',
+                             lambda: digests_of(checkpoint))
 
     # ---------------------------------------------------------------------------- the end
 
     def after_train(self, runner: Any) -> Iterator[None]:
         self.validation.training_ends(runner)
-        with local_loading():  # CheckpointHook publishes: it loads what it has written
+        with without_code():  # CheckpointHook publishes: it loads what it has written
             yield
         check_shared_weights(runner)
         run_deferred_checks()
@@ -405,13 +413,13 @@ class RunLifecycle:
         if self._is_witnessed:
             self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
         with whole(runner):
+            digests = functools.cache(lambda: last_digests(runner))
             if is_main_process() and not self.config.legacy:
-                runner.logger.info('; '.join(self._last_words(runner)))
-            trackers.results(runner, 'last', unwrap(runner.model).state_dict())
+                runner.logger.info(outcome(runner, digests(), [*self._remarks(runner)]))
+            trackers.results(runner, 'last', digests)
 
-    def _last_words(self, runner: Any) -> Iterator[str]:
-        """Yield the parts of the last line of the log."""
-        yield outcome(runner)
+    def _remarks(self, runner: Any) -> Iterator[str]:
+        """Yield what the last line of the log says beside the digests."""
         if self._is_witnessed:
             yield self.witness.summary(runner.work_dir)
         if self.resume.history:

@@ -46,8 +46,8 @@ __all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'exported', 'kills',
 Say = Callable[[str], None]
 # variations that are events of a run, not changes of its config: parameters of localise_config
 EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
-SAME = ('SAME BITS: batches, losses, gradients, parameters, buffers and optimizer state agree '
-        'after every iteration')
+SAME = ('SAME BITS: batches, losses, gradients, parameters, buffers, optimizer state and averages '
+        'agree after every iteration')
 
 
 # ---------------------------------------------------------------------------------------- verify

@@ -11,7 +11,7 @@ from mmengine.runner import BaseLoop, Runner
 from torch.utils.data import DataLoader
 
 from . import patches
-from .checkpoint.files import local_loading
+from .checkpoint.files import without_code
 from .checkpoint.format_cache import cache_formatted_texts
 from .config import RandomnessConfig, named_arguments, prepare_cfg
 from .data.loader import (
@@ -202,7 +202,7 @@ class ReproRunnerMixin(_Base):
             super().resume(*args, **kwargs)
 
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
-        with local_loading(self.lifecycle.resume.read):
+        with without_code(self.lifecycle.resume.read):
             return super().load_checkpoint(filename, *args, **kwargs)
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:

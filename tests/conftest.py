@@ -63,7 +63,7 @@ SLOW = (
     'checkpoint/test_on_ranks.py',
     'facts/test_compatibility.py',
     'hooks/test_preempt_on_ranks.py',
-    *_of('hooks', 'self_check fingerprint_hook hook_streams'),
+    *_of('hooks', 'fingerprint_hook hook_streams'),
     *_of('verify', 'control'),
     *_of('dev', 'operator_check import_stubs'),
     *_of('distributed', 'virtual_ranks_training agreement ordered_reduction '
@@ -76,7 +76,7 @@ SLOW = (
     *_of('ops/aten', 'sync_bn'),
     *_of('ops/mmcv', 'deform_conv'),
     *_of('ops', 'provider'),
-    *_of('selfcheck', 'repeated_steps'),
+    *_of('selfcheck', 'steps repeated_steps'),
     'test_runner.py',
 )
 

@@ -1,11 +1,25 @@
-"""Choose the checkpoint of a work directory to continue from; work directories may be copied."""
+"""Choose the checkpoint of a work directory to continue from, and keep other runs out of it.
+
+Work directories may be copied.
+"""
 from __future__ import annotations
 
+import fcntl
+import json
 import os
-from collections.abc import Mapping
-from typing import Any, Callable
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import IO, Any, Callable
 
-from .files import LAST_GOOD, check_file
+from mmengine.dist import is_main_process
+
+from ..errors import WorkDirInUse
+from .files import LAST_GOOD, check_file, remove_partial
+
+OWNER = os.path.join('mmrepro', 'owner.json')  # in a work directory: who trains there
+SHARE = 'MMREPRO_SHARE_WORK_DIR'  # variable: =1 lets several runs write to one folder
 
 
 def pointed(folder: str) -> str:
@@ -15,6 +29,16 @@ def pointed(folder: str) -> str:
         return ''
     with open(pointer, 'rb') as file:
         return file.read().decode(errors='replace').strip().replace('\0', '?')
+
+
+def lies_in(path: str, folder: str) -> bool:
+    """Whether a file lies in a work directory, or in the folder of its ``last_checkpoint``."""
+    def home(name: str) -> str:
+        parent, _, _ = name.rpartition('/')
+        return parent if '://' in name else os.path.realpath(os.path.dirname(name) or '.')
+
+    return home(os.path.expanduser(path)) in (
+        os.path.realpath(folder), *(home(named) for named in [pointed(folder)] if named))
 
 
 def _beside(path: str, named: str) -> str:
@@ -81,3 +105,63 @@ def with_paths_beside(path: str, runtime_info: Mapping[str, Any]) -> dict[str, A
             beside = _beside(os.path.abspath(path), value)
             info[name] = beside if os.path.exists(beside) else value
     return info
+
+
+_owned: dict[str, tuple[IO[str], int]] = {}  # real path -> its open file, trainings in this process
+
+
+@contextmanager
+def writing(folder: str) -> Iterator[None]:
+    """Keep other processes out of a work directory, in this block; rank 0 does so for all ranks.
+
+    The lock is that of the kernel, which ends with the process, however it ends. A file system
+    without locks has none.
+
+    Raises:
+        WorkDirInUse: another process trains there; names it, its machine, and since when.
+    """
+    if not is_main_process() or '://' in folder or os.environ.get(SHARE) == '1':
+        yield
+        return
+    path = os.path.realpath(folder)
+    file, trainings = _owned.get(path) or (_locked(path), 0)
+    _owned[path] = file, trainings + 1
+    try:
+        yield
+    finally:
+        file, trainings = _owned.pop(path)
+        if trainings > 1:
+            _owned[path] = file, trainings - 1
+        else:
+            file.close()
+
+
+def _locked(folder: str) -> IO[str]:
+    os.makedirs(os.path.join(folder, 'mmrepro'), exist_ok=True)
+    file = open(os.path.join(folder, OWNER), 'a+', encoding='utf-8')
+    try:
+        # of the process: its forks (data workers) do not keep it
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        with file:
+            file.seek(0)
+            text = file.read()
+        raise WorkDirInUse(
+            f'{_owner(text)} trains in {folder}: a second run would mix its logs and checkpoints '
+            f'with those of the first. Give another work_dir, or end that process; {SHARE}=1 lets '
+            'both write') from error
+    except OSError:  # a file system without locks
+        return file
+    file.truncate(0)
+    file.write(json.dumps(dict(pid=os.getpid(), host=socket.gethostname(),
+                               since=time.strftime('%Y-%m-%d %H:%M:%S'))) + '\n')
+    file.flush()
+    remove_partial(folder)  # of processes that were killed
+    return file
+
+
+def _owner(text: str) -> str:
+    with suppress(ValueError, KeyError, TypeError):
+        owner = json.loads(text)
+        return f'process {owner["pid"]} on {owner["host"]} (since {owner["since"]})'
+    return 'another process'

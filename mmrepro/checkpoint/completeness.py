@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from mmengine.logging import HistoryBuffer
+from mmengine.runner.checkpoint import get_state_dict
+from torch import nn
 
+from ..digests import local
 from ..errors import CheckpointError, ConfigError
 from ..facts.collect import read_settings, settings_of
 from ..facts.compatibility import inexact
@@ -24,7 +27,8 @@ PARTS = {
     'param_schedulers': 'no schedules (the course of the learning rate)',
 }
 _OF_RANK = {'attributes?': {str: {str: object}}, 'gradients?': {str: torch.Tensor},
-            'buffers?': {str: torch.Tensor}, 'order?': {str: object}}
+            'buffers?': {str: torch.Tensor},
+            'order?': {'states?': [{str: {str: object}}], 'draws?': {str: [int]}}}
 # what mmrepro reads, see docs/reference/checkpoints.md
 _SHAPE = {
     'meta': {
@@ -34,10 +38,12 @@ _SHAPE = {
                        '[epoch, batches]'),
         'seed?': Rule(lambda value: value is None or isinstance(value, int)
                       and 0 <= value <= MAX_SEED, f'None, or an integer from 0 to {MAX_SEED}')},
+    'state_dict?': {str: object},
     'message_hub?': {'runtime_info': {str: object}},
     'mmrepro?': {
         **_OF_RANK, 'ranks?': {int: _OF_RANK}, 'counts?': {str: int}, 'parts?': {str: str},
-        'passes?': int, 'metrics?': or_none(dict), 'validated?': or_none(int)}}
+        'left_out?': {str: str}, 'passes?': int,
+        'metrics?': or_none(dict), 'validated?': or_none(int)}}
 
 
 def stock_facts(meta: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -79,6 +85,26 @@ def lacks(content: Any) -> str | None:
     wanted = [part for part in PARTS if part != 'param_schedulers' or has_schedules(meta)]
     missing = [PARTS[part] for part in wanted if part not in content]
     return f'holds {" and ".join(missing)}' if missing else None
+
+
+def left_out(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights and buffers that a ``state_dict`` has under none of their names.
+
+    Hooks may reduce what is written to what is trained.
+    """
+    written = {name.removeprefix('module.') for name in state_dict}
+    weights = {name: value for name, value in get_state_dict(model).items()
+               if isinstance(value, torch.Tensor) and not nn.parameter.is_lazy(value)}
+    memory = {local(value).data_ptr() for name, value in weights.items() if name in written}
+    return {name: value for name, value in weights.items()
+            if name not in written and local(value).data_ptr() not in memory}
+
+
+def is_weights(content: Any) -> bool:
+    """Whether a file holds weights and nothing else that a training writes."""
+    if not isinstance(content, Mapping):
+        return False
+    return not {'message_hub', 'optimizer', 'mmrepro'} & {*content}
 
 
 def judge(path: str, content: Any, strict: bool) -> list[str]:

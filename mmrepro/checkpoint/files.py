@@ -5,18 +5,32 @@ before it (APPNOTE.TXT 4.3.16); torch and ``zipfile`` read it as before.
 """
 from __future__ import annotations
 
+import errno
+import fcntl
+import functools
+import io
 import os
 import pickle
 import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from typing import Any, BinaryIO, Callable
+from urllib.parse import urlparse
+
+import torch
+from mmengine.fileio import get
 
 from ..digests import file_digest
 from ..errors import CheckpointError, MissingCheckpointError
 from ..scoped import replaced
 from .safe_loading import ADDING, safe_load
+
+# of file systems that do not flush folders (CIFS, 9p, some FUSE): the file itself is on the disk
+NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
+
+HTTP = ('http://', 'https://')
 
 MARK = b'mmrepro sha256 '
 LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run can continue from
@@ -83,6 +97,19 @@ def _check_archive(file: BinaryIO, tail: bytes, sealed: bool) -> str | None:
     return None if broken is None else f'is damaged (in {broken})'
 
 
+def partial_of(name: str) -> str:
+    """Return the name under which this process writes a file before it is whole."""
+    return f'.{name}.{os.getpid()}.partial'
+
+
+def remove_partial(folder: str) -> None:
+    """Remove what processes have left that were killed while they wrote a checkpoint."""
+    for name in os.listdir(folder):
+        if name.startswith('.') and name.endswith('.partial'):
+            with suppress(OSError):
+                os.remove(os.path.join(folder, name))
+
+
 def replace_with(partial: str, path: str, complete: bool = True) -> None:
     """Seal ``partial`` and put it at ``path`` in one step.
 
@@ -92,16 +119,12 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     """
     seal(partial)
     os.replace(partial, path)
-    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _flush_folder(os.path.dirname(os.path.abspath(path)))
     if not complete:
         return
     keep = os.path.join(os.path.dirname(path), LAST_GOOD)
-    link = f'{keep}.partial'
-    with suppress(FileNotFoundError):  # of a process that was killed in the next lines
+    link = os.path.join(os.path.dirname(path), partial_of(LAST_GOOD.lstrip('.')))
+    with suppress(FileNotFoundError):  # of a killed process that had this one's number
         os.remove(link)
     try:
         os.link(path, link)
@@ -110,28 +133,72 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     os.replace(link, keep)
 
 
+def _flush_folder(path: str) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in NO_FSYNC:
+            raise
+    finally:
+        os.close(folder)
+
+
 def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: bool = True,
-         checked: bool = False) -> Any:
+         checked: bool = False, fresh: bool = False) -> Any:
     """Load a checkpoint; it cannot run code.
 
     Args:
+        path: of a local file, or what a file backend of MMEngine fetches: 's3://bucket/a.pth'.
         mapped: tensors are views of the file, which is read when they are used. Not for what
             outlives the file's contents.
         legacy: accept the format of torch before 1.6, which cannot be checked beforehand.
         checked: :func:`check_file` has accepted the file already.
+        fresh: fetch a file of the web, also where torch keeps one with its name.
 
     Raises:
         MissingCheckpointError: no such file.
         CheckpointError: damaged, or it holds objects that are not on the allow-list.
     """
+    if '://' in path:
+        kept = path.startswith(HTTP) and not fresh
+        return _load_file(path, _downloaded(path) if kept else _fetched(path), map_location)
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
         raise MissingCheckpointError(f'checkpoint {path} does not exist')
     problem = None if checked else check_file(path)
     if problem is not None and not (legacy and _is_legacy(path)):
         raise CheckpointError(f'checkpoint {path} {problem}')
+    return _load_file(path, path, map_location, mapped and problem is None)
+
+
+def _fetched(url: str) -> io.BytesIO:
+    """Return the content of what a file backend of MMEngine fetches."""
     try:
-        return safe_load(path, map_location, mapped and problem is None)
+        return io.BytesIO(get(url))
+    except (OSError, HTTPException) as error:
+        raise CheckpointError(f'checkpoint {url} cannot be fetched ({error})') from error
+
+
+def _downloaded(url: str) -> str:
+    """Return the path of a file of the web in torch's cache, which processes share."""
+    folder = os.path.join(torch.hub.get_dir(), 'checkpoints')
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, os.path.basename(urlparse(url).path))
+    with open(f'{path}.lock', 'w') as lock:
+        with suppress(OSError):  # a file system without locks: each rank may download it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(path):
+            try:
+                torch.hub.download_url_to_file(url, path, progress=os.isatty(0))
+            except (OSError, HTTPException) as error:
+                raise CheckpointError(f'checkpoint {url} cannot be fetched ({error})') from error
+    return path
+
+
+def _load_file(path: str, file: str | io.BytesIO, map_location: Any, mapped: bool = False) -> Any:
+    try:
+        return safe_load(file, map_location, mapped)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f'checkpoint {path} holds something that is not data and could run code; it was not '
@@ -149,13 +216,42 @@ def _is_legacy(path: str) -> bool:
 
 
 @contextmanager
-def local_loading(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
-    """Let MMEngine load local files with ``read(path, map_location)``, in this block."""
-    from mmengine.runner.checkpoint import CheckpointLoader
+def without_code(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
+    """Let MMEngine load no checkpoint that runs code, in this block.
 
-    def load_from_local(filename: str, map_location: Any) -> Any:  # its name is in the log
+    Args:
+        read: ``(path, map_location)``, for local files, the web, and what file backends fetch.
+            Other schemes have their own loaders, with this module's instead of ``torch.load``.
+    """
+    from mmengine.runner import checkpoint
+
+    # the names of the functions are in the log
+    def load_from_local(filename: str, map_location: Any) -> Any:
         return read(filename, map_location)
 
-    with replaced(CheckpointLoader,
-                  _schemes={**CheckpointLoader._schemes, '': load_from_local}):
+    def load_from_ceph(filename: str, map_location: Any) -> Any:
+        return read(filename, map_location)
+
+    def load_from_http(filename: str, map_location: Any = None, **options: Any) -> Any:
+        # without the barrier of MMEngine's: a virtual rank would let others run in this block
+        return read(filename, map_location)
+
+    def guarded(loader: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(loader)
+        def load(filename: str, map_location: Any = None) -> Any:
+            def of_torch(file: Any, map_location: Any = map_location, *args: Any,
+                         **options: Any) -> Any:
+                return _load_file(filename, file, map_location)
+
+            with replaced(torch, load=of_torch), replaced(checkpoint,
+                                                          load_from_http=load_from_http):
+                return loader(filename, map_location)
+        return load
+
+    ours = {checkpoint.load_from_local: load_from_local,
+            checkpoint.load_from_ceph: load_from_ceph,
+            checkpoint.load_from_http: load_from_http}
+    loader = checkpoint.CheckpointLoader
+    with replaced(loader, _schemes={prefix: ours.get(function) or guarded(function)
+                                    for prefix, function in loader._schemes.items()}):
         yield

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -30,17 +31,20 @@ RESTORED = ('weights.', 'optimizer.', 'schedule.')
 SET_UP = ('module.', 'frozen.', 'hooks.', 'step.', 'pipeline')
 HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
 LAZY = 'known after the first step'
+NAMES = '.parameters'  # of an optimizer, group by group; checkpoints of 0.2 lack it
+NO_NAME = '(not of the model)'
 
 
 def parts_of(runner: Any) -> dict[str, str]:
     """Return a line for each part of a training, by name.
 
-    These are dtype and shape of ``'weights.NAME'``, ``'optimizer.class'`` and the number of
-    parameters in each of ``'optimizer.groups'``, class of ``'schedule.NUMBER'``, class and settings
-    of ``'module.NAME'``, ``'frozen.NAME'`` for parameters that are not trained, the number of the
-    user's hooks in ``'hooks.NAME'``, accumulation and clipping in ``'step.NAME'``, the classes of
-    ``'pipeline'``, and a digest of the source in ``'code.CLASS'`` for the user's classes of
-    modules. ``'alias.NAME'`` has the other names of what has several.
+    These are dtype and shape of ``'weights.NAME'``, ``'optimizer.class'``, the number of parameters
+    in each of ``'optimizer.groups'``, their names in ``'optimizer.parameters'``, class of
+    ``'schedule.NUMBER'``, class and settings of ``'module.NAME'``, ``'frozen.NAME'`` for parameters
+    that are not trained, the number of the user's hooks in ``'hooks.NAME'``, accumulation and
+    clipping in ``'step.NAME'``, the classes of ``'pipeline'``, and a digest of the source in
+    ``'code.CLASS'`` for the user's classes of modules. ``'alias.NAME'`` has the other names of what
+    has several.
     """
     model = unwrap(runner.model)
     weights = {name: value for name, value in get_state_dict(model).items()
@@ -50,11 +54,16 @@ def parts_of(runner: Any) -> dict[str, str]:
     parts.update(_aliases((name, local(value).data_ptr()) for name, value in weights.items()
                           if local(value).numel() and not nn.parameter.is_lazy(value)))
     parts.update(_aliases((name, id(module)) for name, module in modules.items()))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
         optimizer, path = wrapper.optimizer, f'optimizer.{name}'.rstrip('.')
         parts[f'{path}.class'] = _name(type(optimizer))
         parts[f'{path}.groups'] = ', '.join(
             str(len(group['params'])) for group in optimizer.param_groups)
+        # a state dict has the momenta of parameters by their number
+        parts[f'{path}{NAMES}'] = '; '.join(
+            ' '.join(names.get(id(parameter), NO_NAME) for parameter in group['params'])
+            for group in optimizer.param_groups)
         parts[f'step.{name}'.rstrip('.')] = (
             f'accumulates {wrapper._accumulative_counts}, clips {wrapper.clip_grad_kwargs}')
         parts.update((f'schedule.{name}{number}', _name(type(schedule)))
@@ -90,7 +99,30 @@ def differing(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     A second name for a part that both have is no difference: DDQ's decoder gets one in a step.
     """
     return [name for name in {**then, **now} if then.get(name) != now.get(name)
-            and not name.startswith('alias.') and not _is_alias(name, then, now)]
+            and not name.startswith('alias.') and not _is_alias(name, then, now)
+            and not (name.endswith(NAMES) and _same_parameters(name, then, now))]
+
+
+def _same_parameters(part: str, then: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Whether the groups of an optimizer have the same parameters in the same order."""
+    if part not in then or part not in now:
+        return True  # not known; another optimizer shows in its class and its groups
+    return not any(a != b and b not in then.get(f'alias.{a}', '').split()
+                   and a not in now.get(f'alias.{b}', '').split()
+                   for a, b in _in_groups(then[part], now[part]))
+
+
+def _in_groups(then: str, now: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of parameters, and ``';'`` between groups, side by side."""
+    groups = [text.replace('; ', ' ; ').split() for text in (then, now)]
+    yield from itertools.zip_longest(groups[0], groups[1], fillvalue=ABSENT)
+
+
+def _shown(name: str, then: str, now: str) -> tuple[str, str]:
+    """Return how a message shows both values of a part: of parameters, the first that differs."""
+    if not name.endswith(NAMES):
+        return then, now
+    return next(((a, b) for a, b in _in_groups(then, now) if a != b), (then, now))
 
 
 def _is_alias(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> bool:
@@ -176,14 +208,18 @@ class Fit:
         then = self._parts
         if 'optimizer' not in {name.partition('.')[0] for name in now}:
             groups = ('weights.', )  # for a validation: no optimizer has been built
-        rows = [FactDifference(name, then.get(name, ABSENT), now.get(name, ABSENT), CHANGES,
-                               'a resume does not restore it')
+        rows = [FactDifference(name, *_shown(name, then.get(name, ABSENT), now.get(name, ABSENT)),
+                               CHANGES, 'a resume does not restore it')
                 for name in differing(then, now) if name.startswith(groups)
                 and LAZY not in (then.get(name), now.get(name))
                 and all(then.get(name) != parts.get(name) for parts in before)]
         if not rows:
             return
+        advice = ('A hook that changes the model or the optimizer has to do so again when a run '
+                  'resumes, before the checkpoint is loaded (before_run)')
+        if all(row.name.endswith(NAMES) for row in rows):
+            advice = ('The momenta of a parameter would go to another one. Give the optimizer its '
+                      'parameters in an order that is the same in every process, such as that of '
+                      'named_parameters() or of sorted names, not that of a set')
         runner.logger.warning(inexact(
-            f'{self._path} does not fit this run:\n{table(rows)}\n', self._strict,
-            'A hook that changes the model or the optimizer has to do so again when a run resumes, '
-            'before the checkpoint is loaded (before_run)'))
+            f'{self._path} does not fit this run:\n{table(rows)}\n', self._strict, advice))

@@ -3,29 +3,68 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmengine.dist import get_world_size
+from mmengine.hooks import EMAHook
 
 from ..digests import state_digest
 from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
+from .files import load
 
 DIGITS = 16  # of the digest, in hexadecimal
 
 
-def outcome(runner: Any) -> str:
-    """Return the line.
+def digests_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """Return the :func:`mmrepro.digests.state_digest` of trained ``weights`` and of ``averages``.
 
-    The digest is :func:`mmrepro.digests.state_digest` of the trained weights and buffers, which
-    are not those that EMAHook saves for inference.
+    In a checkpoint with averages, ``state_dict`` has these, and ``ema_state_dict`` the trained
+    weights, with ``module.`` before their names.
     """
-    digest = state_digest(unwrap(runner.model).state_dict())[:DIGITS]
-    # written by CheckpointHook, also in a folder of its own
+    states = dict(weights=checkpoint['state_dict'])
+    if 'ema_state_dict' in checkpoint:
+        trained = {name.removeprefix('module.'): value
+                   for name, value in checkpoint['ema_state_dict'].items()
+                   if name.startswith('module.')}
+        states = dict(weights=trained, averages=checkpoint['state_dict'])
+    return {kind: state_digest(state)[:DIGITS] for kind, state in states.items()}
+
+
+def _last_file(runner: Any) -> tuple[str | None, Mapping[str, Any] | None]:
+    """Return path and content of the last checkpoint of CheckpointHook; None: no local file."""
+    # also in a folder of its own
     path = runner.message_hub.get_info('last_ckpt', None)
-    text = f'weights {digest} after {runner.iter} iterations, {path or "not saved"}'
+    if path is None or not os.path.isfile(path):
+        return path, None
+    return path, load(path, mapped=True, checked=True)
+
+
+def last_digests(runner: Any) -> dict[str, str]:
+    """Return the digests of the end of a training: those of its file, if it was saved."""
+    _, content = _last_file(runner)
+    if content is not None and content['meta']['iter'] == runner.iter:
+        return digests_of(content)
+    content = dict(state_dict=unwrap(runner.model).state_dict())
+    for hook in runner.hooks:
+        if isinstance(hook, EMAHook):
+            content['ema_state_dict'] = hook.ema_model.state_dict()
+            hook._swap_ema_state_dict(content)
+    return digests_of(content)
+
+
+def outcome(runner: Any, digests: Mapping[str, str], remarks: Sequence[str]) -> str:
+    """Return the line; ``digests`` are :func:`last_digests`, ``remarks`` what else it says."""
+    path, content = _last_file(runner)
+    where = path or 'not saved'
+    if content is not None and content['meta']['iter'] != runner.iter:
+        where = f'not saved (last file: {path})'
+    said = ', '.join(f'{kind} {digest}' for kind, digest in digests.items())
+    text = f'{said} after {runner.iter} iterations, {where}'
     command = command_to_repeat(runner)
-    return f'{text}; to repeat: {command}' if command else text
+    ending = [f'to repeat: {command}'] if command else []
+    return '; '.join([text, *remarks, *ending])
 
 
 def command_to_repeat(runner: Any) -> str | None:

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from mmengine.dist import get_world_size, is_main_process
+from mmengine.dist import get_world_size
 from mmengine.runner import BaseLoop
 from torch import nn
 
 from ..data import placement_of
 from ..digests import exact_digest, local
-from ..distributed.agreement import agree
+from ..distributed.agreement import agree, gather_objects
 from ..distributed.unwrap import optim_wrappers, unwrap
 from . import adapters
 
@@ -48,14 +47,11 @@ def gather(state: dict[str, dict[str, Any]],
     different = agree('checkpoint', digests, _different)
     if not different:
         return {}
+    # on the host: in the middle of an accumulation cycle these are all gradients of all ranks
     mine = {part: portable({name: value for name, value in values.items()
                             if f'{part}/{name}' in different}) for part, values in state.items()}
-    ranks: list[Any] = [None] * get_world_size()
-    if to_all:
-        dist.all_gather_object(ranks, mine)
-    else:
-        dist.gather_object(mine, ranks if is_main_process() else None)
-    return dict(enumerate(ranks)) if to_all or is_main_process() else {}
+    ranks = gather_objects(mine, to_all)
+    return {} if ranks is None else dict(enumerate(ranks))
 
 
 def _different(ranks: list[dict[str, str]]) -> list[str]:

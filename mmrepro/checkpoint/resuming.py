@@ -1,6 +1,7 @@
 """Resume: choose the checkpoint, read it once, and bring a runner to where it ends."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +14,18 @@ from ..config import RandomnessConfig
 from ..data import placement_of
 from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
-from ..errors import CheckpointError, RandomnessError
+from ..digests import exact_digest
+from ..distributed.unwrap import unwrap
+from ..errors import CheckpointError, ConfigError, RandomnessError
 from ..facts import compatibility, own_code
+from ..text import listed
 from . import rank_state
-from .choosing import newest_good, pointed, with_paths_beside
-from .completeness import judge, lacks, stock_facts
-from .files import load
+from .choosing import lies_in, newest_good, pointed, with_paths_beside
+from .completeness import is_weights, judge, lacks, left_out, stock_facts
+from .files import load, without_code
 from .fit import Fit
+
+AUTO = 'auto'  # `resume`: the run's own checkpoint, else the weights of `load_from`
 
 
 @dataclass(frozen=True)
@@ -34,13 +40,19 @@ class ResumePoint:
     # of that run, see :mod:`mmrepro.facts.collect`; of stock MMEngine's, the settings
     facts: Mapping[str, Any]
     cursor: DataCursor | None  # how far that run was in its data; None when unknown
+    per_epoch: float  # iterations of an epoch of that run; infinite when unknown
 
     @classmethod
-    def of(cls, path: str, meta: Mapping[str, Any]) -> ResumePoint:
+    def of(cls, path: str, content: Mapping[str, Any]) -> ResumePoint:
+        meta = content['meta']
         written_by = meta.get('mmrepro', {})
+        info = content.get('message_hub', {}).get('runtime_info', {})
+        epochs, iterations = info.get('max_epochs'), info.get('max_iters')
+        known = isinstance(epochs, int) and isinstance(iterations, int) and epochs > 0
         return cls(path, meta['epoch'], meta['iter'], meta.get('seed'), written_by,
                    written_by.get('facts') or stock_facts(meta),
-                   DataCursor(*meta['place']) if 'place' in meta else None)
+                   DataCursor(*meta['place']) if 'place' in meta else None,
+                   iterations / epochs if known else float('inf'))
 
     @property
     def report(self) -> str:
@@ -51,14 +63,25 @@ class ResumePoint:
             'data order and random numbers are those of mmrepro from here on')
 
 
+def _end_of(train_cfg: Any) -> tuple[str, int] | None:
+    """Return the setting of a training loop that says when it ends, and its value, if known."""
+    if isinstance(train_cfg, Mapping):
+        for name in ('max_epochs', 'max_iters'):
+            if isinstance(train_cfg.get(name), int):
+                return name, train_cfg[name]
+    return None
+
+
 class Resume:
     """The resume of one runner. Where there is nothing to resume from, its methods do nothing.
 
     A file is checked once, and its tensors are read once, when MMEngine asks for them.
 
     Args:
-        settings: ``resume``, ``load_from`` and ``work_dir`` of the runner. Without ``load_from``,
-            the newest complete checkpoint in ``work_dir`` is chosen.
+        settings: ``resume``, ``load_from``, ``work_dir`` and ``train_cfg`` of the runner. Without
+            ``load_from``, the newest complete checkpoint in ``work_dir`` is chosen; beside it, too,
+            if that run has not come to its end. With ``resume='auto'``, ``load_from`` names
+            weights to begin with where ``work_dir`` has no checkpoint.
         strict: ``resume_strict``; otherwise a named file may lack the optimizer.
 
     Raises:
@@ -74,7 +97,7 @@ class Resume:
         self.doubts: list[str] = []  # what differs, and may change bits
         self._said: set[str] = set()  # names of the facts that differ
         self._strict = strict
-        self._asked = bool(settings.get('resume'))
+        self._asked = settings.get('resume')
         self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
         self._fit: Fit | None = None
@@ -83,22 +106,67 @@ class Resume:
         self.loop: Any = None  # the training loop, once it was built and moved
         if not self._asked:
             return
-        path = settings.get('load_from')
-        if path is None and '://' in pointed(settings['work_dir']):
-            path = pointed(settings['work_dir'])
-        if path is None:
-            path, self.passed_over = newest_good(settings['work_dir'], self._refuse)
-            if path is None:
+        if self._asked not in (True, AUTO):
+            raise ConfigError(f'resume={self._asked!r}: allowed are True, False and {AUTO!r}')
+        folder, named = settings['work_dir'], settings.get('load_from')
+        self._end = _end_of(settings.get('train_cfg'))
+        if named is None or self._asked == AUTO:
+            self._take_own(folder)
+            if self.point is None:
+                begin = 'the beginning' if named is None else f'load_from={named}'
                 self.passed_over.append(
-                    'nothing is left to resume from: the run starts from the beginning'
-                    if self.passed_over else f'{settings["work_dir"]} has no checkpoint to resume '
-                    'from: the run starts from the beginning')
+                    f'nothing is left to resume from: the run starts from {begin}'
+                    if self.passed_over else f'{folder} has no checkpoint to resume from: the run '
+                    f'starts from {begin}')
+        elif not lies_in(named, folder):
+            self._take_own(folder)
+            if self.point is not None and self._at_end:
+                self.point = self._checked = None
+            if self.point is None:
+                self.passed_over = []  # of files that nobody has named
+        if self.point is None and named is not None and self._asked != AUTO:
+            self._take(named, weights=not lies_in(named, folder))
+        elif self.point is not None and named is not None:
+            self.passed_over.append(
+                f'load_from={named} is not loaded: {folder} has a checkpoint of this run. To begin '
+                'with that file again, give another work_dir')
+        if self.point is not None and self._end is not None and self._at_end:
+            setting, end = self._end
+            self.passed_over.append(
+                f'nothing is left to train: {self.point.path} was written at iteration '
+                f'{self.point.iteration}, and {setting}={end}')
+
+    def _take_own(self, folder: str) -> None:
+        """Choose the newest complete checkpoint of the work directory, if there is one."""
+        if '://' in pointed(folder):
+            self._take(pointed(folder))
         else:
+            _, self.passed_over = newest_good(folder, self._refuse)
+
+    def _take(self, path: str, weights: bool = False) -> None:
+        """Choose a file by its name; if it may be ``weights``, the run begins with those."""
+        if '://' in path:
             # every rank fetches a remote file, as MMEngine does when it loads the file again
-            content = CheckpointLoader.load_checkpoint(path, 'cpu') if '://' in path else \
-                load(path, mapped=True)
-            self.passed_over = judge(path, content, strict)
-            self.point, self._checked = ResumePoint.of(path, content['meta']), path
+            with without_code(functools.partial(load, fresh=True)):
+                content = CheckpointLoader.load_checkpoint(path, 'cpu')
+        else:
+            content = load(path, mapped=True)
+        if weights and is_weights(content):
+            self.passed_over.append(
+                f'{path} holds weights, and no state of a training: the run starts from them')
+            return
+        self.passed_over = judge(path, content, self._strict)
+        self.point, self._checked = ResumePoint.of(path, content), path
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether the resumed run has been trained to its end."""
+        if self.point is None or self._end is None:
+            return False
+        name, end = self._end
+        if name == 'max_iters':
+            return self.point.iteration >= end
+        return self.point.epoch >= end or self.point.iteration >= end * self.point.per_epoch
 
     def _refuse(self, path: str) -> str | None:
         """Choose the checkpoint at ``path``, or return why a run cannot continue from it."""
@@ -108,7 +176,7 @@ class Resume:
             return str(error).replace(f'checkpoint {path} ', '', 1)
         problem = lacks(content)
         if problem is None:
-            self.point, self._checked = ResumePoint.of(path, content['meta']), path
+            self.point, self._checked = ResumePoint.of(path, content), path
         return problem
 
     # ------------------------------------------------------------------------- at the start
@@ -117,7 +185,7 @@ class Resume:
     def settings(self) -> dict[str, Any]:
         """Arguments of the runner that have to change, so that MMEngine chooses no other file."""
         if self.point is not None:
-            return dict(load_from=self.point.path)
+            return dict(load_from=self.point.path, resume=True)
         return dict(resume=False) if self._asked else {}
 
     def log(self, logger: Any) -> None:
@@ -206,9 +274,9 @@ class Resume:
     # ------------------------------------------------------------------------- the content
 
     def read(self, path: str, map_location: Any) -> Any:
-        """Read a local checkpoint for MMEngine; the chosen file was checked when it was chosen."""
+        """Read a checkpoint for MMEngine; the chosen file was checked when it was chosen."""
         checked, self._checked = path == self._checked, None
-        return load(path, map_location, checked=checked)
+        return load(path, map_location, checked=checked, fresh=checked)
 
     def take_state(self, checkpoint: dict[str, Any], runner: Any) -> None:
         """Keep what :meth:`restore` needs of a loaded checkpoint.
@@ -223,6 +291,7 @@ class Resume:
         if parts:
             self._fit = Fit(self.point.path, parts, self._strict)
             self._fit.check_restored(runner)
+        self._check_weights(runner, checkpoint.get('state_dict', {}))
         if self._state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
             text = (f'the run that wrote the checkpoint was in pass {self._state["passes"] + 1} '
                     f'over the data of epoch {checkpoint["meta"]["epoch"]}, and '
@@ -231,6 +300,23 @@ class Resume:
                 text, self._strict, 'Resume from a checkpoint of the end of an epoch'))
         hub = checkpoint['message_hub']
         hub['runtime_info'] = with_paths_beside(self.point.path, hub['runtime_info'])
+
+    def _check_weights(self, runner: Any, state_dict: Mapping[str, Any]) -> None:
+        """Refuse a file without weights that the model does not have by itself.
+
+        Raises:
+            ResumeError: under ``resume_strict``; otherwise it is a warning.
+        """
+        assert self.point is not None
+        digests = self._state.get('left_out', {})
+        lost = [name for name, value in left_out(unwrap(runner.model), state_dict).items()
+                if digests.get(name) != exact_digest(value)]
+        if lost:
+            runner.logger.warning(compatibility.inexact(
+                f'{self.point.path} has no weights of {listed(lost)}, and those of this model are '
+                'not those of the run that wrote it. ', self._strict,
+                'Let checkpoints have the whole state_dict, or let the model load these weights '
+                'when it is built (init_cfg): a run that resumes does not load load_from'))
 
     # ------------------------------------------------------------------------- in training
 

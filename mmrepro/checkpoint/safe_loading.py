@@ -23,6 +23,7 @@ from mmengine.logging import HistoryBuffer
 ADDING = ('torch.serialization.add_safe_globals adds to it'
           if hasattr(torch.serialization, 'add_safe_globals') else
           'mmrepro.checkpoint.safe_loading.EXTRA.append(CLASS) adds to it')
+_load_of_torch = torch.load  # loaders of MMEngine find another one meanwhile
 EXTRA: list[Any] = []  # classes that users trust, for torch before 2.4
 
 # NumPy 1 has a package numpy._core as well, which is empty
@@ -69,10 +70,10 @@ def safe_load(file: str | io.BytesIO, map_location: Any = 'cpu', mapped: bool = 
     """
     if _takes_names():
         with _allowed():
-            return torch.load(file, map_location=map_location, weights_only=True, mmap=mapped)
+            return _load_of_torch(file, map_location=map_location, weights_only=True, mmap=mapped)
     options = dict(mmap=mapped) if _version() >= (2, 1) else {}
-    return torch.load(file, map_location=map_location, weights_only=False,
-                      pickle_module=_MODULE, **options)
+    return _load_of_torch(file, map_location=map_location, weights_only=False,
+                          pickle_module=_MODULE, **options)
 
 
 _added: list[Any] = []  # by `allow`

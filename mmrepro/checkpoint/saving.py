@@ -15,13 +15,16 @@ from .. import seeds
 from ..config import RandomnessConfig
 from ..data import unfinished
 from ..data.passes import CountedIterator
+from ..digests import exact_digest
+from ..distributed.unwrap import unwrap
 from ..distributed.virtual.sharded import whole
 from ..errors import RandomnessError
 from ..scoped import replaced
+from ..text import listed
 from ..version import __version__
 from . import evaluated, fit, rank_state
-from .completeness import check_readable, lacks
-from .files import replace_with
+from .completeness import check_readable, lacks, left_out
+from .files import partial_of, replace_with
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
@@ -80,6 +83,17 @@ class CheckpointWriter:
                 'of a pass: checkpoints do not hold its position, and a resumed run begins that '
                 'pass again')
 
+    def _left_out(self, runner: Any, state_dict: Mapping[str, Any]) -> dict[str, str]:
+        """Return digests of the weights that the file will not have; warn of them once."""
+        weights = left_out(unwrap(runner.model), state_dict)
+        if weights and 'state_dict' not in self._named:
+            self._named.add('state_dict')
+            runner.logger.warning(
+                f'{len(weights)} weights of the model are not in the checkpoint '
+                f'({listed([*weights])}): a run resumes from it only if its model has them when it '
+                'is built. load_from is not loaded then')
+        return {name: exact_digest(value) for name, value in weights.items()}
+
     def _name_missing(self, runner: Any) -> None:
         """Warn of attributes to keep that do not exist: a typing error, or they come later."""
         for name in dict.fromkeys(self._missing):
@@ -133,7 +147,7 @@ class CheckpointWriter:
         if '://' in out_dir or kwargs.get('backend_args') or kwargs.get('file_client_args'):
             stock(out_dir, filename, *args, **kwargs)
             return
-        partial = os.path.join(out_dir, f'.{filename}.partial')
+        partial = os.path.join(out_dir, partial_of(filename))
         try:
             stock(out_dir, os.path.basename(partial), *args, **kwargs)
             replace_with(partial, os.path.join(out_dir, filename), save.resumable)
@@ -174,6 +188,7 @@ class CheckpointWriter:
                    for rank, state in save.ranks.items()},
             counts=rank_state.counts(runner),
             parts=fit.parts_of(runner),
+            left_out=self._left_out(runner, checkpoint['state_dict']),
             passes=self._passes if self._began and self._began[0] == runner.epoch else 0,
             metrics=self._metrics,
             validated=self._validated)

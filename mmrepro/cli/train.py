@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..checkpoint.resuming import AUTO
 from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
 from ..text import page
@@ -17,8 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--auto-scale-lr', action='store_true',
                         help="scale the learning rate with the batch size (config's auto_scale_lr)")
     parser.add_argument(
-        '--resume', nargs='?', const='auto', metavar='CHECKPOINT',
-        help='resume from this checkpoint; without a value, from the latest in the work directory')
+        '--resume', nargs='?', const=AUTO, metavar='CHECKPOINT',
+        help='resume from this checkpoint; without a value, from the latest in the work directory, '
+        "or, where there is none, begin as without it (with the config's load_from)")
     parser.add_argument(
         '--fingerprint', nargs='?', type=lambda text: choice(text, dict(zip(LEVELS, LEVELS))),
         const=LEVELS[0], metavar='|'.join(LEVELS),
@@ -32,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.auto_scale_lr:
         scale_learning_rate(cfg)
     if args.resume is not None:
-        cfg.resume = True
-        cfg.load_from = (None if args.resume == 'auto'
-                         else existing_checkpoint(args.resume))
+        cfg.resume = AUTO
+        if args.resume != AUTO:
+            cfg.resume, cfg.load_from = True, existing_checkpoint(args.resume)
     if args.fingerprint is not None:
         add_fingerprints(cfg, args.fingerprint)
     on_each_rank(cfg, parser, lambda runner: runner.train())

@@ -42,8 +42,8 @@ def _parser() -> Parser:
         '3 nothing was compared, 4 not verified: the control was not seen',
         shared(iters=5, virtual_ranks=None, full=False, level='step', demo_data=None,
                cfg_options=None, json=None, work_dir=None))
-    parser.add_argument('config', metavar='CONFIG', help='path of a config, or package::path; or the '
-                        'work directory of a run, to repeat and resume it as it is')
+    parser.add_argument('config', metavar='CONFIG', help='path of a config, or package::path; or '
+                        'the work directory of a run, to repeat and resume it as it is')
     parser.add_argument('--vary', metavar='NAME,...',
                         help=f'what to vary, or all (default: {",".join(USUAL)}; of virtual ranks '
                         'ranks as well)')

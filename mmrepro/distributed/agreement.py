@@ -2,7 +2,7 @@
 
 Ranks agree by a collective operation over the CPU: every rank gets the values of all ranks, and
 comes to the same decision. If a rank does not come, the operation fails when its timeout has
-passed, see :mod:`.lost_ranks`.
+passed, see :mod:`.lost_ranks`. :mod:`.control` has what values travel over.
 """
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import json
 import platform
 import secrets
 import sys
-import weakref
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Callable
 
@@ -26,7 +27,7 @@ from .. import determinism, libraries, ops
 from ..errors import AgreementError
 from ..seeds import MAX_SEED, SCHEME
 from ..version import __version__
-from .at_exit import leave_at_exit
+from .control import Finish, control
 from .virtual.scheduler import current
 
 MAX_LINES = 20  # of differences in one message
@@ -163,47 +164,11 @@ def _differences(ranks: Sequence[Mapping[str, Any]], rank: int) -> Iterator[str]
 
 # -------------------------------------------------------------------------------- collectives
 
-_control_groups: Any = weakref.WeakKeyDictionary()  # process group -> its control group
-
-
-def default_timeout() -> timedelta | None:
-    """Return the timeout of the default process group.
-
-    None where it is not known (MPI, old versions of torch): torch's own then, 30 minutes for gloo.
-    """
-    default: Any = dist.group.WORLD
-    device, *_ = getattr(default, '_device_types', ()) or (torch.device('cpu'), )
-    options = getattr(default._get_backend(device), 'options', None)
-    return getattr(options, '_timeout', None)
-
-
-def _control_group() -> Any:
-    """Return the group in which processes agree: of gloo, beside the one that tensors travel over.
-
-    So a rank that comes to another collective operation of the program cannot be mistaken for one
-    that agrees. The first call in a process group is a collective operation. None stands for the
-    default group, where there is no store (MPI). Its timeout is that of the default group.
-    """
-    if c10d._get_default_store() is None:
-        return None
-    default: Any = dist.group.WORLD
-    if default not in _control_groups:
-        leave_at_exit(_take_control_groups)
-        _control_groups[default] = dist.new_group(backend='gloo', timeout=default_timeout())
-    return _control_groups[default]
-
-
-def _take_control_groups() -> list[Any]:
-    groups = list(_control_groups.values())
-    _control_groups.clear()
-    return groups
-
-
 def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     """Decide from the values of all ranks; every rank gets the same decision.
 
-    A collective operation, cheap enough for every iteration. Without a process group, a world of
-    one.
+    A collective operation, which pickles: not for every iteration. Without a process group, a
+    world of one.
 
     Args:
         topic: A short name, the same on all ranks.
@@ -217,18 +182,33 @@ def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
     """
     if get_world_size() == 1:
         return decide([value])
-    received: list[Any] = [None] * get_world_size()
     if current() is not None:
         group: Any = dist.group.WORLD
         received = group.objects((topic, value), 'an agreement')
     else:
-        dist.all_gather_object(received, (topic, value), group=_control_group())
+        received = control().all_objects((topic, value))
     topics, values = zip(*received)
     if len(set(topics)) > 1:
         raise AgreementError('The ranks have come to different points of their programs, and every '
                              'rank has stopped.' + ''.join(
                                  f'\n  rank {rank} is at: {at}' for rank, at in enumerate(topics)))
     return decide(list(values))
+
+
+def gather_objects(value: Any, to_all: bool) -> list[Any] | None:
+    """Gather large values of all ranks, on rank 0 or on all ranks; None on the others.
+
+    A collective operation on the host, except on virtual ranks that exchange over NCCL.
+    """
+    if current() is None:
+        return control().all_objects(value) if to_all else control().gather(value)
+    received: list[Any] = [None] * get_world_size()
+    if to_all:
+        dist.all_gather_object(received, value)
+        return received
+    is_first = dist.get_rank() == 0
+    dist.gather_object(value, received if is_first else None)
+    return received if is_first else None
 
 
 def broadcast_seed(seed: int | None) -> int:
@@ -245,3 +225,130 @@ def broadcast_seed(seed: int | None) -> int:
     check_agreement(dict(seed=seed))
     drawn: int = agree('seed', secrets.randbelow(MAX_SEED + 1), lambda ranks: ranks[0])
     return drawn if seed is None else seed
+
+
+# -------------------------------------------------------------------------------- in a loop
+
+WITHIN = 2.  # seconds between two exchanges of a flag
+ALONE = timedelta(seconds=30)  # for other ranks, which are in the same iteration
+LONGEST = 6  # power of two of the iterations between them: a step may suddenly take longer
+
+
+class RepeatedFlag:
+    """Whether a flag is up on any rank, asked in every iteration and exchanged in few of them.
+
+    An exchange begins in one iteration and ends in the next, so it takes place beside a step. All
+    ranks exchange in the same iterations: each proposes a power of two from the time that its
+    iterations take, and the smallest counts until the next exchange.
+
+    Args:
+        interval: iterations between two exchanges; None: as many as take about :data:`WITHIN`.
+    """
+
+    def __init__(self, interval: int | None = None) -> None:
+        self._fixed = interval
+        self._power = 0  # of two: iterations between two exchanges
+        self._asked = self._begun = 0  # iterations, and those before the last exchange began
+        self._time: float | None = None  # when it began
+        self._finish: Finish | None = None  # of an exchange under way
+        self._up = False
+
+    def up(self, mine: bool) -> bool:
+        """Return whether the flag is up on any rank, at the same iteration on every rank.
+
+        To be called in the same iterations on all ranks.
+
+        Raises:
+            RuntimeError: a rank has ended, or has not come in time.
+        """
+        if get_world_size() == 1:
+            return mine
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            up, power = finish()
+            self._up, self._power = bool(up), -power
+        if not self._up and self._asked - self._begun >= self._interval or self._asked == 0:
+            self._begin(mine)
+        self._asked += 1
+        return self._up
+
+    @property
+    def _interval(self) -> int:
+        return 1 << self._power if self._fixed is None else self._fixed
+
+    def _begin(self, mine: bool) -> None:
+        now, power = time.monotonic(), 0
+        if self._time is not None:
+            seconds = (now - self._time) / (self._asked - self._begun)
+            # at most twice as many as before: the first iterations say little
+            while power <= min(self._power, LONGEST - 1) and seconds * (2 << power) <= WITHIN:
+                power += 1
+        self._time, self._begun = now, self._asked
+        values = [int(mine), -power]
+        if current() is None:
+            self._finish = control().begin_max(values)
+            return
+        tensor = torch.tensor(values, dtype=torch.int8)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        self._finish = tensor.tolist
+
+
+class StepsTaken:
+    """Notices a rank that takes no step in an iteration in which other ranks take one.
+
+    It would go on, and its next gradients would be added to those of an iteration before. A rank
+    without a step waits for all others to say the same.
+    """
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        self._counted = True  # losses of this run are counted by its optimizer wrappers
+
+    def begin(self, count: int) -> None:
+        """Note the steps of this rank before an iteration."""
+        self._before = count
+
+    def end(self, count: int, iteration: int) -> None:
+        """Compare the steps behind the iteration.
+
+        Raises:
+            AgreementError, CollectiveMismatch: other ranks take a step.
+        """
+        without, self._before = count == self._before, None
+        self._counted |= not without
+        if without and self._counted and get_world_size() > 1:
+            _all_come(f'the end of iteration {iteration + 1} without a step of the optimizer (was '
+                      'its loss not finite?)')
+            self._counted = False  # if they never count, they need not be asked again
+
+
+def _all_come(where: str) -> None:
+    """Wait until all ranks have come to a point that ranks must not come to alone."""
+    number = next(_points)
+    if current() is None:
+        _await([dist.get_rank()], where, number)
+        return
+    group: Any = dist.group.WORLD
+    group.of_processes(lambda processes: _await(
+        processes.members[processes.mine], where, number), where)
+
+
+_points = itertools.count()
+
+
+def _await(ranks: Sequence[int], where: str, number: int) -> None:
+    base = c10d._get_default_store()
+    if base is None:  # MPI
+        return
+    store = dist.PrefixStore(f'mmrepro/come/{number}', base)
+    for rank in ranks:
+        store.set(str(rank), where)
+    keys = list(map(str, range(get_world_size())))
+    with suppress(RuntimeError):  # of a rank that does not come
+        store.wait(keys, ALONE)
+    missing = [key for key in keys if not store.check([key])]
+    if missing:
+        raise AgreementError(
+            f'rank {", ".join(map(str, ranks))} has come to {where}, and within '
+            f'{ALONE.total_seconds():g} s rank {", ".join(missing)} has not. A step is taken or '
+            'left out on all ranks: decide it from a value that was reduced over them')

@@ -78,7 +78,7 @@ class _Block:
     def enter(self, name: str) -> None:
         _Block.failed = False
         self._store.set(f'process{self._rank}', json.dumps(
-            dict(name=name, pid=os.getpid(), host=socket.gethostname())))
+            dict(name=name, pid=os.getpid(), host=socket.gethostname(), pids=_pid_namespace())))
 
     def leave(self, reason: str) -> None:
         """Publish why this process has ended."""
@@ -110,7 +110,8 @@ class _Block:
             return f'rank {rank} has not come'
         process: dict[str, Any] = json.loads(self._store.get(key))
         where = f'process {process["pid"]} on {process["host"]}'
-        if process['host'] == socket.gethostname() and not _runs(process['pid']):
+        here = (process['host'], process['pids']) == (socket.gethostname(), _pid_namespace())
+        if here and not _runs(process['pid']):
             return f'{process["name"]} was killed or has crashed ({where})'
         return (f'{process["name"]} has not answered within {WITHIN.total_seconds():g} s '
                 f'({where}): killed, ended, or still computing')
@@ -122,6 +123,16 @@ class _Block:
             with suppress(RuntimeError):
                 self._store.wait([f'read{rank}' for rank, reason in reasons.items()
                                   if reason == ''], WITHIN)
+
+
+def _pid_namespace() -> str:
+    """Return where the numbers of this process count: containers may share the name of a host.
+
+    '' where it is not known.
+    """
+    with suppress(OSError), open('/proc/sys/kernel/random/boot_id') as file:
+        return f'{file.read().strip()} {os.readlink("/proc/self/ns/pid")}'
+    return ''
 
 
 def _runs(pid: int) -> bool:

@@ -1,10 +1,11 @@
-"""The data that a run trains on: digests of annotation files and of the list of images."""
+"""The data that a run trains on: annotation files, the list of images, a sample of the files."""
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mmengine.dataset import BaseDataset
@@ -12,8 +13,12 @@ from mmengine.dataset import BaseDataset
 from .. import seeds
 from ..data.dataset_tree import datasets
 from ..digests import file_digest, state_digest
+from ..reachable import MAX_ITEMS, attributes
 
 MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
+SAMPLED = 1000  # entries of a dataset whose files are looked at: their names and sizes
+# the content of so many files is read, and of more while they are small; of a file, its beginning
+READ, READ_BYTES, BEGINNING = 16, 8 << 20, 4 << 20
 
 
 def file_record(path: str) -> dict[str, Any]:
@@ -43,7 +48,9 @@ def training_data(dataset: Any) -> dict[str, Any]:
         images += [os.path.relpath(path, root)
                    if root and os.path.isabs(path) == os.path.isabs(root) else path
                    for path in _images(innermost)]
-    return dict(samples=len(dataset), annotations=annotations,
+    sample = sampled_files(dataset)
+    files = dict(count=len(sample), sha256=_lines(_pairs(sample))) if sample else None
+    return dict(samples=len(dataset), annotations=annotations, files=files,
                 images=dict(count=len(images), sha256=_lines(images)) if images else None)
 
 
@@ -73,7 +80,78 @@ def training_facts(dataset: Any) -> dict[str, Any]:
         facts['train_images'] = _lines(images)[:16]
     if entries:
         facts['train_entries'] = state_digest(entries)[:16]
+    sample = sampled_files(dataset)
+    if sample:
+        facts['train_files'] = _lines(_pairs(sample))[:16]
     return facts
+
+
+def sampled_files(dataset: Any) -> dict[str, str]:
+    """Return size and, for some, digest of a sample of the files that a dataset names.
+
+    Of each innermost dataset, the same :data:`SAMPLED` entries are looked at in every run and on
+    every rank, all entries of a smaller one. What is no local file is left out.
+    """
+    found: dict[str, str] = {}
+    with seeds.isolate_rng():  # user datasets may draw random numbers
+        for number, innermost in enumerate(_innermost(dataset)):
+            paths = list(dict.fromkeys(path for entry in _sampled_entries(innermost)
+                                       for path in _paths(entry)))
+            sizes = {path: os.path.getsize(path) for path in paths if os.path.isfile(path)}
+            shared = os.path.commonprefix(list(sizes)).rfind('/') + 1  # data may have moved
+            total = 0
+            for count, (path, size) in enumerate(sizes.items()):
+                total += min(size, BEGINNING)
+                read = count < READ or total <= READ_BYTES
+                found[f'dataset {number}: {path[shared:]}'] = f'{size} bytes' + (
+                    f', SHA-256 {_beginning(path)[:16]}' if read else '')
+    return found
+
+
+def _beginning(path: str) -> str:
+    with open(path, 'rb') as file:
+        return file_digest(file, BEGINNING)
+
+
+def _sampled_entries(dataset: Any) -> list[Any]:
+    if isinstance(dataset, BaseDataset):
+        return [dataset.get_data_info(index) for index in sample_of(len(dataset))]
+    # lists of files in a dataset of the user's
+    lists = [value for value in attributes(dataset).values()
+             if isinstance(value, (list, tuple)) and value]
+    return [value[index] for value in lists for index in sample_of(len(value))]
+
+
+def sample_of(count: int) -> list[int]:
+    """Return :data:`SAMPLED` different indices below ``count``, or all; the same in every run."""
+    if count <= SAMPLED:
+        return list(range(count))
+    chosen: dict[int, None] = {}
+    numbers = itertools.count()
+    while len(chosen) < SAMPLED:
+        digest = hashlib.sha256(f'{count} {next(numbers)}'.encode()).digest()
+        chosen[int.from_bytes(digest[:8], 'big') % count] = None
+    return list(chosen)
+
+
+def _paths(entry: Any) -> Iterator[str]:
+    """Yield the texts in an entry of a dataset that may be paths of files."""
+    if isinstance(entry, (str, os.PathLike)):
+        yield os.fspath(entry)
+    elif isinstance(entry, (list, tuple)) and len(entry) <= MAX_ITEMS:
+        for part in entry:
+            if isinstance(part, (str, os.PathLike)):
+                yield os.fspath(part)
+    elif isinstance(entry, dict):
+        for name, part in entry.items():
+            if isinstance(part, dict):
+                yield from _paths(part)
+            elif isinstance(part, (str, os.PathLike)) and str(name).endswith(('path', 'file')):
+                yield os.fspath(part)
+
+
+def _pairs(sample: Mapping[str, str]) -> Iterator[str]:
+    return (f'{name} {content}' for name, content in sample.items())
 
 
 def _lines(texts: Iterable[str]) -> str:

@@ -125,6 +125,7 @@ SHAPES: dict[str, dict] = {
 FACTS = {'world_size?': int, str: SCALAR}  # see :func:`mmrepro.facts.collect.collect_facts`
 MANIFEST_SHAPE = {'config': {'text': str}, 'facts': FACTS, 'code?': {str: dict},
                   'weights?': {str: dict}, 'data?': {'annotations?': {str: dict}},
+                  'sources?': {str: dict.fromkeys(('module', 'file', 'sha256'), str)},
                   'variables?': {str: {'value': or_none(str), 'read': str}}}
 # of a manifest, what a repetition of the run needs
 REPEATED = {'processes': Rule(lambda value: isinstance(value, int) and value > 0, '1 or more'),

@@ -16,7 +16,8 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 from ..checkpoint.resuming import refusal_after
-from ..distributed.agreement import agree
+from ..distributed.agreement import RepeatedFlag, StepsTaken, agree
+from ..distributed.unwrap import optim_wrappers
 from ..errors import ConfigError, Preempted
 from ..exit_codes import PREEMPTED
 from ..reading import write_whole
@@ -40,14 +41,19 @@ class PreemptHook(Hook):
     Args:
         signals: names of signals; none turns pre-emption off.
         exit_code: of the process.
+        interval: Iterations after which the ranks tell each other of a signal; None: as many as
+            take about two seconds.
 
     Raises:
-        ValueError: for a name that is no signal, or SIGINT, whose meaning stays.
+        ValueError: for a name that is no signal, or SIGINT, whose meaning stays; for an interval
+            below 1.
     """
     priority = 100
 
     def __init__(self, signals: Sequence[str] = tuple(SIGNALS),
-                 exit_code: int = PREEMPTED) -> None:
+                 exit_code: int = PREEMPTED, interval: int | None = None) -> None:
+        if interval is not None and interval < 1:
+            raise ConfigError(f'PreemptHook(interval={interval}): allowed are 1, 2, ... or None')
         for name in signals:
             if name not in signal.Signals.__members__ or name in ('SIGINT', 'SIGKILL', 'SIGSTOP'):
                 raise ConfigError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '
@@ -56,6 +62,9 @@ class PreemptHook(Hook):
         self._received: int | None = None
         self._before: dict[int, Any] = {}
         self._active = False  # all ranks have the same
+        self._interval = interval
+        self._training = self._validating = RepeatedFlag(interval)
+        self._steps = StepsTaken()
         self._common_batches: int | float = float('inf')
 
     # ------------------------------------------------------------------------- the signals
@@ -75,6 +84,7 @@ class PreemptHook(Hook):
                 self._before[number] = signal.signal(number, self._receive)
         else:
             runner.logger.info('this is not the main thread: signals are left as they are')
+        self._training, self._steps = RepeatedFlag(self._interval), StepsTaken()
         self._active = True
 
     def end(self) -> None:
@@ -85,19 +95,24 @@ class PreemptHook(Hook):
 
     # ------------------------------------------------------------------------- the events
 
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        self._steps.begin(_steps_of(runner))
+
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        if self._asked():
+        self._steps.end(_steps_of(runner), runner.iter)
+        if self._asked(self._training):
             self._leave(runner, runner.iter + 1)
 
     def before_val_epoch(self, runner: Any) -> None:
         if self._active:
             # some ranks may have a batch more than others, and only they come to its event
+            self._validating = RepeatedFlag(self._interval)
             self._common_batches = agree('validation', len(runner.val_loop.dataloader), min)
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
-        if batch_idx < self._common_batches and self._asked():
+        if batch_idx < self._common_batches and self._asked(self._validating):
             # the checkpoint has the trained weights; the resumed run validates from the start
             runner.lifecycle.evaluated.leave()
             for hook in runner.hooks:
@@ -105,9 +120,9 @@ class PreemptHook(Hook):
                     hook._swap_ema_parameters()
             self._leave(runner, runner.iter)
 
-    def _asked(self) -> bool:
+    def _asked(self, flag: RepeatedFlag) -> bool:
         """Whether a signal has reached any rank: it reaches them at different times."""
-        return self._active and agree('a signal to stop', self._received is not None, any)
+        return self._active and flag.up(self._received is not None)
 
     def _leave(self, runner: Any, iteration: int) -> None:
         number = self._received
@@ -135,6 +150,11 @@ def stop_announced(runner: Any) -> bool:
     """Whether a signal has reached this process that announces its end."""
     return any(hook._received is not None for hook in runner.hooks
                if isinstance(hook, PreemptHook))
+
+
+def _steps_of(runner: Any) -> int:
+    """Return the losses that the optimizers have seen, on this rank."""
+    return sum(wrapper._inner_count for wrapper in optim_wrappers(runner.optim_wrapper).values())
 
 
 @contextmanager

@@ -9,8 +9,6 @@ from typing import Any, Callable
 from mmengine.dist import is_main_process
 
 from .. import seeds
-from ..checkpoint.outcome import DIGITS
-from ..digests import state_digest
 from ..facts.compatibility import CHANGES, severity
 from .fingerprint import FingerprintHook
 from .self_check import self_checks
@@ -52,10 +50,10 @@ def start(runner: Any, facts: Mapping[str, Any]) -> None:
         if not name.startswith('config.') and severity(name, facts) == CHANGES})
 
 
-def results(runner: Any, name: str, state: Mapping[str, Any]) -> None:
-    """Track the digest of weights, what was repeated so far, and at the end the whole manifest."""
+def results(runner: Any, name: str, digests: Callable[[], Mapping[str, str]]) -> None:
+    """Track digests of weights, what was repeated so far, and at the end the whole manifest."""
     track(runner, file=lambda: _manifest(runner) if name == 'last' else None, tags=lambda: {
-        f'mmrepro/weights/{name}': state_digest(state)[:DIGITS],
+        **{f'mmrepro/{kind}/{name}': digest for kind, digest in digests().items()},
         **{f'mmrepro/repeated/{kind}': str(n) for kind, n in self_checks(runner).items()}})
 
 

@@ -15,6 +15,9 @@ from . import reduction
 
 SEED = 0  # of runs that are compared, where the config has none
 
+# settings of CheckpointHook that decide what a checkpoint holds
+IN_CHECKPOINTS = ('type', 'save_optimizer', 'save_param_scheduler')
+
 TEST_TIME_AUGMENTATION = dict(
     type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100))
 TEST_TIME_META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip',
@@ -83,7 +86,7 @@ def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[
         whole = reduction.few_images(cfg, 'train', images)
         but = f' (all of {listed(whole)}: no argument `indices`)' if whole else ''
         notes.append(f'reduced: longest side {min(longest, reduction.LONGEST)} of {longest} '
-                     f'pixels, {images} images{but}, no pretrained weights '
+                     f'pixels, {images} images{but}, no weights to download '
                      '(--full: as the config is)')
     return [*notes, 'no checkpoints and no validation, but for what is varied; fingerprints']
 
@@ -96,9 +99,12 @@ def add_fingerprints(cfg: Any, level: str) -> None:
 
 
 def without_checkpoints(cfg: Config) -> None:
-    """Let the training write no checkpoints."""
+    """Let the training write no checkpoints; what one would hold stays as the config has it."""
     cfg.setdefault('default_hooks', ConfigDict())
-    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=-1, save_last=False)
+    given = cfg.default_hooks.get('checkpoint') or {}
+    kept = {name: value for name, value in given.items() if name in IN_CHECKPOINTS}
+    cfg.default_hooks.checkpoint = dict(
+        dict(type='CheckpointHook') | kept, interval=-1, save_last=False)
 
 
 def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> None:

@@ -39,20 +39,29 @@ def shrink(cfg: Any) -> int:
 
 
 def random_weights(settings: Any) -> None:
-    """Let the models of a config begin from random weights, so that none are downloaded."""
+    """Let the models of a config begin from random weights, so that none are downloaded.
+
+    Weights in a file on this disk stay: the training depends on them.
+    """
     from ..nested import dicts
     for node in dicts(settings):
         start = node.get('init_cfg')
         inits = start if isinstance(start, list) else [start]
-        drawn = [init for init in inits if not (isinstance(init, dict) and 'checkpoint' in init)]
+        drawn = [init for init in inits if not (
+            isinstance(init, dict) and 'checkpoint' in init and not _is_here(init['checkpoint']))]
         if drawn != inits:
             node['init_cfg'] = drawn or None
-        if isinstance(node.get('pretrained'), (str, bool)):
+        if isinstance(node.get('pretrained'), (str, bool)) and not _is_here(node['pretrained']):
             node['pretrained'] = None if isinstance(node['pretrained'], str) else False
-        if 'teacher_ckpt' in node:
+        if 'teacher_ckpt' in node and not _is_here(node['teacher_ckpt']):
             node['teacher_ckpt'] = None
-        if 'load_from' in node and 'model' in node:
+        if 'load_from' in node and 'model' in node and not _is_here(node['load_from']):
             node['load_from'] = None
+
+
+def _is_here(path: Any) -> bool:
+    """Whether weights are in a file on this disk."""
+    return isinstance(path, str) and os.path.isfile(os.path.expanduser(path))
 
 
 def _sizes(node: Any, within: str = '') -> Iterator[tuple[Any, Any, Any]]:

@@ -23,12 +23,12 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 
 from .. import activation
-from ..hooks.witness_records import VAL_BATCHES, WitnessRecords
+from ..hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..reading import write_whole
 from ..scoped import replaced
 from ..selfcheck import recipe
 from ..selfcheck.witness import Start
-from ..selfcheck.witness_verdict import ATTRIBUTES
+from ..selfcheck.witness_verdict import ATTRIBUTES, LEFT
 from ..text import class_name
 from .startup import on_ranks
 from .stopping import StopTraining
@@ -52,14 +52,15 @@ def main(task: dict[str, Any]) -> None:
     recipe.enter(task['path'], task['folder'], task['arguments'])
     _protect(task['work_dir'], task['scratch'])
     problems = recipe.prepare(task['script'], [
-        recipe.Registered(*entry) for entry in task['registered']])
+        recipe.Registered(*entry) for entry in task['registered']], task['names'])
     for name in _OF_EVERY_TRAINING:
         importlib.import_module(name)
-    parent = os.getppid()
+    parent, used = os.getppid(), time.process_time()
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {
             int(iteration): metrics for iteration, metrics in given['metrics'].items()}})
-        _in_fork(partial(_result, task, start, problems), parent)
+        _in_fork(partial(_result, task, start, problems, used), parent)
+        used = 0.0
 
 
 def _in_fork(call: Callable[[], None], parent: int) -> None:
@@ -99,8 +100,11 @@ def _protect(work_dir: str, scratch: str) -> None:
     sys.addaudithook(refuse)
 
 
-def _result(task: Mapping[str, Any], start: Start, problems: list[str]) -> None:
-    """Train a start and write its result; what it raises becomes part of the result."""
+def _result(task: Mapping[str, Any], start: Start, problems: list[str], seconds: float) -> None:
+    """Train a start and write its result; what it raises becomes part of the result.
+
+    ``seconds`` of processor time were used before.
+    """
     folder = os.path.join(task['scratch'], start.name)
     os.makedirs(folder)
     error = ''
@@ -112,7 +116,7 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str]) -> None:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     write_whole(os.path.join(folder, 'result.json'), json.dumps(dict(
         name=start.name, error=error, lines=folder,
-        seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))))
+        seconds=seconds + sum(usage.ru_utime + usage.ru_stime for usage in used))))
 
 
 def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
@@ -145,10 +149,19 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
         finally:
             records.close()
         if get_rank() == 0:
-            write_whole(os.path.join(folder, ATTRIBUTES), json.dumps(
-                records.attributes.get(start.begin, {})))
+            before = records.attributes.get(start.begin, {})
+            write_whole(os.path.join(folder, ATTRIBUTES), json.dumps(before))
+            if not runner.train_dataloader.num_workers:  # otherwise workers have what is left
+                write_whole(os.path.join(folder, LEFT), json.dumps(_left(
+                    before, attribute_texts(runner))))
 
     on_ranks(dict(randomness=task['config'], launcher='none'), train)
+
+
+def _left(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the attributes of data loading, and globals, that loading samples has changed."""
+    return [name for name in after if before.get(name) != after[name] and (
+        name.startswith(('dataset.', 'collate_fn')) or ':' in name)]
 
 
 def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, folder: str) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pkgutil import resolve_name
 from types import FunctionType
@@ -58,6 +58,7 @@ class Recipe(NamedTuple):
         script: path of the script that was started; None for a module or a notebook.
         arguments: ``sys.argv``.
         hooks: pickled pairs of a hook that was registered by code, and its priority.
+        names: of what the script defines and this run needs.
     """
     runner: str
     settings: dict[str, Any]
@@ -68,6 +69,7 @@ class Recipe(NamedTuple):
     script: str | None
     arguments: list[str]
     hooks: list[bytes] = []
+    names: list[str] = []
 
 
 def environment() -> dict[str, str]:
@@ -86,11 +88,26 @@ def recipe_of(cls: type, settings: Mapping[str, Any], variables: Mapping[str, st
     Raises:
         NotRebuilt: an argument is an object; names it.
     """
-    main = sys.modules.get('__main__')
+    main, registered = sys.modules.get('__main__'), _registered()
     return Recipe(
         _importable(cls, 'runner'),
-        {name: _copied(value, name) for name, value in settings.items()}, _registered(),
-        list(sys.path), os.getcwd(), dict(variables), script.path_of(main), list(sys.argv))
+        {name: _copied(value, name) for name, value in settings.items()}, registered,
+        list(sys.path), os.getcwd(), dict(variables), script.path_of(main), list(sys.argv),
+        names=_of_script(cls) + [entry.target.partition(':')[2].partition('.')[0]
+                                 for entry in registered if entry.target.startswith('__main__:')])
+
+
+def _of_script(cls: type) -> list[str]:
+    """Return the names of classes that the script defines, of a class and what it derives from."""
+    return [base.__qualname__.partition('.')[0] for base in cls.__mro__
+            if base.__module__ == '__main__']
+
+
+def with_hooks(recipe: Recipe, hooks: Sequence[Any]) -> Recipe:
+    """Add hooks that code has registered; those that cannot be pickled are left out."""
+    pickled = [_pickled_hook(hook) for hook in hooks]
+    names = [name for hook in hooks for name in _of_script(type(hook))]
+    return recipe._replace(hooks=[*filter(None, pickled)], names=[*recipe.names, *names])
 
 
 def _importable(thing: Any, where: str) -> str:
@@ -166,7 +183,7 @@ def _registered() -> list[Registered]:
     return found
 
 
-def pickled_hook(hook: Any) -> bytes | None:
+def _pickled_hook(hook: Any) -> bytes | None:
     """Return a hook that code has registered, for another process; None where that cannot be."""
     with suppress(Exception):  # whatever an object raises that is not to be pickled
         content = pickle.dumps((hook, hook.priority))
@@ -187,7 +204,7 @@ def write(path: str, recipe: Recipe | str, config: str, hooks: list[str], first:
     write_whole(path, json.dumps(dict(
         {name: known.get(name, default) for name, default in (
             ('runner', ''), ('registered', []), ('path', []), ('folder', ''), ('script', None),
-            ('arguments', []))},
+            ('arguments', []), ('names', []))},
         config=config, hooks=hooks, first=first,
         not_rebuilt=recipe if isinstance(recipe, str) else ''), indent=1))
 
@@ -201,7 +218,8 @@ def enter(path: list[str], folder: str, arguments: list[str]) -> None:
     sys.argv[:] = arguments
 
 
-def prepare(recipe_script: str | None, registered: list[Registered]) -> list[str]:
+def prepare(recipe_script: str | None, registered: list[Registered], names: list[str]
+            ) -> list[str]:
     """Import the modules of registered classes and register them.
 
     Returns:
@@ -209,12 +227,12 @@ def prepare(recipe_script: str | None, registered: list[Registered]) -> list[str
     """
     needed = {entry.target.partition(':')[0] for entry in registered}
     problems = []
-    if '__main__' in needed:
+    if names:
         if recipe_script is None:
             problems.append('classes of a notebook or of an interactive session: move them to a '
                             'module')
         else:
-            script.run_definitions(recipe_script)
+            script.run_definitions(recipe_script, names)
     for module in sorted(needed - {'__main__'}):
         try:
             importlib.import_module(module)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from mmengine.runner import Runner
 
 from ..scoped import replaced
 
+SECONDS = 60  # that a statement may take
 # audit events of what a script may not do, see the table in Python's documentation
 _REFUSED = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'os.link', 'os.symlink',
             'os.chmod', 'os.fork', 'os.forkpty', 'os.exec', 'os.posix_spawn', 'os.system',
@@ -74,10 +76,11 @@ def _opens_for_writing(path: Any, mode: Any, flags: Any) -> bool:
     return isinstance(flags, int) and bool(flags & _WRITES) and path != os.devnull
 
 
-def run_definitions(path: str) -> ModuleType:
+def run_definitions(path: str, names: Sequence[str]) -> None:
     """Run the statements of a script that have no effect outside of the process, as ``__main__``.
 
-    What is below ``if __name__ == '__main__'`` is left out, as in processes that are spawned.
+    What is below ``if __name__ == '__main__'`` is left out, as in processes that are spawned. The
+    rest of the script is left out when a statement was refused and all of ``names`` are defined.
     """
     module = ModuleType('__main__')
     module.__file__ = path
@@ -91,13 +94,30 @@ def run_definitions(path: str) -> ModuleType:
             continue
         code = compile(ast.Module([*futures, statement], []), path, 'exec', dont_inherit=True)
         try:
-            with _guard.block():
+            with _guard.block(), _limited(SECONDS):
                 exec(code, vars(module))
-        except (Refused, Exception, SystemExit):
+        except Refused:
+            if all(name in vars(module) for name in names):
+                return
+        except (Exception, SystemExit):
             # of what a refused statement would have defined; a class that is missing is named when
             # the run is built
             continue
-    return module
+
+
+@contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    """Refuse what takes longer."""
+    def refuse(number: int, frame: Any) -> None:
+        raise Refused(f'more than {seconds} s')
+
+    before = signal.signal(signal.SIGALRM, refuse)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _asks_for_main(statement: ast.stmt) -> bool:

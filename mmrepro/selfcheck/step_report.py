@@ -33,7 +33,8 @@ NOT_RECORDED = (
     'Operators of sharded weights are not recorded: with randomness.virtual_ranks.memory='
     "'shared', this message names the first operator that differs.")
 NOT_AGAIN = (
-    'Two more passes, recorded, have the same bits{}. What differs only now and then is a race '
+    'Two more passes, recorded, have the same bits{}. What differs only now and then is a value '
+    'that the step keeps outside of the model (in a module, a function, a closure), a race '
     'between threads, memory that is read before it is written, or hardware that computes wrongly '
     '(silent data corruption). Run it again on this machine and on another one; check the memory '
     'and the GPU (mmrepro doctor --gpu, nvidia-smi -q -d ECC, dcgmi diag).')

@@ -38,7 +38,7 @@ from .state import StepState
 from .step_report import report, report_unexplained
 
 TOPIC = 'repeated step'  # what the ranks compare
-PATIENCE = 20  # times the duration of the step, and a minute, until a copy is given up
+LEAST, PATIENCE = 60, 20  # seconds, and times the step, that a copy has for its answer
 EXPLAINING = 600  # seconds for the passes that explain a difference
 
 
@@ -155,7 +155,7 @@ class StepCheck:
             in_the_copy.append((process, first))
             raise _Reached  # out of the contexts of the step
         try:
-            second = PassDigests(**process.next(60 + PATIENCE * took))
+            second = PassDigests(**process.next(LEAST + PATIENCE * took))
             if first.differing(second):
                 self._stop(process, first, second)
         except CopyFailed as error:

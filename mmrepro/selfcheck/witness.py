@@ -22,19 +22,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import RunError, WitnessDiffersError
+from ..errors import FingerprintError, RunError, WitnessDiffersError
 from ..fingerprint.schema import FOLDER
 from ..intervals import is_due
 from ..reading import read_json
 from ..text import listed
 from . import witness_verdict
-from .recipe import Recipe
+from .recipe import Recipe, with_hooks
 
 SHORT = 50  # iterations; shorter runs have a witness if one is asked for
 FIRST = 4  # iterations that are trained from the seed
 EARLY = 10  # iterations before the checkpoint that is written for the witness
 AFTER = 2  # iterations that are trained behind a checkpoint
+REPEATED = 'repeated'  # name of the start that trains the first iterations once more
 FREE = 20.0  # seconds of processor time that the witness may take in any run
+IMPORT = 5.0  # seconds that a process takes to import torch, MMEngine and MMDetection
 SHARE = 0.01  # of the processor time of the run, beside
 CUDA_CONTEXT = 1 << 30  # bytes that a process takes on a GPU beside its tensors
 MAX_WAIT = 600.0  # seconds that a run waits at its end for a witness that has begun
@@ -53,7 +55,7 @@ class Start(NamedTuple):
     name: str
     begin: int  # the first iteration that is compared, counted from 0
     until: int  # the iteration before which it ends
-    checkpoint: str | None  # path to resume from; None: as the run was started
+    checkpoint: str | None  # path to resume from; None: the run begins from its seed
     other_workers: bool = False
     metrics: dict[int, dict[str, str]] = {}  # of the run's validations, by iteration
 
@@ -93,7 +95,8 @@ class WitnessProcess:
             with open(task, 'w', encoding='utf-8') as file:
                 json.dump(dict(
                     path=recipe.path, folder=recipe.folder, arguments=recipe.arguments,
-                    script=recipe.script, registered=[*map(list, recipe.registered)],
+                    script=recipe.script, names=recipe.names,
+                    registered=[*map(list, recipe.registered)],
                     scratch=self.folder, work_dir=os.path.abspath(work_dir), quiet=quiet,
                     config=config, starts=[start._asdict() for start in starts]), file)
             variables = {name: value for name, value in recipe.environment.items()
@@ -114,6 +117,11 @@ class WitnessProcess:
 
     def ended(self) -> bool:
         return self._process.poll() is not None
+
+    def hurry(self) -> None:
+        """Give it the priority of the run, which waits for it; only root may do so."""
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpriority(os.PRIO_PGRP, self._process.pid, 0)
 
     def done(self) -> list[str]:
         """Return the names of the starts that have come to their end."""
@@ -159,6 +167,14 @@ class _Saved(NamedTuple):
             os.close(self.fd)
 
 
+def _opened(path: str, iteration: int, number: int) -> _Saved:
+    """Return a checkpoint whose content stays readable, whatever becomes of its name."""
+    if '://' in path:
+        return _Saved(iteration, path, None, number)
+    fd = os.open(path, os.O_RDONLY)
+    return _Saved(iteration, f'/proc/self/fd/{fd}', fd, number)
+
+
 class Witness:
     """The witnesses of one runner: what they resume from, when they start, what they have found.
 
@@ -184,19 +200,24 @@ class Witness:
         self.notes: list[str] = []
         self._process: WitnessProcess | None = None
         self._tries: dict[str, _Saved] = {}  # by name of a start of the process
+        self._origin: _Saved | None = None  # from which this run was resumed
         self._waiting: list[_Saved] = []
         self._newest: _Saved | None = None  # a checkpoint that does not wait
         self._count = 0  # of checkpoints
-        self._spent = self._cost = 0.0  # seconds of processor time: of all witnesses, of the last
+        # seconds of processor time: of all witnesses, of one start, of the start of this run
+        self._spent = self._cost = self._set_up = 0.0
+        self._born = time.process_time()
         self._skipped = 0  # checkpoints whose turn came when the time was spent
         self._first, self._total, self._clock = 0, 0, 0.0
         self._attributes: Mapping[int, Mapping[str, str]] = {}
+        self._left: tuple[str, ...] = ()  # attributes in which samples leave something
         self._seed_is_due = True
 
     # ------------------------------------------------------------------------- the training
 
     def begin(self, iteration: int, total: int | None, reason: str, launches: bool,
-              attributes: Mapping[int, Mapping[str, str]]) -> None:
+              attributes: Mapping[int, Mapping[str, str]], resumed_from: str | None = None
+              ) -> None:
         """Decide what is tried, when the training begins; all ranks decide alike.
 
         Args:
@@ -205,23 +226,27 @@ class Witness:
             reason: why this run has no witness; '' if it may have one.
             launches: whether this rank starts it.
             attributes: what the run notes to explain a difference, by iteration.
+            resumed_from: path of the checkpoint that this run continues.
         """
         self._first, self._total, self._clock = iteration, total or 0, time.process_time()
+        self._set_up = self._clock - self._born
         self._launches, self._attributes = launches, attributes
         if reason or self.not_tried:
             self.not_tried = reason or self.not_tried
         elif self._mode is not True and total is not None and total - iteration < SHORT:
             self.not_tried = f'the run is shorter than {SHORT} iterations'
+        if launches and not self.not_tried and resumed_from is not None:
+            self._origin = _opened(resumed_from, iteration, 0)
 
     @property
     def recipe(self) -> Recipe | str:
         """How to build the runner again, or why that cannot be done."""
         return self._recipe
 
-    def add_hooks(self, hooks: list[bytes | None]) -> None:
-        """Add hooks that code has registered, pickled; None for one that cannot be."""
+    def add_hooks(self, hooks: list[Any]) -> None:
+        """Add hooks that code has registered."""
         if isinstance(self._recipe, Recipe):
-            self._recipe = self._recipe._replace(hooks=[*filter(None, hooks)])
+            self._recipe = with_hooks(self._recipe, hooks)
 
     @property
     def early(self) -> int:
@@ -239,11 +264,7 @@ class Witness:
         if self.not_tried or not self._launches:
             return
         self._count += not own
-        fd, opened = None, path
-        if '://' not in path:
-            fd = os.open(path, os.O_RDONLY)
-            opened = f'/proc/self/fd/{fd}'
-        saved = _Saved(iteration, opened, fd, 0 if own else self._count)
+        saved = _opened(path, iteration, 0 if own else self._count)
         if own or is_due(self._count):
             self._waiting.append(saved)
         else:
@@ -276,34 +297,25 @@ class Witness:
         if not complete or is_short and not ends or not self._has_memory(runner, ends):
             return
         self._waiting = [saved for saved in self._waiting if saved not in complete]
-        if not self._may_spend(done):
-            self._skipped += len(complete)
-            for saved in complete:
-                saved.close()
+        starts = self._affordable(complete, done)
+        if not starts:
             return
-        starts = []
-        if self._seed_is_due:
-            starts.append(Start('repeated', self._first, min(self._first + FIRST, done), None,
-                                other_workers=True))
-        self._tries = {f'resumed{saved.iteration}_{number}': saved
-                       for number, saved in enumerate(complete)}
-        starts += [Start(name, saved.iteration, min(saved.iteration + AFTER, done), saved.path)
-                   for name, saved in self._tries.items()]
         try:
-            self._process = self._started(runner, starts)
+            self._process = self._started(runner, starts, quiet=not ends)
         except (OSError, pickle.PicklingError, AttributeError, TypeError) as error:
             self.not_tried = f'it could not be started: {type(error).__name__}: {error}'
             self.close()
 
-    def _started(self, runner: Any, starts: list[Start]) -> WitnessProcess:
+    def _started(self, runner: Any, starts: list[Start], quiet: bool) -> WitnessProcess:
         assert isinstance(self._recipe, Recipe)
         noted = witness_verdict.noted_lines(os.path.join(runner.work_dir, FOLDER))
         metrics = witness_verdict.metrics_of(noted)
         starts = [start._replace(metrics=metrics) for start in starts]
         return WitnessProcess(
             self._recipe, starts, runner.repro.as_dict(),
-            [saved.fd for saved in self._tries.values() if saved.fd is not None],
-            runner.work_dir)
+            [saved.fd for saved in (*self._tries.values(), self._origin)
+             if saved is not None and saved.fd is not None],
+            runner.work_dir, quiet)
 
     def _has_memory(self, runner: Any, ends: bool) -> bool:
         """Whether a second model fits on the device; measured, and again when the training ends."""
@@ -322,14 +334,30 @@ class Witness:
                               f'takes {needed / 2**30:.1f}')
         return free >= needed
 
-    def _may_spend(self, done: int) -> bool:
-        """Whether one more witness stays within its share of the processor time of the run."""
-        if self._mode is True or not self._cost:
-            return True
-        trained = max(done - self._first, 1)
-        expected = (time.process_time() - self._clock) / trained * max(
-            self._total - self._first, trained)
-        return self._spent + self._cost <= FREE + SHARE * expected
+    def _affordable(self, complete: list[_Saved], done: int) -> list[Start]:
+        """Return what a witness tries within its share of the processor time of the run.
+
+        Checkpoints come before the repetition from the seed. What is left out is closed.
+        """
+        each = (time.process_time() - self._clock) / max(done - self._first, 1)
+        allowed = FREE + SHARE * each * max(self._total, done) - self._spent
+        start = max(self._set_up + FIRST * each, self._cost)
+        count = len(complete) + self._seed_is_due
+        if self._mode is not True:
+            count = min(count, int((allowed - IMPORT) / max(start, 1e-3)))
+        kept = complete[:max(count, 0)]
+        self._skipped += len(complete) - len(kept)
+        for saved in complete[len(kept):]:
+            saved.close()
+        self._tries = {f'resumed{saved.iteration}_{number}': saved
+                       for number, saved in enumerate(kept)}
+        starts = [Start(name, saved.iteration, min(saved.iteration + AFTER, done), saved.path)
+                  for name, saved in self._tries.items()]
+        if self._seed_is_due and count > len(kept):
+            origin = None if self._origin is None else self._origin.path
+            starts.insert(0, Start(REPEATED, self._first, min(self._first + FIRST, done), origin,
+                                   other_workers=True))
+        return starts
 
     # ------------------------------------------------------------------------- the verdict
 
@@ -340,8 +368,9 @@ class Witness:
         tries, self._tries = self._tries, {}
         try:
             results = process.results()
-            self._cost = sum(result.seconds for result in results)
-            self._spent += self._cost
+            seconds = [result.seconds for result in results]
+            self._cost = max(seconds)
+            self._spent += sum(seconds)
             for start, result in zip(process.starts, results):
                 self._judge_one(runner, start, result)
         finally:
@@ -350,27 +379,40 @@ class Witness:
             process.kill()
 
     def _judge_one(self, runner: Any, start: Start, result: Result) -> None:
-        what = 'a repetition from the seed' if start.checkpoint is None else \
+        repeats = start.name == REPEATED
+        what = 'a repetition of the first iterations' if repeats else \
             f'a resume at iteration {start.begin}'
-        if result.error:
-            self.notes.append(f'{what} was not compared: {result.error}')
+        finding = self._compared(runner, start, result)
+        if isinstance(finding, str):
+            self.notes.append(f'{what} was not compared: {finding}')
             runner.logger.warning(f'witness: {self.notes[-1]}')
             return
-        finding = witness_verdict.compare(
-            os.path.join(runner.work_dir, FOLDER), result.lines, start.begin, start.until,
-            self._attributes)
+        self._left = self._left or witness_verdict.left_behind(result.lines)
         if finding is None:
-            if start.checkpoint is None:
+            if repeats:
                 self.repeated, self._seed_is_due = start.until - start.begin, False
             elif start.begin not in self.resumed:
                 self.resumed = sorted([*self.resumed, start.begin])
             return
-        if start.checkpoint is not None:
+        finding = finding._replace(left=self._left)
+        if not repeats:
             self._report(runner, witness_verdict.resumed_text(finding, start.begin), True)
             return
         others = self._others(runner, start)
         text, certain = witness_verdict.repeated_text(finding, others, start.until)
         self._report(runner, text, certain)
+
+    def _compared(self, runner: Any, start: Start, result: Result
+                  ) -> witness_verdict.Finding | str | None:
+        """Return what differs from the run; as text, why nothing could be compared."""
+        if result.error:
+            return result.error
+        try:
+            return witness_verdict.compare(
+                os.path.join(runner.work_dir, FOLDER), result.lines, start.begin, start.until,
+                self._attributes)
+        except FingerprintError as error:
+            return str(error)
 
     def _report(self, runner: Any, text: str, certain: bool) -> None:
         """Raise the error, or warn where ``mode`` says so or the cause is not certain."""
@@ -382,18 +424,16 @@ class Witness:
     def _others(self, runner: Any, start: Start) -> list[Any]:
         """Return what two more processes find that load with as many workers as the run."""
         findings: list[Any] = []
-        folder = os.path.join(runner.work_dir, FOLDER)
         lines: list[str] = []
-        processes = [self._started(runner, [start._replace(other_workers=False)])
+        processes = [self._started(runner, [start._replace(other_workers=False)], quiet=False)
                      for _ in range(2)]
         try:
             for process in processes:
                 self._wait(runner, process, 'two more processes repeat the first iterations')
                 result, = process.results()
                 lines.append(result.lines)
-                findings.append(result.error or witness_verdict.compare(
-                    folder, result.lines, start.begin, start.until))
-            if all(lines):
+                findings.append(self._compared(runner, start, result))
+            if not any(isinstance(finding, str) for finding in findings):
                 findings.append(witness_verdict.compare(
                     lines[0], lines[1], start.begin, start.until))
         finally:
@@ -430,6 +470,7 @@ class Witness:
     def _wait(self, runner: Any, process: WitnessProcess, why: str,
               stop: Any = lambda: False) -> bool:
         """Wait for a process, with a line of progress; return whether it has ended."""
+        process.hurry()
         began = said = time.monotonic()
         while not process.ended():
             now = time.monotonic()
@@ -447,9 +488,10 @@ class Witness:
         if self._process is not None:
             self._process.kill()
             self._process = None
-        for saved in [*self._waiting, *self._tries.values(), *filter(None, [self._newest])]:
+        for saved in filter(None, [
+                *self._waiting, *self._tries.values(), self._newest, self._origin]):
             saved.close()
-        self._waiting, self._tries, self._newest = [], {}, None
+        self._waiting, self._tries, self._newest, self._origin = [], {}, None, None
 
     def summary(self, work_dir: str) -> str:
         """Return what was tried, for the last line of the log."""

@@ -16,6 +16,7 @@ LINES = re.compile(r'witness\.rank(\d+)\.jsonl')
 FILE = 'witness.rank{}.jsonl'
 ITEMS = 'items'  # of a line: digests of the parts of the batch, by path
 ATTRIBUTES = 'attributes.json'  # Python attributes of a witness before an iteration, by path
+LEFT = 'left.json'  # names of those that loading samples has changed in a witness
 PREDICTIONS = 'predictions'  # of a line of a validation: digests of its first batches
 TRUNCATED = 'truncated'  # of a line of a validation: not all batches were predicted
 SHOWN = 5  # names in a message
@@ -31,6 +32,7 @@ class Finding(NamedTuple):
     names: tuple[str, ...]  # of parts that differ: of the batch, or of the field
     lost: tuple[str, ...] = ()  # attributes that are as they were when the run began
     other: tuple[str, ...] = ()  # other attributes that differ before the iteration
+    left: tuple[str, ...] = ()  # attributes in which samples leave something for later ones
 
 
 def noted_lines(folder: str) -> dict[int, RankLog]:
@@ -55,14 +57,17 @@ def compare(run: str, witness: str, begin: int, until: int,
         until: the iteration before which the comparison ends.
 
     Raises:
-        FingerprintError: a file cannot be read.
+        FingerprintError: a file cannot be read, or one of these iterations was not noted.
     """
-    ours, theirs = noted_lines(run), noted_lines(witness)
-    if not any(log.steps for log in theirs.values()):
-        raise FingerprintError(f'{witness}: a witness has noted nothing')
     ours, theirs = ({rank: log._replace(steps={
         iteration: step for iteration, step in log.steps.items() if begin <= iteration < until})
-        for rank, log in side.items()} for side in (ours, theirs))
+        for rank, log in noted_lines(folder).items()} for folder in (run, witness))
+    for side, folder in ((ours, run), (theirs, witness)):
+        # a comparison of nothing would find no difference
+        missing = [i for i in range(begin, until) if 0 not in side or i not in side[0].steps]
+        if missing:
+            raise FingerprintError(f'{folder}: iteration {missing[0]} was not noted, of {begin} to '
+                                   f'{until - 1}')
     found = next(filter(None, map(_relevant, divergences(ours, theirs))), None)
     if found is None:
         return _validation(ours, theirs, begin, until)
@@ -140,6 +145,12 @@ def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
     return lost, tuple(name for name in differing if name not in lost)
 
 
+def left_behind(witness: str) -> tuple[str, ...]:
+    """Return the names of attributes that loading samples has changed in a witness."""
+    path = os.path.join(witness, LEFT)
+    return tuple(read_json(path, FingerprintError)) if os.path.exists(path) else ()
+
+
 # ------------------------------------------------------------------------------------ messages
 
 OFF = ("To train on with a warning: randomness.self_checks=dict(witness='warn'); without a "
@@ -183,6 +194,9 @@ def advice_text(finding: Finding) -> str:
 
 
 def _parts(finding: Finding) -> list[str]:
+    if finding.field.startswith('batch') and finding.left:
+        return [f'parts that differ: {listed(finding.names, SHOWN)}',
+                f'samples leave something for later ones in {listed(finding.left, SHOWN)}']
     return [f'parts that differ: {listed(finding.names, SHOWN)}'] if finding.names else []
 
 

@@ -4,13 +4,14 @@ Everything comes from the files of the run; values that they lack are called "no
 """
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from ..digests import file_digest
 from ..errors import FingerprintError
 from ..fingerprint.manifest import Manifest, by_last_name, code_of, read_manifest
 from ..fingerprint.provenance import MAX_DIFF
@@ -54,22 +55,24 @@ def export(run_dir: str, into: str) -> list[str]:
 def _own_code(manifest: Manifest, into: str) -> list[str]:
     """Copy the code that the run has kept; return a line for each file, with what it lacks."""
     kept, lines = code_of(manifest.path), []
-    names: set[str] = set()
+    digests: dict[str, str] = {}
     if os.path.isfile(kept):
-        with zipfile.ZipFile(kept) as archive:
-            archive.extractall(into)  # names that would lead out of the folder are changed by it
-            names = set(archive.namelist())
+        try:
+            with zipfile.ZipFile(kept) as archive:
+                archive.extractall(into)  # which changes names that lead out of the folder
+                digests = {name: hashlib.sha256(archive.read(name)).hexdigest()
+                           for name in archive.namelist()}
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
+                OSError) as error:
+            raise FingerprintError(f'{kept}: no zip file of mmrepro: {error}') from error
     for name, source in sorted((manifest.content.get('sources') or {}).items()):
-        path = os.path.join(into, name.replace(':', '/'))
-        lacks = ''
+        lacks, digest = '', digests.get(name.replace(':', '/'))
         if not source['file']:
             lacks = ': typed, and not recorded'
-        elif name.replace(':', '/') not in names:
+        elif digest is None:
             lacks = ': not in this folder, because it was edited while the run trained'
-        else:
-            with open(path, 'rb') as file:
-                if file_digest(file) != source['sha256']:
-                    lacks = ', without what looks like a secret'
+        elif digest != source['sha256']:
+            lacks = ', without what looks like a secret'
         lines.append(f'`{name}`, SHA-256 {source["sha256"][:16]}{lacks}')
     return lines
 

@@ -55,7 +55,7 @@ def _other_workers(cfg: Config, at: int) -> None:
 
 def _keep_checkpoint(cfg: Config, at: int) -> None:
     # all are kept: the control resumes from the first
-    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False, interval=at)
+    cfg.default_hooks.checkpoint.update(by_epoch=False, interval=at)
 
 
 def _cannot_resume(cfg: Config, iterations: int) -> str:

@@ -23,7 +23,7 @@ from ..text import listed
 POLL = 0.2  # seconds between two looks at the witness
 SHAPE = {'runner': str, 'registered': [[str]], 'path': [str], 'folder': str,
          'script': or_none(str), 'arguments': [str], 'config': str, 'not_rebuilt': str,
-         'hooks': [str], 'first': int}
+         'hooks': [str], 'names': [str], 'first': int}
 SAME = 'SAME BITS: '
 
 
@@ -63,7 +63,8 @@ def verify_run(work_dir: str, say: Callable[[str], None] = lambda text: None) ->
     cfg = read_config(os.path.join(work_dir, noted['config']))
     recipe = Recipe(
         noted['runner'], dict(cfg=cfg), [Registered(*entry) for entry in noted['registered']],
-        noted['path'], noted['folder'], dict(os.environ), noted['script'], noted['arguments'])
+        noted['path'], noted['folder'], dict(os.environ), noted['script'], noted['arguments'],
+        names=noted['names'])
     metrics = witness_verdict.metrics_of(lines)
     starts = [one.start._replace(metrics=metrics) for one in tries if one.start is not None]
     notes = []

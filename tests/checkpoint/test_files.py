@@ -1,6 +1,7 @@
 """Checkpoint files are whole or absent, cannot run code, and hold all that a run resumes from."""
 import collections
 import datetime
+import errno
 import io
 import os
 import shutil
@@ -40,11 +41,29 @@ def good(tmp_path):
 
 
 def test_a_link_that_a_killed_process_left_does_not_keep_the_last_good_file_old(good, tmp_path):
-    (tmp_path / f'{files.LAST_GOOD}.partial').touch()
+    (tmp_path / files.partial_of('last_good.pth')).touch()
     newer = str(tmp_path / 'iter_2.pth')
     torch.save(dict(meta=dict(epoch=0, iter=2)), newer + '.partial')
     files.replace_with(newer + '.partial', newer)
     assert os.path.samefile(tmp_path / files.LAST_GOOD, newer)
+
+
+@pytest.mark.parametrize('number', [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_does_not_flush_folders_ends_no_run(number, good, monkeypatch):
+    def fsync(descriptor, flush=os.fsync):
+        if os.path.isdir(f'/proc/self/fd/{descriptor}'):
+            raise OSError(number, os.strerror(number))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, 'fsync', fsync)
+    os.rename(good, good + '.partial')
+    torch.save(dict(meta=dict(epoch=0, iter=2)), good + '.partial')
+    if number == errno.EIO:
+        with pytest.raises(OSError, match='Input/output'):
+            files.replace_with(good + '.partial', good)
+    else:
+        files.replace_with(good + '.partial', good)
+        assert files.load(good)['meta']['iter'] == 2
 
 
 def flip(path, position):

@@ -6,7 +6,9 @@ import re
 import pytest
 import torch
 from faults import tiny
-from mmengine.registry import MODELS
+from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
+from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
 from small_runs import finish, warnings_of
 
@@ -114,6 +116,90 @@ def test_a_loop_with_two_passes_does_not_resume_in_the_second(tmp_path):
     finish(cfg)
     with pytest.raises(ResumeError, match='pass 2 over the data of epoch 0, and TwoPasses'):
         finish(resumed(cfg, 6, tmp_path / 'resumed'))
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
+class FromASet:
+    """Its groups, or their parameters, are in the order of a set of names in a process."""
+    order = 'abc'
+
+    def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
+        self.groups = optim_wrapper_cfg.get('accumulative_counts')
+
+    def __call__(self, model):
+        layers = dict(zip('abc', (layer for layer in model.modules()
+                                  if layer._parameters)))
+        parameters = [list(layers[name].parameters()) for name in self.order]
+        several = [dict(params=group) for group in parameters]
+        return OptimWrapper(torch.optim.SGD(
+            several if self.groups == 1 else sum(parameters, []), lr=0.1, momentum=0.9))
+
+
+@pytest.mark.parametrize('groups', [1, 2])
+def test_parameters_of_an_optimizer_in_another_order_are_refused(groups, tmp_path, monkeypatch):
+    cfg = config(tmp_path / 'whole')
+    cfg.optim_wrapper.constructor, cfg.optim_wrapper.accumulative_counts = 'FromASet', groups
+    expected = finish(cfg)
+    assert finish(resumed(cfg, 4, tmp_path / 'same')) == expected
+    monkeypatch.setattr(FromASet, 'order', 'bac')
+    with pytest.raises(ResumeError, match=(
+            r"optimizer.parameters +'backbone.0.weight' +'backbone.1.weight'(.|\n)*of a set")):
+        finish(resumed(cfg, 4, tmp_path / 'other'))
+    # a checkpoint of 0.2 has no names
+    parts = torch.load(tmp_path / 'whole' / 'iter_4.pth', weights_only=False)['mmrepro']['parts']
+    without = {name: part for name, part in parts.items() if name != 'optimizer.parameters'}
+    assert fit.differing(without, parts) == fit.differing(parts, without) == []
+
+
+@HOOKS.register_module(force=True)
+class SavesTheHead(Hook):
+    """Freezes what is not the head, and leaves it out of checkpoints."""
+
+    def before_run(self, runner):
+        runner.model.backbone.requires_grad_(False)
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        for name in [name for name in checkpoint['state_dict'] if name.startswith('backbone')]:
+            if 'running' not in name and 'tracked' not in name:
+                del checkpoint['state_dict'][name]
+
+
+@pytest.mark.parametrize('strict', [True, False])
+def test_weights_that_neither_file_nor_model_have_are_refused_by_name(strict, tmp_path):
+    pretrained = tmp_path / 'pretrained.pth'
+    cfg = config(tmp_path / 'first', **{'randomness.seed': 17})
+    torch.save(Runner.from_cfg(cfg).model.state_dict(), pretrained)
+    cfg = config(tmp_path / 'whole', log_level='WARNING', custom_hooks=[dict(type='SavesTheHead')])
+    cfg.load_from = str(pretrained)
+    said = warnings_of(Runner.from_cfg(cfg))
+    assert len([text for text in said if 'weights of the model are not in the checkpoint' in text]
+               ) == 1
+    again = Runner.from_cfg(resumed(cfg, 4, tmp_path / 'resumed', resume_strict=strict))
+    message = r'iter_4.pth has no weights of backbone.0.weight, .*those of this model are not those'
+    if strict:
+        with pytest.raises(ResumeError, match=message):
+            again.train()
+    else:
+        assert any(re.search(message, text) for text in warnings_of(again))
+
+
+def test_weights_that_a_model_has_when_it_is_built_need_not_be_in_the_file(tmp_path):
+    cfg = config(tmp_path / 'whole', custom_hooks=[dict(type='SavesTheHead')])
+    expected = finish(cfg)
+    assert finish(resumed(cfg, 4, tmp_path / 'resumed')) == expected
+    content = torch.load(tmp_path / 'whole' / 'iter_4.pth', weights_only=False)
+    assert 'backbone.0.weight' not in content['state_dict']
+
+
+def test_a_file_of_unknown_origin_without_weights_is_refused(tmp_path):
+    cfg = config(tmp_path / 'whole')
+    finish(cfg)
+    path = tmp_path / 'whole' / 'iter_4.pth'
+    content = torch.load(path, weights_only=False)
+    del content['state_dict']['head.fc.weight'], content['mmrepro'], content['meta']['mmrepro']
+    torch.save(content, path)
+    with pytest.raises(ResumeError, match='has no weights of head.fc.weight, '):
+        finish(resumed(cfg, 4, tmp_path / 'resumed'))
 
 
 @pytest.mark.parametrize('line', [

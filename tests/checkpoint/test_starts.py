@@ -1,4 +1,5 @@
 """What a training starts from is decided by its seed and its checkpoint, or refused by name."""
+import os
 import re
 import shutil
 
@@ -282,4 +283,42 @@ def test_the_command_has_the_processes_of_a_launcher_and_needs_a_config(trained,
     assert command.endswith(' --launcher pytorch')
     monkeypatch.setattr(runner, 'cfg', Config(dict(randomness=dict(seed=1))))
     assert outcome.command_to_repeat(runner) is None
-    assert 'to repeat' not in outcome.outcome(runner)
+    assert 'to repeat' not in outcome.outcome(runner, dict(weights='0'))
+
+
+def test_with_averages_the_last_line_has_a_digest_of_either(tmp_path):
+    """As the file has them: averages in `state_dict`, trained weights in `ema_state_dict`."""
+    found = []
+    for number, momentum in enumerate((.1, .3)):
+        cfg = tiny.validating_and_saving(str(tmp_path / str(number)))
+        cfg.log_level = 'INFO'
+        cfg.custom_hooks = [dict(type='EMAHook', momentum=momentum, update_buffers=True)]
+        runner = small_runs.trained_runner(cfg)
+        log, = (tmp_path / str(number)).glob('*/*.log')
+        line = log.read_text().rstrip().splitlines()[-1]
+        weights, averages, path = re.search(
+            r'weights (\w{16}), averages (\w{16}) after \d+ iterations, (\S+);', line).groups()
+        saved = torch.load(path, weights_only=False)
+        assert averages == state_digest(saved['state_dict'])[:16]
+        trained = {name[7:]: value for name, value in saved['ema_state_dict'].items()
+                   if name.startswith('module.')}
+        assert weights == state_digest(trained)[:16] == state_digest(
+            runner.model.state_dict())[:16]
+        # where the end was not saved
+        os.remove(path)
+        assert outcome.last_digests(runner) == dict(weights=weights, averages=averages)
+        found.append((weights, averages))
+    (weights, averages), (same, others) = found
+    assert weights == same and averages != others
+
+
+def test_a_file_of_before_the_end_is_said_to_be_one(tmp_path):
+    cfg = tiny.validating_and_saving(str(tmp_path / 'run'))
+    cfg.default_hooks.checkpoint = dict(
+        type='CheckpointHook', by_epoch=False, interval=2, save_last=False)
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=3)
+    runner = small_runs.trained_runner(cfg)
+    digests = outcome.last_digests(runner)
+    assert digests == dict(weights=state_digest(runner.model.state_dict())[:16])
+    assert f'after 3 iterations, not saved (last file: {tmp_path}/run/iter_2.pth)' in \
+        outcome.outcome(runner, digests)

@@ -114,7 +114,7 @@ def test_wrong_usage_is_refused_before_anything_is_built(config, built, capsys, 
 
 def test_resume_without_a_value_takes_the_latest(config, built):
     train.main([config, '--resume'])
-    assert built[0].cfg.resume is True and built[0].cfg.load_from is None
+    assert built[0].cfg.resume == 'auto' and 'load_from' not in built[0].cfg
     assert built[0].cfg.work_dir == os.path.join('./work_dirs', 'my_config')
 
 

@@ -1,8 +1,15 @@
 """Ranks that differ stop, all of them, for the same reason; ranks that do not come are named."""
+import importlib
+import os
+import platform
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from facts.test_training_data import run as annotated_run
+from facts.test_training_data import write
+from ranks import as_rank, on_ranks
 
 from mmrepro import determinism
 from mmrepro.distributed.agreement import agree, broadcast_seed, check_agreement, start_fields
@@ -116,3 +123,29 @@ def test_a_world_of_one_agrees_and_draws_from_the_operating_system(monkeypatch):
 def test_rounds_and_topics_do_not_mix(pool):
     rounds = pool.run(several, 3)
     assert rounds[0] == rounds[1] == rounds[2] == ['a0', 'a1', 'b0', 'a2']
+
+
+def of_node(rank, world_size, port, cfg, work_dir):
+    """Train where the node has a disk of its own: another folder under the same relative path."""
+    os.chdir(f'{work_dir}/node{rank}')
+    sys.path.insert(0, os.getcwd())
+    importlib.import_module('own_module')
+    return as_rank(rank, world_size, port, cfg, work_dir)
+
+
+@pytest.mark.parametrize('what', ['own_module.py', 'images/3.jpg'])
+def test_nodes_with_other_code_or_other_images_stop_before_the_first_step(what, tmp_path):
+    """Names and paths are equal on all nodes."""
+    for rank in range(2):
+        root = write(tmp_path / f'node{rank}')
+        (tmp_path / f'node{rank}' / 'images').mkdir()
+        for number in range(8):
+            Path(root, 'images', f'{number}.jpg').write_bytes(b'1')
+        Path(root, 'own_module.py').write_text('GAIN = 1\n')
+    Path(root, what).write_bytes(b'2')
+    cfg = annotated_run(tmp_path / 'work', '.')
+    cfg.env_cfg = dict()
+    messages = on_ranks(2, cfg, tmp_path, function=of_node)
+    for message in messages:
+        assert f'{Path(what).name}: rank 1 on {platform.node()} has' in message, message
+    assert not list(tmp_path.glob('work/iter_*'))

@@ -17,8 +17,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from dev.children import LIMIT
 from mmrepro import on_virtual_ranks
-from mmrepro.distributed import agreement
+from mmrepro.distributed import agreement, lost_ranks
 from mmrepro.distributed.agreement import agree
+from mmrepro.distributed.control import GlooControl
 from mmrepro.distributed.lost_ranks import naming_lost_ranks
 from mmrepro.errors import RankEnded
 
@@ -82,6 +83,19 @@ def test_a_rank_that_has_ended_is_named_with_its_reason(ending, how, text):
     assert found.pop(ending) == ('Planted: here' if how is fail else None)
     for said in found:
         assert re.match(f'RankEnded: rank {ending} {text}', said), said
+
+
+def in_a_container(rank, killed, namespaces):
+    lost_ranks._pid_namespace = lambda: namespaces[rank]  # of this process, and of no other
+    return named(rank, killed, kill)
+
+
+@pytest.mark.parametrize('namespaces, said', [
+    (['a', 'a'], KILLED), (['a', 'b'], r'has not answered within 5 s \(process \d+ on')])
+def test_processes_are_looked_for_where_their_numbers_count(namespaces, said):
+    """Containers may share the name of their host and not its processes."""
+    found, _ = on_ranks(2, in_a_container, 1, namespaces, killed=1)
+    assert re.match(f'RankEnded: rank 1 {said}', found), found
 
 
 def test_an_earlier_block_does_not_count():
@@ -160,9 +174,11 @@ def agreeing(rank):
     group = dist.new_group(backend='gloo')  # as mmrepro makes one
     dist.barrier(group=group)
     before, threads = listening(), threading.active_count()
-    with mock.patch.object(agreement, '_control_group', lambda: group), naming_lost_ranks('rank'):
+    with mock.patch.object(agreement, 'control', lambda: GlooControl(group)), \
+            naming_lost_ranks('rank'):
         agree('start', 0, max)
-        agreement.agree('a signal to stop', False, any)
+        flag = agreement.RepeatedFlag(1)
+        assert not flag.up(False) and not flag.up(False)
     found = listening() - before, threading.active_count() - threads
     dist.barrier()
     return found

@@ -2,6 +2,7 @@
 import functools
 import os
 import random
+import threading
 from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
@@ -435,6 +436,8 @@ def test_more_processes_than_ranks_are_refused(pool):
 
 @pytest.mark.parametrize('variables, launcher, text', [
     (dict(WORLD_SIZE='2', RANK='0'), 'none', 'WORLD_SIZE=2.* 4 ranks .*--launcher pytorch'),
+    (dict(SLURM_PROCID='0', SLURM_NTASKS='8', SLURM_STEP_ID='0'), 'none', 'SLURM_NTASKS=8'),
+    (dict(SLURM_PROCID='0', SLURM_NTASKS='8'), 'slurm', 'SLURM_STEP_ID, which srun sets, is not'),
     ({}, 'pytorch', "launcher='pytorch', .* RANK is not set")])
 def test_processes_and_a_launcher_that_do_not_fit_are_refused(variables, launcher, text,
                                                               monkeypatch):
@@ -444,6 +447,32 @@ def test_processes_and_a_launcher_that_do_not_fit_are_refused(variables, launche
         monkeypatch.setenv(name, value)
     with pytest.raises(RandomnessError, match=text):
         on_virtual_ranks(4, steps, launcher)
+
+
+@pytest.mark.parametrize('step', [None, str(0xfffffffa)], ids=['batch script', 'shell of salloc'])
+def test_one_process_in_a_job_of_slurm_trains(step, monkeypatch):
+    monkeypatch.setenv('SLURM_PROCID', '0')
+    monkeypatch.setenv('SLURM_NTASKS', '8')
+    if step is not None:
+        monkeypatch.setenv('SLURM_STEP_ID', step)
+    assert on_virtual_ranks(4, dist.get_world_size) == 4
+
+
+@pytest.mark.parametrize('error, expected, text', [
+    (RuntimeError("can't start new thread"), VirtualRanksError, 'rank 2 is a thread.*ulimit'),
+    (KeyboardInterrupt('pressed'), KeyboardInterrupt, 'pressed')])
+def test_a_thread_that_cannot_start_ends_all_ranks(error, expected, text, monkeypatch):
+    start, before = threading.Thread.start, threading.active_count()
+
+    def limited(self):
+        if self.name == 'virtual rank 2':
+            raise error
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, 'start', limited)
+    with pytest.raises(expected, match=text):
+        on_virtual_ranks(4, dist.barrier)
+    assert threading.active_count() == before and current() is None
 
 
 def test_cuda_is_not_started_before_the_runner_has_set_its_variables(monkeypatch):

@@ -10,7 +10,8 @@ from mmengine.runner import Runner
 from small_runs import finish, small_run, warnings_of, weights_of
 
 from mmrepro.errors import ResumeError
-from mmrepro.facts.training_data import training_facts
+from mmrepro.facts import training_data
+from mmrepro.facts.training_data import sampled_files, training_facts
 
 
 @DATASETS.register_module(force=True)
@@ -88,3 +89,73 @@ def test_the_order_of_the_images_counts(tmp_path):
 
     assert facts('a/1', 'a/2') == facts('b/1', 'b/2') != facts('b/2', 'b/1')
     assert facts('a/1')['train_samples'] == 1
+
+
+class WithLists(torch.utils.data.Dataset):
+    """What users write without MMEngine: the paths are in an attribute."""
+
+    def __init__(self, folder):
+        self.samples = [(str(path), 0) for path in sorted((folder / 'images').iterdir())]
+
+    def __len__(self):
+        return len(self.samples)
+
+
+def annotated(folder):
+    dataset = Annotated(ann_file='', lazy_init=True)
+    dataset.data_list, dataset._fully_initialized = [
+        dict(img_path=str(path), nested=dict(seg_map_path=str(path).replace('images', 'maps')))
+        for path in sorted((folder / 'images').iterdir())], True
+    dataset.serialize_data = False
+    return dataset
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for kind in ('images', 'maps'):
+        (tmp_path / 'a' / kind).mkdir(parents=True)
+        for number in range(24):
+            (tmp_path / 'a' / kind / f'{number:02}.jpg').write_bytes(bytes([number]) * 100)
+    return tmp_path / 'a'
+
+
+FILES = {'another size': ('images/07.jpg', b'x'), 'another content': ('images/07.jpg', b'x' * 100),
+         'a map of segments': ('maps/07.jpg', b'x')}
+
+
+@pytest.mark.parametrize('make', [annotated, WithLists])
+@pytest.mark.parametrize('what', FILES)
+def test_files_of_the_same_names_count_by_their_content(what, make, folder, tmp_path):
+    name, content = FILES[what]
+    copy = shutil.copytree(folder, tmp_path / 'elsewhere' / 'b')
+    then = training_facts(make(folder))
+    assert training_facts(make(copy)) == then and then['train_files']
+    (copy / name).write_bytes(content)
+    if make is annotated or name.startswith('images'):
+        assert training_facts(make(copy))['train_files'] != then['train_files']
+        a, b = (set(sampled_files(make(root)).items()) for root in (folder, copy))
+        assert len(a ^ b) == 2 and all(text.endswith('07.jpg') for text, _ in a ^ b)
+
+
+def test_of_many_files_a_sample_is_read_the_same_in_every_run(folder, monkeypatch):
+    monkeypatch.setattr(training_data, 'SAMPLED', 10)
+    monkeypatch.setattr(training_data, 'READ', 3)
+    monkeypatch.setattr(training_data, 'READ_BYTES', 0)
+    found = sampled_files(annotated(folder))
+    assert len(found) == 20 and found == sampled_files(annotated(folder))
+    assert sum('SHA-256' in text for text in found.values()) == 3
+    assert len(training_data.sample_of(5)) == 5 and len(set(training_data.sample_of(10**9))) == 10
+
+
+def test_a_resume_with_another_image_of_the_same_name_is_refused(tmp_path):
+    root = write(tmp_path / 'data')
+    images = tmp_path / 'data' / 'images'
+    images.mkdir()
+    for number in range(8):
+        (images / f'{number}.jpg').write_bytes(b'1')
+    finish(run(tmp_path / 'run', root))
+    point = tmp_path / 'run' / 'iter_3.pth'
+    finish(run(tmp_path / 'again', root, point))
+    (images / '5.jpg').write_bytes(b'2')
+    with pytest.raises(ResumeError, match='train_files.*other sizes or contents'):
+        Runner.from_cfg(run(tmp_path / 'run2', root, point)).train()

@@ -137,6 +137,8 @@ def _put():
         'is_available': lambda: True, 'is_current_stream_capturing': lambda: False,
         'is_initialized': lambda: start.done,
         'max_memory_allocated': lambda *args, **kwargs: _library.memory_peak(),
+        'max_memory_reserved': lambda *args, **kwargs: _library.memory_peak(),
+        'mem_get_info': lambda *args: (int(os.environ.get('HOST_CUDA_FREE', 1 << 33)), 1 << 34),
         'memory_allocated': lambda *args, **kwargs: _library.memory_now(),
         'reset_peak_memory_stats': lambda *args: _library.reset_memory_peak(),
         'stream': lambda stream: contextlib.nullcontext(), 'synchronize': _nothing,

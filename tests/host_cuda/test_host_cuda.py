@@ -214,3 +214,16 @@ def test_the_kernel_is_named(on_device, data_root, tmp_path):
                      '--work-dir', tmp_path / 'work', '--no-values', code=1, cwd=tmp_path)
     assert 'aten.convolution_backward.default' in done.stdout
     assert 'order of additions on the device' in done.stdout
+
+
+@pytest.mark.parametrize('free, said', [
+    (1 << 33, 'resumed by a witness at iterations 4, 8: same bits'),
+    (0, '0.0 GiB are free on cuda:0, and a second process takes 1.0')], ids=['free', 'full'])
+def test_a_witness_runs_on_the_device_and_steps_back_where_memory_is_short(
+        on_device, tmp_path, free, said):
+    script = ('import sys, torch, mmrepro', 'torch.set_num_threads(1)', 'import witnessed',
+              'runner = witnessed.train(witnessed.config(sys.argv[1]))',
+              'assert next(runner.model.parameters()).is_cuda')
+    on_device('-c', '\n'.join(script), tmp_path, HOST_CUDA_FREE=str(free))
+    log, = tmp_path.glob('*/*.log')
+    assert said in log.read_text().splitlines()[-1]

@@ -124,6 +124,17 @@ def test_no_pretrained_weights_are_read_however_a_config_names_them():
     assert cfg.model.neck.init_cfg == [drawn] and cfg.model.head.init_cfg == drawn
 
 
+def test_weights_on_this_disk_stay(tmp_path):
+    path = str(tmp_path / 'weights.pth')
+    (tmp_path / 'weights.pth').touch()
+    start = dict(type='Pretrained', checkpoint=path)
+    cfg = Config(dict(train_dataloader={}, load_from=path, model=dict(
+        backbone=dict(init_cfg=start), teacher_ckpt=path)))
+    reduction.shrink(cfg)
+    assert cfg.load_from == cfg.model.teacher_ckpt == path
+    assert cfg.model.backbone.init_cfg == start
+
+
 @DATASETS.register_module(force=True)
 class WholeDataset:
     """Has no argument ``indices``, as datasets that are not derived from MMEngine's."""

@@ -112,3 +112,29 @@ def test_one_virtual_rank_that_differs_ends_all_and_is_named(tmp_path):
     assert all(text in str(caught.value) for text in (
         'StepDiffersError', 'Ranks that differ: 1 of 2.',
         'rank 1: first difference: loss_noise: '))
+
+
+@registered
+class Momentum(tiny.Tiny):
+    """As MoCo does, it moves the weights of a key encoder in its forward pass."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.key = torch.nn.Linear(1, 4)
+        self.key.requires_grad_(False)
+
+    def forward(self, inputs, label, mode='tensor'):
+        with torch.no_grad():
+            self.key.weight.mul_(.9).add_(self.head.fc.weight.mean())
+        losses = super().forward(inputs, label, mode)
+        return {name: loss * self.key.weight.mean().exp() for name, loss in losses.items()}
+
+
+def test_weights_that_a_model_moves_itself_need_a_copy_for_each_rank(tmp_path):
+    with pytest.raises(RuntimeError, match="(?s)has changed .*key.weight.*memory='separate'"):
+        on_virtual_ranks(config(tmp_path / '1', 'Momentum', 1), 2, 1, tmp_path / '1')
+    separate = {'randomness.virtual_ranks': dict(memory='separate')}
+    checked, plain = (on_virtual_ranks(
+        config(tmp_path / f'separate {n}', 'Momentum', n, **separate), 2, 1, tmp_path)
+        for n in (1, 0))
+    assert checked == plain

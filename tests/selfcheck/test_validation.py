@@ -1,4 +1,6 @@
 """A validation that changes the training is found, and what it has changed is named."""
+import copy
+
 import pytest
 from faults import tiny
 from mmengine.registry import MODELS
@@ -31,13 +33,14 @@ class Predicting(tiny.Tiny):
         return super().forward(inputs, label, mode)
 
 
-def runner_of(work_dir, does, deterministic=True):
+def runner_of(work_dir, does, deterministic=True, **changes):
     cfg = tiny.tiny(work_dir)
     tiny.validating(cfg)
     cfg.model.update(type='Predicting', does=does)
     cfg.train_cfg.val_interval = 1
     cfg.randomness.deterministic, cfg.log_level = deterministic, 'WARNING'
     cfg.custom_hooks = [dict(type='EMAHook')]
+    cfg.merge_from_dict(copy.deepcopy(changes))
     return Runner.from_cfg(cfg)
 
 
@@ -54,3 +57,59 @@ def test_what_a_validation_has_changed_is_a_warning(tmp_path, does, mode, said, 
     """Attributes once, weights at both validations where asked for; an ordinary one, nothing."""
     warned = warnings_of(runner_of(tmp_path, does, mode))
     assert len([line for line in warned if said in line]) == times
+
+
+@MODELS.register_module(force=True)
+class Merging(tiny.Tiny):
+    """Merges weights in ``eval()``, as re-parametrized models do; ``train()`` puts them back."""
+
+    def __init__(self, puts_back, **kwargs):
+        super().__init__(**kwargs)
+        self.puts_back, self.kept = puts_back, None
+
+    def train(self, mode=True):
+        weight = self.head.fc.weight
+        if mode and self.kept is not None:
+            weight.data = self.kept + (0 if self.puts_back else 1e-3)
+            self.kept = None
+        elif not mode and self.kept is None:
+            self.kept, weight.data = weight.data, weight.data * 2
+        return super().train(mode)
+
+
+@pytest.mark.parametrize('loop', [
+    dict(max_epochs=2), dict(_delete_=True, by_epoch=False, max_iters=6, val_interval=2)])
+@pytest.mark.parametrize('puts_back', [True, False])
+def test_weights_are_compared_when_the_training_goes_on(loop, puts_back, tmp_path):
+    runner = runner_of(tmp_path, 'nothing', **{
+        'model': dict(_delete_=True, type='Merging', puts_back=puts_back,
+                      data_preprocessor=dict(type='TinyPreprocessor')),
+        'train_cfg': loop, 'custom_hooks': []})
+    if puts_back:
+        assert not [line for line in warnings_of(runner) if 'the validation' in line]
+    else:
+        with pytest.raises(ValidationChangesError, match='head.fc.weight'):
+            runner.train()
+
+
+@pytest.mark.parametrize('puts_back', [True, False])
+def test_the_last_validation_counts_as_if_the_training_went_on(puts_back, tmp_path):
+    runner = runner_of(tmp_path, 'nothing', **{
+        'model': dict(_delete_=True, type='Merging', puts_back=puts_back,
+                      data_preprocessor=dict(type='TinyPreprocessor')),
+        'train_cfg.max_epochs': 1, 'custom_hooks': []})
+    runner.lifecycle.validation._raises = False
+    said = [line for line in warnings_of(runner) if 'head.fc.weight' in line]
+    assert len(said) == (not puts_back)
+    assert not runner.model.training
+
+
+@pytest.mark.parametrize('validation, times', [('warn', 2), (False, 0)])
+def test_the_check_can_warn_or_be_off(validation, times, tmp_path):
+    warned = warnings_of(runner_of(tmp_path, 'writes', **{
+        'randomness.self_checks': dict(validation=validation)}))
+    assert len([line for line in warned if 'head.fc.bias' in line]) == times
+
+
+def test_a_validation_alone_is_followed_by_no_training(tmp_path):
+    runner_of(tmp_path, 'writes').val()

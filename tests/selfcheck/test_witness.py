@@ -3,15 +3,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
+import torch
 import witnessed
 from mmengine.hooks import Hook
 from witnessed import SPOILED, config, log_of, train
 
-from mmrepro import reports
-from mmrepro.errors import RunError, WitnessDiffersError
+from mmrepro import on_virtual_ranks, reports
+from mmrepro.digests import state_digest
+from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
+from mmrepro.scoped import replaced
 from mmrepro.selfcheck import recipe, witness, witness_verdict
 from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
 
@@ -19,8 +23,10 @@ from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
 @pytest.fixture(scope='module')
 def base(tmp_path_factory):
     """Return the work directory of a run whose witness had nothing to object to."""
-    folder = tmp_path_factory.mktemp('base')
-    train(config(folder, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')]))
+    folder, scratch = (tmp_path_factory.mktemp(name) for name in ('base', 'scratch'))
+    with replaced(tempfile, tempdir=str(scratch)):
+        train(config(folder, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')]))
+    assert not [*scratch.iterdir()]
     return folder
 
 
@@ -30,12 +36,29 @@ def test_a_run_says_what_its_witness_has_resumed(base):
     assert 'resumed by a witness at iterations 4, 8: same bits' in last
 
 
-def test_the_witness_leaves_nothing_behind(base):
+def test_the_witness_leaves_no_file_behind(base):
     assert {path.name for path in base.iterdir() if path.is_file()} == {
         'epoch_1.pth', 'epoch_2.pth', 'epoch_3.pth', 'last_checkpoint', '.last_good.pth'} | {
             path.name for path in base.glob('*.py')}
-    assert not [name for name in os.listdir(witness.tempfile.gettempdir())
-                if name.startswith('mmrepro-witness-')]
+
+
+def test_the_witness_changes_no_bit(base, tmp_path):
+    cfg = config(tmp_path, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')])
+    cfg.randomness.self_checks = False
+    train(cfg)
+    first, second = (torch.load(folder / 'epoch_3.pth', weights_only=False)
+                     for folder in (base, tmp_path))
+    for part in ('state_dict', 'ema_state_dict', 'optimizer'):
+        assert state_digest(first[part]) == state_digest(second[part])
+    assert not [*(tmp_path / 'mmrepro').glob('witness.*')]
+
+
+def test_virtual_ranks_have_one_witness_process(tmp_path):
+    cfg = config(tmp_path)
+    cfg.randomness.virtual_ranks = 2
+    on_virtual_ranks(2, lambda: train(cfg.copy()))
+    logs = [path.read_text() for path in tmp_path.glob('*/*.log')]
+    assert any('resumed by a witness at iterations 2, 4: same bits' in log for log in logs)
 
 
 @pytest.fixture(scope='module')
@@ -167,6 +190,23 @@ def test_verify_names_a_folder_that_is_no_run(tmp_path):
         reports.verify_run(str(tmp_path))
 
 
+def test_a_resumed_run_is_repeated_from_where_it_began(tmp_path):
+    train(config(tmp_path, epochs=2))
+    cfg = config(tmp_path, epochs=4)
+    cfg.resume = True
+    train(cfg)
+    last = log_of(tmp_path).strip().splitlines()[-1]
+    assert 'the first 4 iterations were repeated by a witness: same bits' in last
+    assert 'resumed by a witness at iterations 10, 12: same bits' in last
+
+
+def test_a_comparison_of_nothing_is_no_success(base):
+    lines = str(base / 'mmrepro')
+    assert witness_verdict.compare(lines, lines, 4, 6) is None
+    with pytest.raises(FingerprintError, match='iteration 6 was not noted, of 4 to 6'):
+        witness_verdict.compare(lines, lines, 4, 7)
+
+
 # --------------------------------------------------------------------------- what may go wrong
 
 def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
@@ -222,11 +262,17 @@ def _state(pid):
         return 'Z'
 
 
-def test_the_time_of_witnesses_is_bounded():
-    made = Witness(None, recipe.Recipe('', {}, [], [], '', {}, None, []))
+def _tries(mode, seconds, set_up):
+    """Return what a witness tries behind 100 of 10,000 iterations of so many ``seconds``."""
+    made = Witness(mode, recipe.Recipe('', {}, [], [], '', {}, None, []))
     made.begin(0, 10_000, '', True, {})
-    made._cost = made._spent = 15.0
-    made._clock = time.process_time() - 0.1  # a tenth of a second for a hundred iterations
-    assert not made._may_spend(100)
-    made._clock = time.process_time() - 100.0
-    assert made._may_spend(100)
+    made._clock, made._set_up = time.process_time() - 100 * seconds, set_up
+    return [start.name for start in made._affordable([witness._Saved(10, 'path', None, 0)], 100)]
+
+
+def test_the_time_of_witnesses_is_bounded():
+    assert _tries(None, 0.001, 1) == ['repeated', 'resumed10_0']
+    assert _tries(None, 0.001, 10) == ['resumed10_0']
+    assert _tries(None, 0.001, 30) == []
+    assert _tries(None, 0.5, 30) == ['repeated', 'resumed10_0']  # 1 % of 5,000 seconds
+    assert _tries(True, 0.001, 30) == ['repeated', 'resumed10_0']

@@ -1,9 +1,7 @@
 """Count calls, in this process, of what reads checkpoints and collects state."""
 from collections import Counter
 
-import torch
-
-from mmrepro.checkpoint import files, rank_state
+from mmrepro.checkpoint import files, rank_state, safe_loading
 
 
 class Counted:
@@ -13,7 +11,8 @@ class Counted:
     def __init__(self):
         self.calls = Counter()
         self._count(files, 'check_file', 'check')
-        self._count(torch, 'load', 'load', lambda file, *rest, **options: isinstance(file, str))
+        self._count(safe_loading, '_load_of_torch', 'load',
+                    lambda file, *rest, **options: isinstance(file, str))
         self._count(rank_state, 'local_state', 'state')
 
     def _count(self, owner, name, key, counts=lambda *args, **kwargs: True):

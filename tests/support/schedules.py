@@ -142,11 +142,12 @@ class ReadingHook(Hook):
         runner.model.module.seen.add_(weight.square().sum())
 
 
-def config(work_dir: str, memory: str | None = None) -> Any:
+def config(work_dir: str, memory: str | None = None, interval: int = 1) -> Any:
     cfg = tiny_run.validating_and_saving(work_dir)
     cfg.model.type = 'Headed'
     cfg.train_cfg.max_epochs = 3  # an iteration each; the first two steps are repeated
-    cfg.custom_hooks = [dict(type='EMAHook')]
+    # a clock would make schedules that nobody could repeat
+    cfg.custom_hooks = [dict(type='EMAHook'), dict(type='PreemptHook', interval=interval)]
     cfg.randomness = dict(seed=3, deterministic=True,
                           virtual_ranks=dict(ranks=RANKS, memory=memory))
     return cfg
@@ -184,7 +185,7 @@ def train(work_dir: str, seed: int, processes: int, plan: Plan | None = None,
     """Train once under the order of ``seed``; resumes if there is a checkpoint."""
     global _run
     _run = _Run(plan)
-    cfg = config(work_dir, memory)
+    cfg = config(work_dir, memory, random.Random(f'{seed} interval').randint(1, 3))
     cfg.resume = True
     events = [Event(plan.turn, plan.process, EVENTS[plan.kind])] \
         if plan is not None and plan.kind in EVENTS else []

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 from ... import determinism
 from ...config import RandomnessConfig
 from ...errors import RandomnessError
-from ..agreement import default_timeout
+from ..control import default_timeout
 from ..lost_ranks import naming_lost_ranks
 from ..process_group import LAUNCHERS, ensure_process_group
 from . import heap
@@ -26,6 +26,8 @@ from .world import Worlds
 _logger = logging.getLogger('mmrepro')
 
 Result = TypeVar('Result')
+
+SLURM_SPECIAL_STEPS = 0xfffffff0  # numbers of batch scripts, interactive shells and the like
 
 
 def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: str = 'none',
@@ -103,10 +105,21 @@ def _check_ranks(ranks: int, processes: int) -> None:
                               f'{processes} processes; allowed are 1 to {ranks} processes')
 
 
+def _started_by(launcher: str) -> bool:
+    """Whether a launcher has started this process as one of several.
+
+    A batch script or shell of Slurm has the variables of its job, and is not a step of `srun`.
+    """
+    if launcher == 'slurm':
+        step = os.environ.get('SLURM_STEP_ID', '')
+        return step.isdecimal() and int(step) < SLURM_SPECIAL_STEPS
+    return LAUNCHERS[launcher].rank in os.environ
+
+
 def _check_launch(ranks: int, launcher: str) -> None:
     """Raise RandomnessError if the environment is not that of ``launcher``."""
     for name, row in LAUNCHERS.items() if not dist.is_initialized() else ():
-        started, count = row.rank in os.environ, os.environ.get(row.world_size, '1')
+        started, count = _started_by(name), os.environ.get(row.world_size, '1')
         processes = int(count) if count.isdigit() else 1
         if launcher == 'none' and started and processes > 1:
             raise RandomnessError(
@@ -115,8 +128,9 @@ def _check_launch(ranks: int, launcher: str) -> None:
                 f'randomness.virtual_ranks={ranks}. Give --launcher {name}, or start one process')
         if launcher == name:
             if not started:
+                missing = 'SLURM_STEP_ID, which srun sets,' if row.rank in os.environ else row.rank
                 raise RandomnessError(f'launcher={launcher!r}, and it has not started this '
-                                      f'process: {row.rank} is not set. For one process, leave it '
+                                      f'process: {missing} is not set. For one process, leave it '
                                       'out')
             _check_ranks(ranks, processes)
 

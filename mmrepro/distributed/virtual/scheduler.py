@@ -90,15 +90,35 @@ class Turns:
         threads = [threading.Thread(target=self._main, args=(rank, function),
                                     name=f'virtual rank {rank.number}') for rank in others]
         try:
-            for thread in threads:
-                thread.start()
+            started = self._start(threads)
+            if started < len(threads):  # those that wait are stopped, as after any other error
+                for rank in others[started:]:
+                    rank.ended = 'was not started'
             first.baton.set()
             self._main(first, function)
-            for thread in threads:
+            for thread in threads[:started]:
                 thread.join()
         finally:
             _thread.rank = None
             start.end()
+
+    def _start(self, threads: Sequence[threading.Thread]) -> int:
+        """Start the threads; return how many have, which are all unless the ranks have failed."""
+        for number, thread in enumerate(threads):
+            try:
+                thread.start()
+            except BaseException as error:
+                if isinstance(error, RuntimeError):  # Python's word for a limit of the system
+                    reason = VirtualRanksError(
+                        f'{thread.name} is a thread, and no more can be started in this process '
+                        f'({error}). Allow more (`ulimit -u`, pids.max of the container or job), '
+                        'or start more processes, each with fewer virtual ranks')
+                    reason.__cause__ = error
+                    error = reason
+                for scheduler in self.schedulers:
+                    scheduler.fail(error)
+                return number
+        return len(threads)
 
     def _main(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
         _thread.rank = rank

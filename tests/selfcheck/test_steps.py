@@ -3,8 +3,11 @@ import functools
 import gc
 import itertools
 import json
+import os
 import random
 import re
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner import Runner
 from ranks import on_ranks
-from small_runs import hook_with
+from small_runs import hook_with, warnings_of
 from torch.utils.checkpoint import checkpoint
 
 from mmrepro.checkpoint import adapters
@@ -31,6 +34,8 @@ from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.manifest import compare_manifests, read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.hooks import SelfCheckHook
+from mmrepro.hooks.self_check import self_checks
+from mmrepro.selfcheck import forked, steps
 
 
 def test_a_resumed_run_checks_the_same_iterations(tmp_path, monkeypatch):
@@ -388,6 +393,16 @@ def trained(cfg):
     return bits(runner), look.seen, next(Stateful.passes)
 
 
+@pytest.mark.parametrize('name', ['in memory', 'accumulating', 'bfloat16 and scaled'])
+def test_no_bit_changes_where_the_process_cannot_be_copied(name, tmp_path, monkeypatch, amp_on_cpu):
+    """As on GPUs and several ranks: what the model holds is put back, other places count twice."""
+    monkeypatch.setattr(forked, 'is_possible', lambda model: False)
+    *with_checks, passes = Child(trained, config(tmp_path / '1', checks=1, **VARIANTS[name])
+                                 ).result()
+    *without, once = Child(trained, config(tmp_path / '0', checks=0, **VARIANTS[name])).result()
+    assert with_checks == without and passes == 2 * once
+
+
 @pytest.mark.parametrize('name', VARIANTS)
 def test_no_bit_changes(name, tmp_path, amp_on_cpu):
     """And what a copy of the process counts in its second pass, in whatever place, is gone."""
@@ -477,3 +492,144 @@ class Meddling(tiny.Tiny):
 def test_a_pass_that_changes_the_optimizer_is_refused(tmp_path):
     with pytest.raises(DeterminismError, match="'momentum_buffer' in the state of the optimizer"):
         connected(tmp_path, 'Meddling').train()
+
+
+def warming_up():
+    """A warm-up that counts in an attribute of a function."""
+    warming_up.calls = getattr(warming_up, 'calls', 0) + 1
+    return warming_up.calls > 5
+
+
+COUNTS = dict(calls=0)
+
+
+@registered
+class CountsElsewhere(tiny.Tiny):
+    """Counts where no walk over a model looks, and its losses change with the sixth pass."""
+
+    def __init__(self, where, **kwargs):
+        super().__init__(**kwargs)
+        self.where, passes = where, itertools.count()
+        if where == 'a hook':
+            self.head.register_forward_hook(
+                lambda module, args, output: output * (1 + (next(passes) > 4)))
+
+    def forward(self, inputs, label, mode='tensor'):
+        losses = super().forward(inputs, label, mode)
+        scale = 1.
+        if self.where == 'a function':
+            scale += warming_up()
+        if self.where == 'a module':
+            COUNTS['calls'] += 1
+            scale += COUNTS['calls'] > 5
+        if self.where == 'a generator of the module':
+            scale += len(COUNTS.setdefault('seen', [])) > 4
+            COUNTS['seen'].append(float(losses['loss']))
+        return {name: loss * scale for name, loss in losses.items()}
+
+
+@pytest.mark.parametrize('threads', [1, 2])
+@pytest.mark.parametrize('where', ['a function', 'a module', 'a generator of the module', 'a hook'])
+def test_a_step_that_is_repeated_counts_once_wherever_it_counts(where, threads, tmp_path):
+    changes = {'model.where': where}
+    checked, plain = (Child(counted, config(tmp_path / str(n), 'CountsElsewhere', n, **changes),
+                            threads).result() for n in (1000, 0))
+    assert checked[0] == plain[0]
+    assert (checked[1], plain[1]) == (4, 0)
+
+
+def test_a_difference_that_such_a_count_makes_is_no_mystery(tmp_path):
+    message = stopped(config(tmp_path, 'CountsElsewhere', 1, **{'model.where': 'a module'}))
+    assert 'of iteration 4 (' in message and 'keeps outside of the model' in message
+
+
+def counted(cfg, threads):
+    torch.set_num_threads(threads)
+    runner = finish(cfg)
+    return bits(runner), self_checks(runner)['steps']
+
+
+@registered
+class EndsInACopy(tiny.Tiny):
+    """Ends in a process that is not the one in which it was built, as a dead thread pool may."""
+
+    def __init__(self, how, **kwargs):
+        super().__init__(**kwargs)
+        self.process, self.how = os.getpid(), how
+
+    def forward(self, inputs, label, mode='tensor'):
+        if os.getpid() != self.process:
+            dict(hangs=lambda: time.sleep(100), dies=lambda: os.kill(os.getpid(), signal.SIGKILL),
+                 raises=lambda: label.missing)[self.how]()
+        return super().forward(inputs, label, mode)
+
+
+@pytest.mark.parametrize('how, says', [
+    ('hangs', 'did not answer for'), ('dies', 'was ended by signal 9'),
+    ('raises', "ended with AttributeError: 'Tensor' object has no attribute 'missing'")])
+def test_a_copy_without_an_answer_ends_no_run(how, says, tmp_path, monkeypatch):
+    """The log says so, nothing is left running, and later steps are repeated in the process."""
+    monkeypatch.setattr(steps, 'LEAST', .3)
+    runner = Runner.from_cfg(config(tmp_path, 'EndsInACopy', 1, **{'model.how': how}))
+    said = [line for line in warnings_of(runner) if 'was not repeated' in line]
+    assert len(said) == 1 and says in said[0] and 'iteration 0' in said[0]
+    assert self_checks(runner)['steps'] == 2 * tiny.ITERATIONS - 1
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@registered
+class EndsWhenItIsExplained(tiny.Tiny):
+    """Differs, and cannot run under a recorder."""
+
+    def forward(self, inputs, label, mode='tensor'):
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        losses = super().forward(inputs, label, mode)
+        return {name: loss * os.getpid() for name, loss in losses.items()}
+
+
+def test_a_difference_ends_the_run_even_where_nothing_can_explain_it(tmp_path):
+    cfg = config(tmp_path, 'EndsWhenItIsExplained', custom_hooks=[])
+    message = stopped(cfg)
+    assert 'first difference: loss: ' in message
+    assert 'would name the cause, failed: the copy that repeats it was ended by signal 9' in message
+
+
+@registered
+class Logs(tiny.Tiny):
+    def forward(self, inputs, label, mode='tensor'):
+        losses = super().forward(inputs, label, mode)
+        return dict(losses, time_assign=torch.tensor(time.perf_counter()))
+
+
+def test_a_number_that_is_only_logged_is_not_compared(tmp_path):
+    runner = finish(config(tmp_path, 'Logs', 1))
+    assert self_checks(runner)['steps'] == 2 * tiny.ITERATIONS
+
+
+@registered
+class Scratch(tiny.Tiny):
+    """As anchor heads do, it keeps inputs of the last pass; and it counts."""
+    steps = 0
+
+    def forward(self, inputs, label, mode='tensor'):
+        self.head._raw_positive_infos = dict(inputs=inputs * 1, label=[*label])
+        self.last, self.steps = inputs.mean(), self.steps + 1
+        losses = super().forward(inputs, label, mode)
+        return {name: loss * self.steps for name, loss in losses.items()}
+
+
+@pytest.mark.parametrize('copied', [True, False])
+def test_what_each_pass_writes_again_is_not_blamed(copied, tmp_path, monkeypatch):
+    if not copied:
+        monkeypatch.setattr(forked, 'is_possible', lambda model: False)
+    message = stopped(config(tmp_path, 'Scratch'))
+    assert re.findall(r'no checkpoint keeps: (.*)\.$', message, re.M) == ['model.steps']
+
+
+@pytest.mark.parametrize('settings, steps', [
+    (dict(disable=True), 4), (dict(backend='eager'), 0), ({}, 4)])
+def test_a_model_that_is_not_compiled_is_checked(settings, steps, tmp_path):
+    runner = finish(config(tmp_path, compile=settings) if settings else config(tmp_path))
+    assert self_checks(runner)['steps'] == steps

@@ -1,0 +1,113 @@
+"""Checkpoints on the web and in object stores resume as local ones do, and run no code."""
+import contextlib
+import functools
+import os
+import shutil
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from mmengine.fileio import LocalBackend
+from mmengine.fileio.backends import registry_utils
+from mmengine.runner import CheckpointLoader, Runner
+from validated_runs import trained, validated
+
+from mmrepro import CheckpointError
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@contextlib.contextmanager
+def served(folder):
+    """Serve a folder on the loopback; yields its address."""
+    server = ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Quiet, directory=folder))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f'http://127.0.0.1:{server.server_port}'
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class InFolder(LocalBackend):
+    """A backend whose files have names like ``s3://bucket/a.pth``."""
+    folder = ''
+
+    def get(self, filepath):
+        name = str(filepath).rpartition('://')[2].lstrip('/')
+        return super().get(os.path.join(self.folder, name))
+
+
+@pytest.fixture(params=['http', 's3', 'cluster:s3', 'petrel', 'own'])
+def remote(request, tmp_path, monkeypatch):
+    """Return the address of a folder, by a backend of MMEngine or of a user."""
+    monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path / 'hub'))
+    folder = tmp_path / 'remote'
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        if request.param == 'http':
+            yield folder, stack.enter_context(served(folder))
+            return
+        monkeypatch.setattr(InFolder, 'folder', str(folder))
+        backends = {**registry_utils.prefix_to_backends,
+                    **dict.fromkeys(('s3', 'petrel', 'own'), InFolder)}
+        for name, value in backends.items():
+            monkeypatch.setitem(registry_utils.prefix_to_backends, name, value)
+        yield folder, f'{request.param}://'
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path, )
+
+
+def test_a_remote_checkpoint_resumes_and_starts_a_run_as_a_local_one(remote, tmp_path):
+    folder, address = remote
+    expected = trained(validated(folder, False))
+    trained(validated(tmp_path / 'new', False, load_from=f'{address}/iter_4.pth'))
+    # torch keeps files of the web by their names, which the files of another run have as well
+    kept = tmp_path / 'hub' / 'checkpoints' / 'iter_4.pth'
+    if kept.exists():
+        shutil.copy(folder / 'iter_8.pth', kept)
+    cfg = validated(tmp_path / 'resumed', False, resume=True, load_from=f'{address}/iter_4.pth')
+    assert Runner.from_cfg(cfg).lifecycle.resume.point.iteration == 4
+    assert trained(cfg) == expected
+
+
+@pytest.mark.parametrize('resume', [False, True])
+def test_no_code_of_a_remote_file_runs(resume, remote, tmp_path):
+    folder, address = remote
+    torch.save(dict(meta=dict(epoch=0, iter=1), mine=Malicious(str(tmp_path / 'code ran'))),
+               folder / 'malicious.pth')
+    cfg = validated(tmp_path / 'run', False, resume=resume, load_from=f'{address}/malicious.pth')
+    with pytest.raises(CheckpointError, match='malicious.pth holds something that is not data'):
+        Runner.from_cfg(cfg).load_or_resume()
+    assert not (tmp_path / 'code ran').exists()
+
+
+def test_nor_that_of_a_file_which_a_loader_of_the_user_reads(tmp_path, monkeypatch):
+    torch.save(dict(mine=Malicious(str(tmp_path / 'code ran'))), tmp_path / 'malicious.pth')
+    monkeypatch.setattr(CheckpointLoader, '_schemes', {
+        'mine://': lambda name, device: torch.load(
+            tmp_path / name.rpartition('/')[2], weights_only=False),
+        **CheckpointLoader._schemes})
+    cfg = validated(tmp_path / 'run', False, load_from='mine://malicious.pth')
+    with pytest.raises(CheckpointError, match='mine://malicious.pth holds something'):
+        Runner.from_cfg(cfg).load_or_resume()
+    assert not (tmp_path / 'code ran').exists()
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with served(tmp_path) as address, pytest.raises(
+            CheckpointError, match='none.pth cannot be fetched .*404'):
+        Runner.from_cfg(validated(tmp_path / 'run', False, resume=True,
+                                  load_from=f'{address}/none.pth'))

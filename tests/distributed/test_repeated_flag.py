@@ -1,0 +1,206 @@
+"""Ranks tell each other of a signal in few iterations, and stop in the same one; a skipped step."""
+import re
+import socket
+import time
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+from preempted_runs import Signals, run, settings
+from ranks import joined, on_ranks
+
+from mmrepro import on_virtual_ranks
+from mmrepro.distributed import agreement, control
+from mmrepro.distributed.agreement import RepeatedFlag, agree, gather_objects
+from mmrepro.errors import ConnectionFailed
+
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+
+def over_the_store(store):
+    if store:  # as with NCCL
+        control._controls[dist.group.WORLD] = control.StoreControl(
+            torch.distributed.distributed_c10d._get_default_store(), timedelta(seconds=60))
+
+
+def asked(rank, world, interval, raised, seconds, store):
+    """Return the iterations in which the flag was not up, and those in which ranks exchanged."""
+    over_the_store(store)
+    flag, began = RepeatedFlag(interval), []
+    begin = flag._begin
+    clock = iter(range(1000))
+
+    def noted(mine):
+        began.append(flag._asked)
+        begin(mine)
+
+    with mock.patch.object(agreement.time, 'monotonic', lambda: next(clock) * 0.1), \
+            mock.patch.object(flag, '_begin', noted):
+        for iteration in range(200):
+            for _ in range(round(seconds[rank] / 0.1) - 1 if began else 0):
+                next(clock)  # of the iterations between, about
+            if flag.up(raised.get(rank, 1000) <= iteration):
+                return iteration, began
+    return None, began
+
+
+@pytest.mark.parametrize('store', [False, True], ids=['gloo', 'store'])
+@pytest.mark.parametrize('interval', [1, 3, None])
+@pytest.mark.parametrize('raised', [{0: 17}, {1: 90, 2: 30}, {2: 0}, {}])
+def test_all_ranks_see_a_flag_in_the_same_iteration(pool, interval, raised, store):
+    seconds = [0.1, 0.1, 0.4]  # a rank is slower than the others
+    first, *others = pool.run(asked, 3, interval, raised, seconds, store)
+    assert others == [first] * 2
+    iteration, began = first
+    longest = interval or 1 << agreement.LONGEST
+    if raised:
+        assert min(raised.values()) < iteration <= min(raised.values()) + longest + 1
+    else:
+        assert iteration is None
+        steps = {later - earlier for earlier, later in zip(began, began[1:])}
+        assert steps == {interval} if interval else max(steps) > 1
+
+
+def few(rank, world):
+    """Return how many exchanges 512 iterations of 0.1 ms have."""
+    flag, begun = RepeatedFlag(), []
+    begin = flag._begin
+    with mock.patch.object(flag, '_begin', lambda mine: (begun.append(1), begin(mine))), \
+            mock.patch.object(dist, 'all_gather_object', side_effect=AssertionError('pickles')):
+        for _ in range(512):
+            time.sleep(0.0001)
+            assert not flag.up(False)
+    return len(begun)
+
+
+def test_few_iterations_exchange_and_none_pickles(pool):
+    assert pool.run(few, 3) == [6 + 1 + (512 - 64) // 64] * 3
+
+
+def large(rank, world, to_all):
+    over_the_store(True)
+    with mock.patch.object(control, 'CHUNK', 1000):
+        found = [gather_objects(dict(rank=rank, value=torch.full((999 * rank, ), rank)), to_all)
+                 for _ in range(2)]
+    agree('behind', None, len)
+    return [values and [(value['rank'], value['value'].sum().item()) for value in values]
+            for values in found]
+
+
+@pytest.mark.parametrize('to_all', [False, True])
+def test_large_values_travel_over_the_store(pool, to_all):
+    everything = [[(rank, 999 * rank * rank) for rank in range(3)]] * 2
+    nothing = everything if to_all else [None, None]
+    assert pool.run(large, 3, to_all) == [everything, nothing, nothing]
+
+
+def trained(rank, world, port, cfg, work_dir, at, store):
+    with joined(rank, world, port, cfg):
+        control._has_gloo = lambda group: not store  # of this child
+        cfg.custom_hooks.append(dict(type='PreemptHook', interval=2))
+        hook, preempted = run(cfg, hook=Signals(at if rank == 1 else None))
+        return hook.events, preempted and preempted.iteration
+
+
+@pytest.mark.parametrize('store', [False, True], ids=['gloo', 'store'])
+def test_a_signal_to_one_rank_ends_all_ranks_of_a_training(store, tmp_path):
+    (events, iteration), *others = on_ranks(
+        2, settings(tmp_path, **{'train_cfg.max_epochs': 9}), tmp_path,
+        function=lambda *args: trained(*args, 5, store))
+    assert others == [(events, iteration)] and 3 <= iteration <= 8
+
+
+# ------------------------------------------------------------------------------ a skipped step
+
+
+@MODELS.register_module(force=True)
+class Skips(BaseModel):
+    """Takes no step where the loss is not finite, which only this rank knows."""
+    ranks = ()
+
+    def __init__(self, ranks=()):
+        super().__init__()
+        self.line, self.ranks, self.count = torch.nn.Linear(2, 1), ranks, 0
+
+    def forward(self, x, mode='tensor'):
+        loss = self.line(torch.stack(x).float()).square().mean()
+        return dict(loss=loss) if mode == 'loss' else [loss]
+
+
+class SkipHook(Hook):
+    """Lets some ranks leave out the second step, as a ``train_step`` of users does."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def before_train(self, runner):
+        update = runner.optim_wrapper.update_params
+
+        def update_params(loss):
+            if runner.iter == 1 and dist.get_rank() in self.ranks:
+                return None
+            return update(loss)
+
+        runner.optim_wrapper.update_params = update_params
+
+
+def skipping(cfg, ranks):
+    cfg.merge_from_dict(dict(randomness=dict(seed=5, deterministic=False)))
+    cfg.model = dict(type='Skips')
+    cfg.custom_hooks = []
+    agreement.ALONE = timedelta(seconds=3)
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(SkipHook(ranks))
+    runner.train()
+    return 'trained'
+
+
+def skipping_rank(rank, world, port, cfg, work_dir, ranks):
+    with joined(rank, world, port, cfg):
+        return skipping(cfg, ranks)
+
+
+WITHOUT = 'has come to the end of iteration 2 without a step of the optimizer'
+
+
+def test_a_rank_that_skips_its_step_alone_ends_the_run(tmp_path):
+    said = on_ranks(2, settings(tmp_path), tmp_path,
+                    function=lambda *args: skipping_rank(*args, [1]))
+    assert re.search(f'AgreementError: rank 1 {WITHOUT}', said[1]), said
+    assert re.search(f'RankEnded: rank 1 has ended with AgreementError: rank 1 {WITHOUT}', said[0])
+
+
+def test_so_does_a_virtual_rank_at_once(tmp_path):
+    cfg = settings(tmp_path)
+    with pytest.raises(Exception, match=f'virtual rank 1 {WITHOUT}|virtual rank 1 waits in the end '
+                                        'of iteration 2 without a step'):
+        on_virtual_ranks(2, lambda: skipping(cfg.copy(), [1]))
+
+
+def test_a_step_that_all_ranks_skip_is_none_of_ours(tmp_path):
+    assert on_ranks(2, settings(tmp_path), tmp_path, function=lambda *args: skipping_rank(
+        *args, [0, 1])) == ['trained'] * 2
+    assert on_virtual_ranks(2, lambda: skipping(settings(tmp_path), [0, 1])) == 'trained'
+
+
+# --------------------------------------------------------------------------------- the network
+
+
+def connecting(rank, world, interface):
+    with mock.patch.dict('os.environ', GLOO_SOCKET_IFNAME=interface):
+        try:
+            agree('start', 0, max)
+        except ConnectionFailed as error:
+            return str(error)
+
+
+def test_a_group_that_cannot_connect_names_host_address_and_variable(pool):
+    for said in pool.run(connecting, 2, 'nothing0'):
+        assert f'this is {socket.gethostname()}, whose address is' in said
+        assert 'GLOO_SOCKET_IFNAME=nothing0' in said
