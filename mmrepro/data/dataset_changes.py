@@ -28,6 +28,7 @@ from ..digests import as_bytes, state_digest
 from ..generator_kinds import GENERATORS, read_state
 from ..reachable import PLAIN, belongs_to_user, in_slots, names_in
 
+
 class _Limits(NamedTuple):
     """What is compared at most; what is larger are annotations."""
     references: int
@@ -71,8 +72,8 @@ class _Part(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What was read from a part beside the objects to which it refers."""
-    number: int
+    """What was read beside the objects to which a part refers, and the number of the part."""
+    number: int | None
     read: Callable[[], Any]
     value: Any
 
@@ -96,7 +97,7 @@ class DatasetSnapshot:
         self._parts: list[_Part] = []
         self._readings: list[_Reading] = []
         self._walk(thing)
-        dicts = [_kind(type(part.thing)) is dict for part in self._parts]
+        dicts = [issubclass(type(part.thing), dict) for part in self._parts]
         self._dict_numbers = [number for number, is_dict in enumerate(dicts) if is_dict]
         self._numbers = [number for number, is_dict in enumerate(dicts) if not is_dict]
         self._dicts = [self._parts[number].thing for number in self._dict_numbers]
@@ -110,7 +111,8 @@ class DatasetSnapshot:
         """Visit what an object holds, breadth first, and what is in large containers last."""
         waiting: deque[tuple[Any, int | None]] = deque([(thing, None)])
         large: list[tuple[int, Any, int | None]] = []
-        room, names = self._limits.references, {}
+        room = self._limits.references
+        names: dict[int, tuple[int, Any, set[str]]] = {}
         while waiting or large:
             if not waiting:
                 large.sort(key=lambda entry: -entry[0])
@@ -121,13 +123,15 @@ class DatasetSnapshot:
                     continue
                 self._seen[id(thing)] = thing
                 _attributes(thing)  # CPython makes the dict of an object when it is asked for it
-                is_dict = _kind(type(thing)) is dict
-                size = len(thing) if is_dict else len(gc.get_referents(thing))
+                cls: Any = type(thing)
+                size = len(thing) if _kind(cls) is dict else len(gc.get_referents(thing))
                 if size > MANY:
                     large.append((size, thing, holder))
                     continue
-            if size > room:
-                continue  # annotations
+            if size > room:  # annotations
+                with suppress(TypeError):
+                    self._readings.append(_Reading(holder, partial(len, thing), len(thing)))
+                continue
             room -= size
             number = len(self._parts)
             self._parts.append(_Part(thing, holder, size))
@@ -150,7 +154,8 @@ class DatasetSnapshot:
 
     def _read(self, number: int, thing: Any, names: dict[int, Any]) -> None:
         """Read what a part has beside the objects to which it refers."""
-        kind = _kind(type(thing))
+        cls: Any = type(thing)
+        kind = _kind(cls)
         if _is_users_function(thing):
             _, _, used = names.setdefault(id(thing.__globals__), (number, thing, set()))
             used.update(names_in(thing.__code__))
@@ -192,15 +197,15 @@ class DatasetSnapshot:
         end = 0
         for number, thing in zip(self._numbers, self._objects):
             begin, end = end, end + self._parts[number].size
-            before, now = self._held[begin:end], gc.get_referents(thing)
-            if not _equal(before, now):
-                yield from self._changes_in_object(number, thing, before, now)
-        for number, read, value in self._readings:
-            now = read()
+            held, now_held = self._held[begin:end], gc.get_referents(thing)
+            if not _equal(held, now_held):
+                yield from self._changes_in_object(number, thing, held, now_held)
+        for reading in self._readings:
+            value, now_read = reading.value, reading.read()
             if isinstance(value, dict):  # globals, by their paths
-                yield from (Change(*found) for found in _differing(value, now))
-            elif not _equal(value, now):
-                yield Change(self._path(number), *map(_described, (value, now)))
+                yield from (Change(*found) for found in _differing(value, now_read))
+            elif not _equal(value, now_read):
+                yield Change(self._path(reading.number), *map(_described, (value, now_read)))
 
     def _changes_in_dict(self, number: int, before: dict, now: dict) -> Iterator[Change]:
         path, is_namespace = self._path(number), self._is_namespace(number)
@@ -218,9 +223,10 @@ class DatasetSnapshot:
             yield Change(path, *sizes)
             return
         names = {id(value): f'.{name}' for name, value in _items(thing)}
+        if type(thing) in (list, tuple):  # their last item is visited first
+            before, now = before[::-1], now[::-1]
         for index, *values in _differing(dict(enumerate(before)), dict(enumerate(now))):
-            part = f'[{index}]' if issubclass(type(thing), _SEQUENCES) else names.get(
-                id(values[1]), '')
+            part = f'[{index}]' if type(thing) in _SEQUENCES else names.get(id(values[1]), '')
             yield Change(f'{path}{part}', *values)
 
     # ------------------------------------------------------------------------------ paths
@@ -232,7 +238,9 @@ class DatasetSnapshot:
         owner = self._parts[holder].thing
         return issubclass(type(owner), type) or thing is _attributes(owner)
 
-    def _path(self, number: int) -> str:
+    def _path(self, number: int | None) -> str:
+        if number is None:
+            return self._name
         thing, holder, _ = self._parts[number]
         if holder is None:
             return self._name
@@ -305,13 +313,14 @@ def _held(thing: Any) -> list[Any]:
         held += thing.ravel().tolist()
     else:
         held.append(_attributes(thing))
-    return [value for value in held if not _is_process(type(value))]
+    classes: list[Any] = [*map(type, held)]
+    return [value for value, cls in zip(held, classes) if not _is_process(cls)]
 
 
 def _globals(function: types.FunctionType, names: Sequence[str]) -> dict[str, Any]:
     """Return what names mean in the module of a function and in modules of the user there."""
     namespace = function.__globals__
-    found = {}
+    found: dict[str, Any] = {}
     for name in names:
         value = namespace.get(name, _globals)
         if type(value) is types.ModuleType:

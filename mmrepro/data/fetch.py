@@ -194,10 +194,10 @@ _DRAW_NOTHING = (
 )
 
 
-def keyed_collate(function: Callable[..., Any], checked: bool) -> Callable[..., Any]:
+def keyed_collate(function: Callable[..., Any], checked: bool = False) -> Callable[..., Any]:
     """Return ``function``, in a :class:`KeyedCollate` if it may draw or if samples are checked."""
     if isinstance(function, KeyedCollate):
-        function = function.function  # of a loader object that was adopted before
+        return function
     return KeyedCollate(function) if checked or _draws(function) else function
 
 

@@ -15,10 +15,10 @@ from ..errors import SampleDiffersError
 from ..intervals import is_due
 from ..reachable import belongs_to_user
 from ..scoped import around_next_step
-from ..text import listed
 from ..step_check.batches import BatchComparison
 from ..step_check.check import StepCheck
 from ..step_check.state import StartAttributes
+from ..text import listed
 
 NOT_REPEATED = 'steps are not repeated: {}'
 UNREAD = ('{}: samples that are loaded twice differ in {}. The training does not read it: losses '
@@ -39,7 +39,7 @@ class SelfCheckHook(Hook):
         self._interval = 0
         self._not_repeated: str | None = None  # why
         self._start: StartAttributes | None = None
-        self._disputed: list[Disputed] = []  # the coming batch, if its samples differ
+        self._disputed: Disputed | None = None  # the coming batch, if its samples differ
         self.unread: set[str] = set()  # fields of samples that differ and that no step has read
 
     def before_train(self, runner: Any) -> None:
@@ -68,7 +68,7 @@ class SelfCheckHook(Hook):
         check = None
         if is_due(runner.iter + 1, self._interval):
             check = StepCheck(runner, paused, self._done, self._start)
-        check = self._comparing(runner, data_batch, paused, check)
+        check = self._comparing(runner, paused, check)
         if check is not None:
             around_next_step(runner.model, check)
 
@@ -80,26 +80,19 @@ class SelfCheckHook(Hook):
                        None if self._not_repeated else self._dispute)
 
     def _dispute(self, disputed: Disputed) -> None:
-        """Keep a batch until its step is taken.
+        """Keep a batch for its step, which is the next one or an error."""
+        self._disputed = disputed
 
-        Raises:
-            SampleDiffersError: the step of an earlier one was not taken.
-        """
-        if self._disputed:
-            raise SampleDiffersError(self._disputed[0].message)
-        self._disputed.append(disputed)
-
-    def _comparing(self, runner: Any, data_batch: Any, paused: list[Any], check: Any) -> Any:
+    def _comparing(self, runner: Any, paused: list[Any], check: Any) -> Any:
         """Return ``check``, after a comparison if samples of the batch differ.
 
         Raises:
-            SampleDiffersError: the batch was replaced, or ranks take no common comparison here.
+            SampleDiffersError: ranks take no common comparison here.
         """
-        disputed = self._disputed.pop() if self._disputed else None
+        disputed, self._disputed = self._disputed, None
         several = get_world_size() > 1  # which compare together where steps are repeated
-        if disputed is not None and (
-                disputed.batch is not data_batch
-                or several and check is None and not self.unread.issuperset(disputed.fields)):
+        if several and check is None and disputed is not None and not self.unread.issuperset(
+                disputed.fields):
             raise SampleDiffersError(disputed.message)
         if check is None and several or disputed is None and not several:
             return check
@@ -119,6 +112,7 @@ class SelfCheckHook(Hook):
             runner.logger.warning(NOT_REPEATED.format(problem))
 
     def after_train(self, runner: Any) -> None:
+        judge_disputed(runner.train_loop.dataloader, None)
         runner.logger.info(self.summary(runner))
 
     def counts(self, runner: Any) -> dict[str, int]:

@@ -1,6 +1,12 @@
 """A pass is the same for any number of workers; one that is entered late loads nothing before."""
+import collections
 import functools
 import itertools
+import json
+import multiprocessing
+import os
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -17,7 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader
 import mmrepro.data.samplers
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
-from mmrepro.data.dataset_changes import DatasetSnapshot
+from mmrepro.data.dataset_changes import PASS, DatasetSnapshot
 from mmrepro.data.passes import seek
 
 WORKERS = {
@@ -133,25 +139,92 @@ def test_a_pass_within_a_pass_disturbs_neither(workers):
     assert made.batch_sampler._mmrepro_placement.drawn is not drawn
 
 
+LEVEL = [0.]
+
+
+class Slotted:
+    __slots__ = ('value', )
+
+
+class AttrDict(dict):
+    __getattr__ = dict.__getitem__
+
+
+def reads_a_global(item):
+    return item * LEVEL[0]
+
+
 class Holds:
+    of_class = 1
+
     def __init__(self):
         self.number, self.names, self.inner = 1, ['a', 'b'], dict(deep=[[1, 2]])
         self.array, self.tensor = np.zeros(3), torch.zeros(3)
-        self.long, self.transform = list(range(1000)), Shifted()
+        self.long, self.transform = [float(i) for i in range(10_000)], Shifted()
+        self.levels = dict.fromkeys(range(5000), 0)
+        self.infos = [dict(level=0) for _ in range(2000)]
+        self.objects = np.array([[1], None], dtype=object)
+        self.wide, self.shared = np.zeros(10_000), torch.zeros(200_000).share_memory_()
+        self.slotted, self.options, self.seen = Slotted(), AttrDict(size=3), {1}
+        self.slotted.value = 1
+        self.value, self.buffer = multiprocessing.Value('i', 0), bytearray(4)
+        self.module = torch.nn.Sequential(torch.nn.Dropout(.5))
+        self.function, self.partial = reads_a_global, functools.partial(max, [0])
+        self.queue = collections.deque([1, 2])
+        depth = [0]
+        self.closure = lambda item: item + depth[0]
+        # what cannot be copied or pickled, and what does not like to be read
+        self.lock, self.json, self.file = threading.Lock(), json, open(os.devnull)
+        self.version, self.proxy = sys.version_info, Proxy()
+        self.generator = np.random.default_rng(0)
+
+
+class Proxy:
+    @property
+    def __dict__(self):
+        raise RuntimeError('nothing is bound')
+
+    @property
+    def __class__(self):
+        raise RuntimeError('nothing is bound')
+
+    def __eq__(self, other):
+        raise RuntimeError('nothing is bound')
 
 
 CHANGES = {
     'dataset.number': lambda one: setattr(one, 'number', 2),
     'dataset.new': lambda one: setattr(one, 'new', 2),
     'dataset.names': lambda one: delattr(one, 'names'),
-    'dataset.names[2]': lambda one: one.names.append('c'),
+    'dataset.names ': lambda one: one.names.append('c'),
     "dataset.inner['deep'][0][1]": lambda one: one.inner['deep'][0].__setitem__(1, 3),
     'dataset.array': lambda one: one.array.__setitem__(1, 3),
     'dataset.tensor': lambda one: one.tensor.add_(1),
     'dataset.long': lambda one: one.long.append(1),
+    'dataset.long[0]': lambda one: one.long.__setitem__(slice(None), [1.] * 10_000),
+    'dataset.levels[0]': lambda one: one.levels.update(dict.fromkeys(range(5000), 1)),
+    "dataset.infos[1999]['level']": lambda one: one.infos[1999].update(level=1),
+    'dataset.objects': lambda one: one.objects.__setitem__(1, 1),
+    'dataset.objects ': lambda one: one.objects[0].append(1),
+    'dataset.wide': lambda one: one.wide.__setitem__(9_999, 1),
+    'dataset.shared': lambda one: one.shared.fill_(1),
+    'dataset.slotted.value': lambda one: setattr(one.slotted, 'value', 2),
+    "dataset.options['size']": lambda one: one.options.update(size=4),
+    'dataset.seen': lambda one: one.seen.add(2),
+    'dataset.value._obj': lambda one: setattr(one.value, 'value', 1),
+    'dataset.buffer': lambda one: one.buffer.__setitem__(1, 3),
+    "dataset.module._modules['0'].p": lambda one: setattr(one.module[0], 'p', .2),
+    'dataset.function.static': lambda one: setattr(one.function, 'static', 2),
+    f'{__name__}:LEVEL[0]': lambda one: LEVEL.__setitem__(0, LEVEL[0] + 1),
+    'dataset.partial[0][0]': lambda one: one.partial.args[0].__setitem__(0, 1),
+    'dataset.queue[1]': lambda one: one.queue.__setitem__(1, 3),
+    'dataset.closure.depth[0]': lambda one: one.closure.__closure__[0].cell_contents.__setitem__(
+        0, 1),
+    'Holds.of_class': lambda one: setattr(Holds, 'of_class', Holds.of_class + 1),
     'dataset.transform': lambda one: setattr(one, 'transform', Shifted()),
     'dataset.transform.shift': lambda one: setattr(one.transform, 'shift', 1),
     'dataset.transform.scale[0]': lambda one: one.transform.scale.__setitem__(0, 2),
+    'dataset.proxy': lambda one: setattr(one, 'proxy', Proxy()),
 }
 
 
@@ -160,9 +233,75 @@ def test_a_change_is_found_by_its_path(path):
     one, equal = Holds(), Holds()
     snapshot, other = DatasetSnapshot(one), DatasetSnapshot(equal)
     equal.names, equal.inner['deep'] = list(equal.names), [[1, 2]]
+    one.generator.random()  # seeded for each sample
     assert snapshot.change() is None and other.change() is None
     CHANGES[path](one)
-    assert snapshot.change() == path
+    assert snapshot.change() == path.strip()
+    vars(reads_a_global).clear()
+
+
+def test_annotations_are_compared_before_each_pass_only():
+    one = Holds()
+    one.infos = [dict(box=[1., 2., float(i)]) for i in range(20_000)]
+    one.pixels = np.zeros((1000, 1000))
+    before_batch, before_pass = DatasetSnapshot(one), DatasetSnapshot(one, limits=PASS)
+    one.infos[10]['box'][0] = one.pixels[5, 5] = 2.
+    assert before_batch.change() is None and before_pass.change() is not None
+    one.infos.append(dict(box=[]))
+    assert before_batch.change() == 'dataset'
+
+
+class Curriculum(Noisy):
+    """Reads a level that hooks raise."""
+
+    def __init__(self, make, read):
+        self.level, self.read = make(), read
+
+    def __getitem__(self, i):
+        return dict(x=super().__getitem__(i)['x'] + float(self.read(self.level, i)))
+
+
+KINDS = {  # how a level is made, read, and raised by a hook
+    'list': (lambda: [0] * 2000, lambda level, i: level[i],
+             lambda level, to: level.__setitem__(slice(None), [to] * len(level))),
+    'array': (lambda: np.zeros(10_000), lambda level, i: level[i],
+              lambda level, to: level.fill(to)),
+    'tensor': (lambda: torch.zeros(10_000), lambda level, i: level[i],
+               lambda level, to: level.fill_(to)),
+    'shared tensor': (lambda: torch.zeros(10_000).share_memory_(), lambda level, i: level[i],
+                      lambda level, to: level.fill_(to)),
+    'dict': (lambda: dict.fromkeys(range(3000), 0), lambda level, i: level[i],
+             lambda level, to: level.update(dict.fromkeys(range(3000), to))),
+    'infos': (lambda: [dict(level=0) for _ in range(3000)], lambda level, i: level[i]['level'],
+              lambda level, to: [info.update(level=to) for info in level]),
+    'module': (lambda: torch.nn.Dropout(0.), lambda level, i: level.p,
+               lambda level, to: setattr(level, 'p', to / 100)),
+    'shared value': (lambda: multiprocessing.Value('i', 0), lambda level, i: level.value,
+                     lambda level, to: setattr(level, 'value', to)),
+    'function': (lambda: reads_a_global, lambda level, i: getattr(level, 'static', 0),
+                 lambda level, to: setattr(level, 'static', to)),
+}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_level_that_a_hook_raises_is_the_same_for_any_number_of_workers(kind, tmp_path):
+    make, read, raise_to = KINDS[kind]
+
+    def batches(workers, event):
+        def tell(runner, **_):
+            if event == 'before_train_epoch' or runner.iter == 5:
+                raise_to(runner.train_dataloader.dataset.level, 1 + runner.iter)
+
+        vars(reads_a_global).clear()
+        seen, _ = train(lambda: loader(dataset=lambda: Curriculum(make, read), **WORKERS[workers]),
+                        tmp_path / f'{workers}{event}', validation=False, prepare=lambda runner:
+                        runner.register_hook(hook_with(**{event: tell})))
+        return seen
+
+    for event in ('before_train_epoch', 'after_train_iter'):
+        expected = batches('none', event)
+        assert len(set(expected)) == 12
+        assert batches('persistent', event) == batches('two', event) == expected
 
 
 @pytest.mark.parametrize('tensor', [torch.zeros(()).expand(1), torch.zeros(4)[::4]],

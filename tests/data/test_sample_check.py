@@ -21,17 +21,19 @@ import torch
 from demo_runs import MODELS, small
 from harness import digest
 from loaders import InOrder, Mean, Noisy, Piped, loader, settings
-from mmengine.dataset import default_collate, pseudo_collate
+from mmengine.dataset import DefaultSampler, default_collate, pseudo_collate
+from mmengine.dist import get_rank
 from mmengine.registry import MODELS as MODELS_OF_ENGINE
 from small_runs import hook_with
 from torch.utils.data import ConcatDataset, DataLoader
 
-from mmrepro import seeds
+from mmrepro import on_virtual_ranks, seeds
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader, written_files
 from mmrepro.data.sample_check import checked, left_out
 from mmrepro.errors import RandomnessError, SampleDiffersError
 from mmrepro.fingerprint.sample_replay import explain
+from mmrepro.hooks import SelfCheckHook
 from mmrepro.runner import ReproRunner
 
 HERE = os.path.abspath(__file__)
@@ -292,11 +294,11 @@ class Batches(Noisy):
 
 
 class Smears(Noisy):
-    """Returns memory that the next load of a sample overwrites, and a time."""
+    """Returns memory that the next load of a sample overwrites."""
     memory = torch.zeros(4)
 
     def __getitem__(self, i):
-        return dict(x=self.memory.add_(1), time=time.perf_counter())
+        return dict(x=self.memory.add_(1))
 
 
 class Vanishes(Noisy):
@@ -555,6 +557,14 @@ class Timed(Noisy):
         return dict(super().__getitem__(i), load_time=now, times=torch.tensor([now]))
 
 
+class OneRankTimed(Noisy):
+    """Samples of the first rank only."""
+
+    def __getitem__(self, i):
+        now = time.perf_counter() * 1e6 % 1000 if get_rank() == 0 else 0.
+        return dict(super().__getitem__(i), times=torch.tensor([now]))
+
+
 class TimedBatches(Timed):
     def __getitems__(self, indices):
         return [self[i] for i in indices]
@@ -619,6 +629,25 @@ def test_a_field_that_the_training_reads_is_an_error_that_names_its_cause(name, 
     assert f'clock: perf_counter at {HERE}' in text and 'to do: compute' in text
 
 
+@pytest.mark.parametrize('read', [False, True])
+def test_virtual_ranks_find_out_together(read, tmp_path):
+    def main():
+        cfg = settings(lambda: loader(DefaultSampler, dataset=OneRankTimed), tmp_path,
+                       validation=False)
+        cfg.update(model=dict(type='Reads', name='times' if read else None), log_level='INFO')
+        cfg['randomness']['virtual_ranks'] = 2
+        runner = ReproRunner(**cfg)
+        runner.train()
+        hook, = (hook for hook in runner.hooks if isinstance(hook, SelfCheckHook))
+        return hook.unread
+
+    if read:
+        with pytest.raises(SampleDiffersError, match='clock'):
+            on_virtual_ranks(2, main)
+    else:
+        assert on_virtual_ranks(2, main) == {"['times']"}
+
+
 def test_a_field_that_the_training_reads_later_is_an_error_then(tmp_path):
     with pytest.raises(SampleDiffersError, match='epoch 0, position 7'):
         timed_run(tmp_path, model=dict(name='times', begin=1))
@@ -652,6 +681,13 @@ def test_a_batch_that_no_step_has_taken_is_an_error_with_the_next(tmp_path):
     runner.register_hook(hook_with(before_train_iter=lambda runner, **_: look(runner)))
     with pytest.raises(SampleDiffersError, match='clock'):
         runner.train()
+
+
+def test_a_batch_that_the_second_load_has_overwritten_is_an_error(tmp_path):
+    """The alternative is the same memory, so no step would tell them apart."""
+    with pytest.raises(SampleDiffersError, match='has overwritten the first'):
+        timed_run(tmp_path, Smears, wrap=lambda made: DataLoader(
+            made.dataset, sampler=made.sampler, collate_fn=pseudo_collate))
 
 
 class TimedText(Noisy):
