@@ -62,11 +62,25 @@ def items(content: Any, path: str, attributes: bool = False) -> list[Named]:
 
     >>> items({'a': 1}, 'x'), items([2], 'x'), items({'a': 1}, 'x', attributes=True)
     ([("x['a']", 1)], [('x[0]', 2)], [('x.a', 1)])
+
+    A key that is an object, such as a parameter in the state of an optimizer, is named by its
+    class and place: its text may be long, and reads a GPU.
+
+    >>> items({torch.zeros(9): 1}, 'x')
+    [('x[Tensor 0]', 1)]
     """
     if not isinstance(content, Mapping):
         return [(f'{path}[{i}]', value) for i, value in enumerate(content)]
-    return [(f'{path}.{key}' if attributes else f'{path}[{key!r}]', value)
-            for key, value in content.items()]
+    if attributes:
+        return [(f'{path}.{key}', value) for key, value in content.items()]
+    return [(f'{path}[{_key_text(key, i)}]', value)
+            for i, (key, value) in enumerate(content.items())]
+
+
+def _key_text(key: Any, number: int) -> str:
+    plain = isinstance(key, PLAIN) or isinstance(key, tuple) and all(
+        isinstance(part, PLAIN) for part in key)
+    return repr(key) if plain else f'{type(key).__name__} {number}'
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -31,16 +31,20 @@ NO_ALARM = ('StateDictHooks', 'OldSpectralNorm', 'ReplacesTheHeadAtTheStart',
 
 @pytest.mark.parametrize('name', [*FIRST, *NO_ALARM])
 def test_a_self_check_ends_the_first_run_and_not_what_repeats(name, tmp_path):
-    ran = train(name, str(tmp_path), None, True)
+    ran = train(name, str(tmp_path), 'again', True)  # without a witness, which takes longer
     assert (ran.by, FIRST[name] in ran.error) == (FOUND, True) if name in FIRST else (
         not ran.error), ran.error
 
 
 @pytest.mark.parametrize(('name', 'outcome'), [
-    ('other_labels', REFUSED), ('SwitchesThePipelineOnce', REFUSED),
-    ('copy_without_the_last_checkpoints', EQUAL)])
+    ('other_labels', REFUSED), ('copy_without_the_last_checkpoints', EQUAL)])
 def test_what_a_resume_says(name, outcome):
     assert judge(name).outcome == outcome
+
+
+def test_a_witness_knows_classes_of_set_ups_and_names_what_they_lose(tmp_path):
+    ran = train('PatienceThatIsLost', str(tmp_path), None, True)
+    assert (ran.by, 'PatienceThatIsLost.best' in ran.error) == (FOUND, True), ran.error
 
 
 @pytest.mark.nightly

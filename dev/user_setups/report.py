@@ -20,8 +20,9 @@ HEAD = """\
 
 {total} set-ups, each with another mechanism, written as users write them and trained with default
 settings. Each is trained {runs}; digests of each batch, the losses, the weights after each step
-and the metrics of each validation are compared with the first run. A set-up that a self-check has
-ended is trained again without self-checks: if the bits were equal then, it would be a false alarm.
+and the metrics of each validation are compared with the first run, which has a witness. A set-up
+that a self-check has ended is trained again without self-checks, in another process under another
+hash seed, too: if the bits were equal then, it would be a false alarm.
 
 `python -m dev.user_setups` trains them all and writes this page.
 

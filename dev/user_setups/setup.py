@@ -255,9 +255,9 @@ def _run(name: str, folder: str, variation: str | None, checked: bool,
 
     def main() -> None:
         look = looks[get_rank()] = Look()
-        runner = Runner.from_cfg(cfg.copy())
-        runner.register_hook(look)
-        row.drive(runner)
+        built = RUNNERS.build(cfg.copy()) if 'runner_type' in cfg else Runner.from_cfg(cfg.copy())
+        built.register_hook(look)
+        row.drive(built)
 
     error, by = '', ''
     try:

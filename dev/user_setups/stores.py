@@ -17,6 +17,7 @@ from mmengine.runner import Runner
 from torch.utils.data import BatchSampler
 
 from .setup import (
+    ANOTHER,
     batch_sampler,
     collate,
     dataset,
@@ -253,13 +254,13 @@ def grouped(cls):
         OPTIM_WRAPPER_CONSTRUCTORS.register_module(module=cls, force=True)
         cfg.optim_wrapper.constructor = cls.__name__
     change.__name__ = cls.__name__
-    setup(ORDERS)(change)
+    setup(ORDERS, variations=('again', 'resumed at 12', *ANOTHER))(change)
     return cls
 
 
 @grouped
 class GroupsInTheOrderOfASet(Groups):
-    """A resume under another hash seed gives momenta to other layers."""
+    """Momenta belong to numbers of parameters, which another hash seed gives otherwise."""
 
     def ordered(self):
         return set(self.names)

@@ -6,13 +6,14 @@ import itertools
 import json
 import os
 import pickle
+import re
 import resource
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ctypes import CDLL, c_ulong
 from functools import partial
 from pkgutil import resolve_name
@@ -34,7 +35,12 @@ from .startup import on_ranks
 from .stopping import StopTraining
 
 NICE = 19
+# what every training imports for a second or more: once, before processes are forked
+_OF_EVERY_TRAINING = ('mmrepro.runner', 'torch._dynamo', 'matplotlib.pyplot',
+                      'matplotlib.backends.backend_agg')
 POLL = 0.1  # seconds between two looks at a training
+# paths of attributes, see ``attribute_texts``: of data loading, and of globals (``module:name``)
+_OF_LOADING = re.compile(r'(len\()?(dataset\b|collate_fn\b|[\w.]+:)')
 _PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGING = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'shutil.rmtree', 'os.link',
@@ -50,6 +56,9 @@ def main(task: dict[str, Any]) -> None:
     _protect(task['work_dir'], task['scratch'])
     problems = recipe.prepare(task['script'], [
         recipe.Registered(*entry) for entry in task['registered']], task['names'])
+    for name in _OF_EVERY_TRAINING:
+        with suppress(ImportError):  # the training says what it lacks
+            importlib.import_module(name)
     parent, used = os.getppid(), time.process_time()
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {
@@ -108,6 +117,8 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], seconds:
     except BaseException as raised:  # whatever the code of the user raises
         traceback.print_exc()
         error = '; '.join([f'{type(raised).__name__}: {raised}', *problems])
+        if start.checkpoint is not None:  # in the run, an open file that nobody knows by this name
+            error = error.replace(start.checkpoint, 'its checkpoint')
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     write_whole(os.path.join(folder, 'result.json'), json.dumps(dict(
         name=start.name, error=error, lines=folder,
@@ -155,8 +166,7 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
 
 def _left(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Return the attributes of data loading, and globals, that loading samples has changed."""
-    return [name for name in after if before.get(name) != after[name] and (
-        name.startswith(('dataset.', 'collate_fn')) or ':' in name)]
+    return [name for name in after if before.get(name) != after[name] and _OF_LOADING.match(name)]
 
 
 def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, folder: str) -> None:

@@ -15,6 +15,7 @@ from witnessed import SPOILED, config, log_of, train
 from mmrepro import on_virtual_ranks, reports
 from mmrepro.digests import state_digest
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
+from mmrepro.runs.witness import _left
 from mmrepro.scoped import replaced
 from mmrepro.selfcheck import recipe, witness, witness_verdict
 from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
@@ -205,6 +206,12 @@ def test_a_comparison_of_nothing_is_no_success(base):
     assert witness_verdict.compare(lines, lines, 4, 6) is None
     with pytest.raises(FingerprintError, match='iteration 6 was not noted, of 4 to 6'):
         witness_verdict.compare(lines, lines, 4, 7)
+
+
+def test_only_what_samples_leave_is_named_as_left():
+    left = {'dataset.first': '1', 'len(dataset.cache)': '2', 'package.module:value': '3'}
+    others = {"optim_wrapper.optimizer.state['a:b']": '4', 'train_loop._iter': '5'}
+    assert _left({'dataset.size': '6'}, {**left, **others, 'dataset.size': '6'}) == [*left]
 
 
 # --------------------------------------------------------------------------- what may go wrong
