@@ -77,7 +77,6 @@ class WitnessProcess:
         config: ``randomness`` in effect.
         fds: open files that ``starts`` name as ``/proc/self/fd/N``.
         work_dir: of the run, into which the witness may not write.
-        environment: variables of the process.
         quiet: run at low priority.
 
     Raises:
