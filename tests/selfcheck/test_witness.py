@@ -92,21 +92,30 @@ def test_each_comparison_sees_what_was_spoiled(spoiled, what):
     assert found.field.partition('.')[0] == expected.get(what, what)
 
 
+NIGHTLY = pytest.mark.nightly  # a few seconds each, and of kinds that others show
+
+
 @pytest.mark.parametrize('changes, named', [
-    (dict(train_dataloader=dict(dataset=dict(type='Keeping', how='static'))), 'workers'),
-    (dict(train_dataloader=dict(dataset=dict(type='Keeping', how='default'))), 'workers'),
-    (dict(train_dataloader=dict(dataset=dict(type='Keeping', how='module'))), 'workers'),
-    (dict(model=dict(keeps='module in a list')), 'Layers.hidden[0].first'),
-    (dict(model=dict(keeps='function')), 'register_buffer'),
-    (dict(model=dict(keeps='forward hook')), 'register_buffer'),
-    (dict(custom_hooks=[dict(type='SetsOnce')]), 'dataset.factor'),
-    (dict(custom_hooks=[dict(type='Reweights')],
-          train_dataloader=dict(sampler=dict(_delete_=True, type='Weighted'))), 'sampler.weights'),
-    (dict(custom_hooks=[dict(type='EMAHook', ema_type='Counting')]),
-     'EMAHook.ema_model:updates'),
-], ids=['function attribute', 'default', 'module transform', 'module in a list', 'static variable',
-        'forward hook', 'hook that sets once', 'sampler that a hook reweights',
-        'counter of an average'])
+    pytest.param(dict(train_dataloader=dict(dataset=dict(type='Keeping', how='static'))),
+                 'workers', id='function attribute'),
+    pytest.param(dict(train_dataloader=dict(dataset=dict(type='Keeping', how='default'))),
+                 'workers', id='default', marks=NIGHTLY),
+    pytest.param(dict(train_dataloader=dict(dataset=dict(type='Keeping', how='module'))),
+                 'workers', id='module transform', marks=NIGHTLY),
+    pytest.param(dict(model=dict(keeps='module in a list')), 'Layers.hidden[0].first',
+                 id='module in a list'),
+    pytest.param(dict(model=dict(keeps='function')), 'register_buffer', id='static variable',
+                 marks=NIGHTLY),
+    pytest.param(dict(model=dict(keeps='forward hook')), 'register_buffer', id='forward hook',
+                 marks=NIGHTLY),
+    pytest.param(dict(custom_hooks=[dict(type='SetsOnce')]), 'dataset.factor',
+                 id='hook that sets once'),
+    pytest.param(dict(custom_hooks=[dict(type='Reweights')],
+                      train_dataloader=dict(sampler=dict(_delete_=True, type='Weighted'))),
+                 'sampler.weights', id='sampler that a hook reweights', marks=NIGHTLY),
+    pytest.param(dict(custom_hooks=[dict(type='EMAHook', ema_type='Counting')]),
+                 'EMAHook.ema_model:updates', id='counter of an average'),
+])
 def test_state_that_another_process_lacks_ends_the_run(tmp_path, changes, named):
     with pytest.raises(WitnessDiffersError) as raised:
         train(config(tmp_path, **changes))
