@@ -263,6 +263,9 @@ class RunLifecycle:
         reason = ''
         if get_world_size() > 1 and current() is None:
             reason = 'a witness is one process, and these ranks are several without virtual ranks'
+        elif runner.cfg.get('compile') and hasattr(
+                runner.model.train_step, '_torchdynamo_orig_callable'):
+            reason = 'a second process would compile the model again'
         elif sys.platform != 'linux':
             reason = 'a witness needs Linux'
         elif self.config.worker_seed != 'sample':

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
@@ -167,6 +168,31 @@ def test_hooks_that_code_registers_go_along(tmp_path):
     runner.register_hook(AddsNoise())
     runner.train()
     assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
+
+
+class Unpicklable(Hook):
+    """Changes weights, and holds what no other process can have."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter > 5:
+            next(runner.model.parameters()).data.add_(1e-3)
+
+
+@pytest.mark.nightly
+def test_a_hook_that_cannot_go_along_is_named_and_ends_no_run(tmp_path):
+    runner = witnessed.Runner.from_cfg(config(tmp_path))
+    runner.register_hook(Unpicklable())
+    runner.train()
+    assert 'to the witness, and may be the cause: Unpicklable' in log_of(tmp_path)
+
+
+def test_a_witness_waits_where_memory_is_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(witness, '_free_memory', lambda: 1 << 28)
+    train(config(tmp_path))
+    assert '0.2 GiB are free on this machine' in log_of(tmp_path).splitlines()[-1]
 
 
 def test_changes_by_the_script_are_a_warning_and_no_error(tmp_path):
