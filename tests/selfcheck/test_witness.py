@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 import witnessed
@@ -17,6 +18,7 @@ from mmrepro import on_virtual_ranks, reports
 from mmrepro.digests import state_digest
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
 from mmrepro.runs.witness import _left
+from mmrepro.hooks.witness_records import attribute_texts
 from mmrepro.scoped import replaced
 from mmrepro.selfcheck import recipe, witness, witness_verdict
 from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
@@ -168,6 +170,22 @@ def test_hooks_that_code_registers_go_along(tmp_path):
     runner.register_hook(AddsNoise())
     runner.train()
     assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
+
+
+class Unreadable:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def test_objects_that_raise_when_they_are_read_are_left_out(tmp_path):
+    class Odd(Hook):
+        proxy, masked = Unreadable(), np.ma.masked
+
+    runner = witnessed.Runner.from_cfg(config(tmp_path))
+    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    runner.register_hook(Odd())
+    texts = attribute_texts(runner)
+    assert texts['dataset.factor'] == '1.0' and 'Odd.masked' in texts
 
 
 class Unpicklable(Hook):
