@@ -17,8 +17,8 @@ from witnessed import SPOILED, config, log_of, train
 from mmrepro import on_virtual_ranks, reports
 from mmrepro.digests import state_digest
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
-from mmrepro.runs.witness import _left
 from mmrepro.hooks.witness_records import attribute_texts
+from mmrepro.runs.witness import _left
 from mmrepro.scoped import replaced
 from mmrepro.selfcheck import recipe, witness, witness_verdict
 from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
