@@ -398,7 +398,8 @@ def _warning(name: str, log: str) -> str:
 
 
 def _names(name: str, line: str) -> bool:
-    is_warning = 'WARNING' in line
+    # MMEngine names every metric without a prefix
+    is_warning = 'WARNING' in line and 'The prefix is not set' not in line
     return (any(part in line for part in NAMING)
             or is_warning and any(part in line for part in (name, *WARNING_OF))
             or name in line and 'were repeated' in line)

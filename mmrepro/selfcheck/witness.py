@@ -283,8 +283,11 @@ class Witness:
         if self.not_tried or not self._launches:
             return
         self._count += not own
+        is_tried = own or is_due(self._count)
+        if not is_tried and 0 < self._total <= iteration:
+            return  # no iteration follows it
         saved = _opened(path, iteration, 0 if own else self._count)
-        if own or is_due(self._count):
+        if is_tried:
             self._waiting.append(saved)
         else:
             if self._newest is not None:

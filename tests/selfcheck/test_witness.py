@@ -126,6 +126,11 @@ def test_state_that_another_process_lacks_ends_the_run(tmp_path, changes, named)
     assert 'to do: ' in str(raised.value)
 
 
+def test_the_last_checkpoint_that_iterations_follow_is_resumed(tmp_path):
+    train(config(tmp_path, epochs=6))
+    assert 'resumed by a witness at iterations 4, 8, 16, 20: same bits' in log_of(tmp_path)
+
+
 def test_what_is_only_logged_is_no_difference(tmp_path):
     cfg = config(tmp_path, model=dict(logs=True))
     cfg.randomness.self_checks.steps = 0
