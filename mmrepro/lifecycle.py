@@ -263,6 +263,9 @@ class RunLifecycle:
         reason = ''
         if get_world_size() > 1 and current() is None:
             reason = 'a witness is one process, and these ranks are several without virtual ranks'
+        elif runner.cfg.get('compile') and hasattr(
+                runner.model.train_step, '_torchdynamo_orig_callable'):
+            reason = 'a second process would compile the model again'
         elif sys.platform != 'linux':
             reason = 'a witness needs Linux'
         elif self.config.worker_seed != 'sample':
@@ -367,16 +370,25 @@ class RunLifecycle:
 
     def _save_for_witness(self, runner: Any) -> None:
         """Write a checkpoint that only the witness reads; it is gone with this run."""
-        folder = tempfile.mkdtemp(prefix='mmrepro-witness-') if is_main_process() else ''
-        try:
-            with replaced(self.witness, saving=True):
-                runner.save_checkpoint(folder, 'early.pth', by_epoch=False,
-                                       save_param_scheduler=bool(runner.param_schedulers))
-        except (OSError, RuntimeError) as error:  # a full disk; a value that no file can hold
-            self.witness.notes.append(f'no early checkpoint: {type(error).__name__}: {error}')
+        folder, problem = '', ''
+        if is_main_process():
+            try:
+                folder = tempfile.mkdtemp(prefix='mmrepro-witness-')
+            except OSError as error:
+                problem = f'{type(error).__name__}: {error}'
+        problem = agreement.agree('a folder for the witness', problem, max)
+        if not problem:
+            try:
+                with replaced(self.witness, saving=True):
+                    runner.save_checkpoint(folder, 'early.pth', by_epoch=False,
+                                           save_param_scheduler=bool(runner.param_schedulers))
+            except (OSError, RuntimeError) as error:  # a full disk; what no file can hold
+                problem = f'{type(error).__name__}: {error}'
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        if problem:
+            self.witness.notes.append(f'no early checkpoint: {problem}')
             runner.logger.warning(f'witness: {self.witness.notes[-1]}')
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def saved(self, runner: Any, folder: str, name: str, resumable: bool,
               arguments: Mapping[str, Any]) -> None:

@@ -41,6 +41,7 @@ SLOW = (
     'localise/test_planted_faults.py',
     'docs/test_tutorials.py',
     'test_user_setups.py',
+    'selfcheck/test_witness.py',
     'test_invariance.py',
     'checkpoint/test_resume.py',
     'ops/triton_kernels/test_kernels.py',

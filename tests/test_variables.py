@@ -1,10 +1,14 @@
 """Variables: who reads the environment, and those of user code, which a block captures."""
+import ast
 import os
 import threading
 
 import pytest
+from mmengine.runner import Runner
+from small_runs import finish, small_run
 
 from mmrepro import variables
+from mmrepro.fingerprint.provenance import environment, is_hidden, without_secrets
 from mmrepro.fingerprint.provenance import variables as recorded
 from mmrepro.variables import Read
 
@@ -52,6 +56,51 @@ def test_a_secret_is_compared_and_not_written():
     reads = [Read(name, value, 'm', 'm.py', 3) for name, value in (
         ('GAIN', None), ('GAIN', '1'), ('LOCAL_RANK', '0'), ('OMP_NUM_THREADS', '2'))]
     assert recorded(reads) == dict(GAIN=dict(value='1', read='m.py:3'))
+
+
+# planted: none of them opens anything
+FAKES = {
+    'postgres://me:pa/ss@db.example/x': 'pa/ss', 'https://0123abcd@sentry.example/4': '0123abcd',
+    'https://u:p@ss@host/x': 'p@ss', 's3?X-Amz-Signature=abcd1234&x=1': 'abcd1234',
+    'host=db password=hunter22 port=3': 'hunter22', **{secret: secret for secret in (
+        'ghp_' + 'a' * 36, 'hf_' + 'b' * 30, 'AKIA' + 'A' * 16, 'xoxb-' + '1' * 12,
+        'sk-' + 'a1' * 12, 'eyJhbGciOiJI.eyJzdWIiOiIx.abc')}}
+HARMLESS = ('http://localhost:8080/img@2x.png', 'mask-rcnn_r50_fpn_1x_coco_20200101_abcdefgh',
+            'https://download.openmmlab.com/x@y.pth', 'http://proxy:3128', 'author=me')
+
+
+@pytest.mark.parametrize('value', FAKES)
+def test_a_secret_is_known_by_its_form_whatever_the_name_of_the_variable(value):
+    shown = recorded([Read('SOURCE', value, 'm', 'm.py', 3)])['SOURCE']['value']
+    assert FAKES[value] not in shown and is_hidden(shown) and without_secrets(shown) == shown
+    code = without_secrets(f'x = {value!r}', code=True)
+    assert (FAKES[value] not in code or 'password' in value) and ast.parse(code)
+    assert environment({'CUDA_X': value})['CUDA_X'] == shown
+
+
+@pytest.mark.parametrize('value', HARMLESS)
+def test_what_is_no_secret_stays(value):
+    assert without_secrets(value) == value == without_secrets(value, code=True)
+
+
+def test_literals_with_a_secret_name_are_hidden_in_code_and_it_stays_python():
+    code = without_secrets("a = dict(api_key='0123456789', keypoint_head='abcdefgh', lr=0.1)", True)
+    assert '0123456789' not in code and 'abcdefgh' in code and ast.parse(code)
+
+
+@pytest.mark.parametrize('late', [False, True])
+def test_a_resume_compares_the_variables_that_user_code_reads(late, monkeypatch, tmp_path):
+    name = f'TEST_GAIN_{late}'
+    monkeypatch.setenv(name, '1')
+    os.environ.get(name)
+    finish(small_run(tmp_path))
+    monkeypatch.setenv(name, '2')
+    monkeypatch.setattr(variables, '_reads', {})
+    if not late:  # else it is read by a worker, or in the middle of the training
+        os.environ.get(name)
+    runner = Runner.from_cfg(small_run(tmp_path, resume=True))
+    runner.train()
+    assert f"variables.{name} '1' -> '2'" in runner.lifecycle.resume.history
 
 
 def _function(body, padding):

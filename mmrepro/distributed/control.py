@@ -45,11 +45,13 @@ def naming_gloo_network() -> Iterator[None]:
     """Let an error of connecting over gloo name this host, its address, and what to set.
 
     Raises:
-        ConnectionFailed: for any error of torch inside the block.
+        ConnectionFailed: for an error of gloo inside the block.
     """
     try:
         yield
     except RuntimeError as error:
+        if 'gloo' not in str(error).lower():  # of the store: the address of rank 0
+            raise
         host, interface = socket.gethostname(), os.environ.get('GLOO_SOCKET_IFNAME')
         try:
             address = socket.gethostbyname(host)
@@ -112,7 +114,11 @@ class StoreControl:
             self._store.delete_key(key)
         return value
 
-    def _begin(self, value: bytes) -> Callable[[], list[bytes]]:
+    def _begin(self, value: bytes, together: bool) -> Callable[[], list[bytes]]:
+        """Begin an exchange; return what ends it.
+
+        If ``together``, rank 0, which may keep the store, waits until all ranks have the values.
+        """
         number, self._count = self._count, self._count + 1
         self._store.set(f'{number}/{self._rank}', value)
 
@@ -122,15 +128,19 @@ class StoreControl:
                 if self._store.add(f'{number}/read', 1) == self._world - 1:
                     self._store.delete_key(f'{number}/all')
                     self._store.delete_key(f'{number}/read')
+                    if together:
+                        self._store.set(f'{number}/done', '')
                 return values
             values = [self._take(f'{number}/{rank}', True) for rank in range(self._world)]
             self._store.set(f'{number}/all', pickle.dumps(values))
+            if together:
+                self._take(f'{number}/done', True)
             return values
 
         return finish
 
     def all_objects(self, value: Any) -> list[Any]:
-        return [pickle.loads(part) for part in self._begin(pickle.dumps(value))()]
+        return [pickle.loads(part) for part in self._begin(pickle.dumps(value), True)()]
 
     def gather(self, value: Any) -> list[Any] | None:
         content = pickle.dumps(value)
@@ -152,7 +162,7 @@ class StoreControl:
             self._store.set(f'{prefix}/{start}/read', '')
 
     def begin_max(self, values: list[int]) -> Finish:
-        finish = self._begin(bytes(value + 128 for value in values))
+        finish = self._begin(bytes(value + 128 for value in values), False)
         return lambda: [max(column) - 128 for column in zip(*finish())]
 
 

@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from ..ops.aten import sync_bn
 from ..scoped import replaced
 from .at_exit import leave_at_exit, let_go_at_exit
+from .control import naming_gloo_network
 from .ordered_reduction import fix_gradient_order
 from .virtual import runner_parts
 from .virtual.scheduler import current
@@ -166,7 +167,8 @@ def ensure_process_group(launcher: str, env_cfg: Mapping[str, Any] = {}) -> bool
             seconds=timeout)
     if backend in _NOT_FOR_CPU:
         backend = 'gloo'
-    dist.init_process_group(backend, **options)
+    with naming_gloo_network():
+        dist.init_process_group(backend, **options)
     leave_at_exit(lambda: [None])
     _logger.info('no accelerator: %s ranks over %s', dist.get_world_size(), backend)
     return True

@@ -42,7 +42,7 @@ _FORMS = tuple(re.compile(f'(){form}') for form in (
     r'\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*', r'-----BEGIN [A-Z ]*PRIVATE KEY-----[^\'"]*')) + (
     # user and password of a URL, but not its port
     re.compile(r'(://)[^\s/\'"@]*(?::(?!\d+/)[^\s\'"@]*)?@(?:[^\s/\'"@]*@)*'),
-    re.compile(r'(?i)([?&][\w-]*(?:sig|signature|token|key|password|secret|credential)=)[^\s&\'"]+'))
+    re.compile(r'(?i)([?&][\w-]*(?:sig|signature|token|key|password|secret|credential)=)[^\s&\'"(]+'))
 # A secret that is assigned: in a command or a connection string, and as a literal of Python.
 _ASSIGNED = re.compile(rf'(?i)(\b[\w-]*(?:{_NAMES}|pwd)s?=)[^\s&;,\'"()]+')
 _LITERAL = re.compile(rf'(?i)(\b\w*(?:{_NAMES})s?[\'"]?\s*[=:]\s*([\'"]))[^\'"\n]{{6,}}(?=\2)')

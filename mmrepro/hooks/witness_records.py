@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -180,13 +180,20 @@ def attribute_texts(runner: Any) -> dict[str, str]:
             texts.setdefault(f'len({path})', str(len(thing)))
             if len(thing) > MAX_ITEMS:
                 continue
-        for name, value in filter(_is_of_a_run, (*inside(thing, path), *hidden(thing, path))):
+        for name, value in _parts(thing, path):
             text = _text(value)
             if text:  # not by the walk, which visits an object once: numbers are shared
                 texts.setdefault(name, text)
             else:
                 walk.add([(name, value)])
     return texts
+
+
+def _parts(thing: Any, path: str) -> list[tuple[str, Any]]:
+    """Return what a thing holds; of an object whose attributes raise errors, nothing."""
+    with suppress(Exception):  # whatever code of a user or of a library raises when it is asked
+        return list(filter(_is_of_a_run, (*inside(thing, path), *hidden(thing, path))))
+    return []
 
 
 def _is_of_a_run(named: tuple[str, Any]) -> bool:
@@ -217,9 +224,9 @@ def _text(value: Any) -> str:
     """Return a plain value as it reads, of a tensor or array a digest; '' for what is walked."""
     if isinstance(value, PLAIN):
         return repr(value)[:200]
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        kind = 'tensor' if isinstance(value, torch.Tensor) else 'array'
-        is_small = value.nbytes <= MAX_BYTES
-        content = state_digest(value)[:16] if is_small else ''
-        return f'{kind} {tuple(value.shape)} {content}'
-    return ''
+    if not isinstance(value, (torch.Tensor, np.ndarray)):
+        return ''
+    kind, content = 'tensor' if isinstance(value, torch.Tensor) else 'array', ''
+    with suppress(Exception):  # of a tensor without memory, of a masked array
+        content = state_digest(value)[:16] if value.nbytes <= MAX_BYTES else ''
+    return f'{kind} {tuple(value.shape)} {content}'

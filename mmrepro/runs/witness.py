@@ -190,7 +190,8 @@ def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, fol
         if class_name(hook.get('type')) != 'FingerprintHook']
     visualizer = given.get('visualizer')
     if visualizer:
-        changed['visualizer'] = {**visualizer, 'vis_backends': None}
+        changed['visualizer'] = {**{name: value for name, value in visualizer.items()
+                                    if name != 'save_dir'}, 'vis_backends': None}
     takes_config = 'cfg' in settings
     for name, value in changed.items():
         value = ConfigDict(value) if isinstance(value, dict) else value

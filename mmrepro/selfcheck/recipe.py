@@ -59,6 +59,7 @@ class Recipe(NamedTuple):
         arguments: ``sys.argv``.
         hooks: pickled pairs of a hook that was registered by code, and its priority.
         names: of what the script defines and this run needs.
+        left_out: class names of hooks that cannot be pickled.
     """
     runner: str
     settings: dict[str, Any]
@@ -70,6 +71,7 @@ class Recipe(NamedTuple):
     arguments: list[str]
     hooks: list[bytes] = []
     names: list[str] = []
+    left_out: list[str] = []
 
 
 def environment() -> dict[str, str]:
@@ -106,8 +108,10 @@ def _of_script(cls: type) -> list[str]:
 def with_hooks(recipe: Recipe, hooks: Sequence[Any]) -> Recipe:
     """Add hooks that code has registered; those that cannot be pickled are left out."""
     pickled = [_pickled_hook(hook) for hook in hooks]
-    names = [name for hook in hooks for name in _of_script(type(hook))]
-    return recipe._replace(hooks=[*filter(None, pickled)], names=[*recipe.names, *names])
+    return recipe._replace(
+        hooks=[content for content in pickled if content is not None],
+        names=[*recipe.names, *(name for hook in hooks for name in _of_script(type(hook)))],
+        left_out=[type(hook).__name__ for hook, content in zip(hooks, pickled) if content is None])
 
 
 def _importable(thing: Any, where: str) -> str:

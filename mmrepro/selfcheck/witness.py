@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import shutil
 import signal
 import subprocess
@@ -44,9 +45,10 @@ PROGRESS = 10.0  # seconds between two lines while it waits
 POLL = 0.1  # seconds between two looks at a witness while a run waits
 COMMAND = ('import json, sys; task = json.load(open(sys.argv[1])); sys.path[:] = task["path"]; '
            'from mmrepro.runs.witness import main; main(task)')
-# variables that another start of the command would not have
+# variables of launchers, whose ranks a witness is none of; the last are beginnings of names
 _OF_RANKS = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'MASTER_ADDR',
-             'MASTER_PORT', 'TORCHELASTIC_RUN_ID')
+             'MASTER_PORT')
+_OF_LAUNCHERS = ('SLURM_', 'OMPI_', 'PMI_', 'TORCHELASTIC_')
 _QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
 
 
@@ -77,7 +79,6 @@ class WitnessProcess:
         config: ``randomness`` in effect.
         fds: open files that ``starts`` name as ``/proc/self/fd/N``.
         work_dir: of the run, into which the witness may not write.
-        environment: variables of the process.
         quiet: run at low priority.
 
     Raises:
@@ -100,7 +101,7 @@ class WitnessProcess:
                     scratch=self.folder, work_dir=os.path.abspath(work_dir), quiet=quiet,
                     config=config, starts=[start._asdict() for start in starts]), file)
             variables = {name: value for name, value in recipe.environment.items()
-                         if name not in _OF_RANKS}
+                         if name not in _OF_RANKS and not name.startswith(_OF_LAUNCHERS)}
             with open(self.output, 'wb') as output:
                 self._process = subprocess.Popen(
                     [sys.executable, '-c', COMMAND, task], stdin=subprocess.DEVNULL,
@@ -153,6 +154,24 @@ class WitnessProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _free_memory() -> int:
+    """Return the bytes of memory that this machine, or this container, has free."""
+    with open('/proc/meminfo', encoding='ascii') as file:
+        sizes = dict(line.split(':') for line in file)
+    free = int(sizes['MemAvailable'].split()[0]) * 1024
+    with suppress(OSError, ValueError):  # no control group of version 2, or one without a limit
+        limit, used = (int(_read(f'memory.{name}')) for name in ('max', 'current'))
+        cached = dict(line.split() for line in _read('memory.stat').splitlines())['inactive_file']
+        free = min(free, limit - used + int(cached))
+    return free
+
+
+def _read(name: str) -> str:
+    """Return the content of a file of this container's control group."""
+    with open(f'/sys/fs/cgroup/{name}', encoding='ascii') as file:
+        return file.read()
 
 
 class _Saved(NamedTuple):
@@ -323,19 +342,22 @@ class Witness:
     def _has_memory(self, runner: Any, ends: bool) -> bool:
         """Whether a second model fits on the device; measured, and again when the training ends."""
         device = next(runner.model.parameters()).device
-        if device.type == 'cpu':
-            return True
-        if device.type != 'cuda':
+        if device.type not in ('cpu', 'cuda'):
             self.not_tried = f'a witness on {device.type} was never tried'
             return False
-        if ends:
-            torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(device)
-        needed = torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT
-        if free < needed and ends:
-            self.not_tried = (f'{free / 2**30:.1f} GiB are free on {device}, and a second process '
-                              f'takes {needed / 2**30:.1f}')
-        return free >= needed
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        places = {'this machine': (_free_memory(), peak)}
+        if device.type == 'cuda':
+            if ends:
+                torch.cuda.empty_cache()
+            free, _ = torch.cuda.mem_get_info(device)
+            places[str(device)] = free, torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT
+        short = [f'{free / 2**30:.1f} GiB are free on {place}, and a second process takes '
+                 f'{needed / 2**30:.1f}' for place, (free, needed) in places.items()
+                 if free < needed]
+        if short and ends:
+            self.not_tried = short[0]
+        return not short
 
     def _affordable(self, complete: list[_Saved], done: int) -> list[Start]:
         """Return what a witness tries within its share of the processor time of the run.
@@ -399,7 +421,12 @@ class Witness:
             return
         finding = finding._replace(left=self._left)
         if not repeats:
-            self._report(runner, witness_verdict.resumed_text(finding, start.begin), True)
+            text = witness_verdict.resumed_text(finding, start.begin)
+            lacks = self._recipe.left_out if isinstance(self._recipe, Recipe) else []
+            if lacks:
+                text += ('\nHooks that code has registered could not be given to the witness, and '
+                         f'may be the cause: {listed(lacks)}')
+            self._report(runner, text, not lacks)
             return
         others = self._others(runner, start)
         text, certain = witness_verdict.repeated_text(finding, others, start.until)

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from harness import Child
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
@@ -16,8 +17,10 @@ from preempted_runs import Signals, run, settings
 from ranks import joined, on_ranks
 
 from mmrepro import on_virtual_ranks
+from mmrepro.checkpoint import rank_state
 from mmrepro.distributed import agreement, control
 from mmrepro.distributed.agreement import RepeatedFlag, agree, gather_objects
+from mmrepro.distributed.process_group import ensure_process_group
 from mmrepro.errors import ConnectionFailed
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -120,13 +123,10 @@ def test_a_signal_to_one_rank_ends_all_ranks_of_a_training(store, tmp_path):
 
 
 @MODELS.register_module(force=True)
-class Skips(BaseModel):
-    """Takes no step where the loss is not finite, which only this rank knows."""
-    ranks = ()
-
-    def __init__(self, ranks=()):
+class Line(BaseModel):
+    def __init__(self):
         super().__init__()
-        self.line, self.ranks, self.count = torch.nn.Linear(2, 1), ranks, 0
+        self.line = torch.nn.Linear(2, 1)
 
     def forward(self, x, mode='tensor'):
         loss = self.line(torch.stack(x).float()).square().mean()
@@ -134,7 +134,7 @@ class Skips(BaseModel):
 
 
 class SkipHook(Hook):
-    """Lets some ranks leave out the second step, as a ``train_step`` of users does."""
+    """Lets some ranks leave out the second step, as users do where a loss is not finite."""
 
     def __init__(self, ranks):
         self.ranks = ranks
@@ -152,7 +152,7 @@ class SkipHook(Hook):
 
 def skipping(cfg, ranks):
     cfg.merge_from_dict(dict(randomness=dict(seed=5, deterministic=False)))
-    cfg.model = dict(type='Skips')
+    cfg.model = dict(type='Line')
     cfg.custom_hooks = []
     agreement.ALONE = timedelta(seconds=3)
     runner = Runner.from_cfg(cfg)
@@ -192,6 +192,16 @@ def test_a_step_that_all_ranks_skip_is_none_of_ours(tmp_path):
 # --------------------------------------------------------------------------------- the network
 
 
+def starting():
+    env = dict(RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='0',
+               GLOO_SOCKET_IFNAME='nothing0')
+    with mock.patch.dict('os.environ', env):
+        try:
+            ensure_process_group('pytorch')
+        except ConnectionFailed as error:
+            return str(error)
+
+
 def connecting(rank, world, interface):
     with mock.patch.dict('os.environ', GLOO_SOCKET_IFNAME=interface):
         try:
@@ -201,6 +211,28 @@ def connecting(rank, world, interface):
 
 
 def test_a_group_that_cannot_connect_names_host_address_and_variable(pool):
-    for said in pool.run(connecting, 2, 'nothing0'):
+    for said in [*pool.run(connecting, 2, 'nothing0'), Child(starting).result()]:
         assert f'this is {socket.gethostname()}, whose address is' in said
         assert 'GLOO_SOCKET_IFNAME=nothing0' in said
+
+
+def gathering(rank, world):
+    """Gather gradients as a checkpoint does; return the groups over which objects travel."""
+    groups = []
+
+    def noted(operation):
+        def call(*args, group=None, **options):
+            groups.append(group)
+            return operation(*args, group=group, **options)
+        return call
+
+    with mock.patch.object(dist, 'gather_object', noted(dist.gather_object)), \
+            mock.patch.object(dist, 'all_gather_object', noted(dist.all_gather_object)):
+        found = rank_state.gather(dict(gradients=dict(w=torch.full((3, ), rank)), buffers={}))
+    assert (rank > 0) == (not found) and len(groups) == 2
+    return [group is None or group is dist.group.WORLD for group in groups]
+
+
+def test_states_of_ranks_do_not_travel_over_the_group_of_the_tensors(pool):
+    """Over NCCL, torch would move them to the memory of the device."""
+    assert pool.run(gathering, 2) == [[False, False]] * 2

@@ -4,8 +4,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 import witnessed
@@ -15,6 +17,7 @@ from witnessed import SPOILED, config, log_of, train
 from mmrepro import on_virtual_ranks, reports
 from mmrepro.digests import state_digest
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
+from mmrepro.hooks.witness_records import attribute_texts
 from mmrepro.runs.witness import _left
 from mmrepro.scoped import replaced
 from mmrepro.selfcheck import recipe, witness, witness_verdict
@@ -92,21 +95,30 @@ def test_each_comparison_sees_what_was_spoiled(spoiled, what):
     assert found.field.partition('.')[0] == expected.get(what, what)
 
 
+NIGHTLY = pytest.mark.nightly  # a few seconds each, and of kinds that others show
+
+
 @pytest.mark.parametrize('changes, named', [
-    (dict(train_dataloader=dict(dataset=dict(type='Keeping', how='static'))), 'workers'),
-    (dict(train_dataloader=dict(dataset=dict(type='Keeping', how='default'))), 'workers'),
-    (dict(train_dataloader=dict(dataset=dict(type='Keeping', how='module'))), 'workers'),
-    (dict(model=dict(keeps='module in a list')), 'Layers.hidden[0].first'),
-    (dict(model=dict(keeps='function')), 'register_buffer'),
-    (dict(model=dict(keeps='forward hook')), 'register_buffer'),
-    (dict(custom_hooks=[dict(type='SetsOnce')]), 'dataset.factor'),
-    (dict(custom_hooks=[dict(type='Reweights')],
-          train_dataloader=dict(sampler=dict(_delete_=True, type='Weighted'))), 'sampler.weights'),
-    (dict(custom_hooks=[dict(type='EMAHook', ema_type='Counting')]),
-     'EMAHook.ema_model:updates'),
-], ids=['function attribute', 'default', 'module transform', 'module in a list', 'static variable',
-        'forward hook', 'hook that sets once', 'sampler that a hook reweights',
-        'counter of an average'])
+    pytest.param(dict(train_dataloader=dict(dataset=dict(type='Keeping', how='static'))),
+                 'workers', id='function attribute'),
+    pytest.param(dict(train_dataloader=dict(dataset=dict(type='Keeping', how='default'))),
+                 'workers', id='default', marks=NIGHTLY),
+    pytest.param(dict(train_dataloader=dict(dataset=dict(type='Keeping', how='module'))),
+                 'workers', id='module transform', marks=NIGHTLY),
+    pytest.param(dict(model=dict(keeps='module in a list')), 'Layers.hidden[0].first',
+                 id='module in a list'),
+    pytest.param(dict(model=dict(keeps='function')), 'register_buffer', id='static variable',
+                 marks=NIGHTLY),
+    pytest.param(dict(model=dict(keeps='forward hook')), 'register_buffer', id='forward hook',
+                 marks=NIGHTLY),
+    pytest.param(dict(custom_hooks=[dict(type='SetsOnce')]), 'dataset.factor',
+                 id='hook that sets once'),
+    pytest.param(dict(custom_hooks=[dict(type='Reweights')],
+                      train_dataloader=dict(sampler=dict(_delete_=True, type='Weighted'))),
+                 'sampler.weights', id='sampler that a hook reweights', marks=NIGHTLY),
+    pytest.param(dict(custom_hooks=[dict(type='EMAHook', ema_type='Counting')]),
+                 'EMAHook.ema_model:updates', id='counter of an average'),
+])
 def test_state_that_another_process_lacks_ends_the_run(tmp_path, changes, named):
     with pytest.raises(WitnessDiffersError) as raised:
         train(config(tmp_path, **changes))
@@ -163,6 +175,47 @@ def test_hooks_that_code_registers_go_along(tmp_path):
     runner.register_hook(AddsNoise())
     runner.train()
     assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
+
+
+class Unreadable:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def test_objects_that_raise_when_they_are_read_are_left_out(tmp_path):
+    class Odd(Hook):
+        proxy, masked = Unreadable(), np.ma.masked
+
+    runner = witnessed.Runner.from_cfg(config(tmp_path))
+    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    runner.register_hook(Odd())
+    texts = attribute_texts(runner)
+    assert texts['dataset.factor'] == '1.0' and 'Odd.masked' in texts
+
+
+class Unpicklable(Hook):
+    """Changes weights, and holds what no other process can have."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter > 5:
+            next(runner.model.parameters()).data.add_(1e-3)
+
+
+@pytest.mark.nightly
+def test_a_hook_that_cannot_go_along_is_named_and_ends_no_run(tmp_path):
+    runner = witnessed.Runner.from_cfg(config(tmp_path))
+    runner.register_hook(Unpicklable())
+    runner.train()
+    assert 'to the witness, and may be the cause: Unpicklable' in log_of(tmp_path)
+
+
+def test_a_witness_waits_where_memory_is_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(witness, '_free_memory', lambda: 1 << 28)
+    train(config(tmp_path))
+    assert '0.2 GiB are free on this machine' in log_of(tmp_path).splitlines()[-1]
 
 
 def test_changes_by_the_script_are_a_warning_and_no_error(tmp_path):
