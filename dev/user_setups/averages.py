@@ -108,34 +108,47 @@ class MomentumByTheDistance(BaseAveragedModel):
         averaged_param.lerp_(source_param, 1 / (2 + distance))
 
 
-@setup(AVERAGES)
-@average
-class AverageOfThreeStepsAgo(BaseAveragedModel):
-    """A queue of weights by parameter."""
-
-    def __init__(self, model, **kwargs):
-        super().__init__(model, **kwargs)
-        self.queues = {}
+class ByHand(BaseAveragedModel):
+    """Updates all parameters at once, with ``follow(model)``."""
 
     def avg_func(self, averaged_param, source_param, steps):
-        queue = self.queues.setdefault(id(averaged_param), deque(maxlen=3))
-        queue.append(source_param.detach().clone())
-        averaged_param.lerp_(queue[0], .3)
+        pass
+
+    def update_parameters(self, model):
+        super().update_parameters(model)
+        with torch.no_grad():
+            self.follow(model)
 
 
 @setup(AVERAGES)
 @average
-class AveragesInDoublePrecision(BaseAveragedModel):
-    """Precise copies of the averages beside them, in a dictionary."""
+class AverageOfThreeStepsAgo(ByHand):
+    """A queue of weights."""
 
     def __init__(self, model, **kwargs):
         super().__init__(model, **kwargs)
-        self.precise = {}
+        self.queue = deque(maxlen=3)
 
-    def avg_func(self, averaged_param, source_param, steps):
-        precise = self.precise.setdefault(id(averaged_param), averaged_param.detach().double())
-        precise.lerp_(source_param.double(), .1)
-        averaged_param.copy_(precise)
+    def follow(self, model):
+        self.queue.append([value.detach().clone() for value in model.parameters()])
+        for ours, theirs in zip(self.module.parameters(), self.queue[0]):
+            ours.lerp_(theirs, .3)
+
+
+@setup(AVERAGES)
+@average
+class AveragesInDoublePrecision(ByHand):
+    """Precise averages beside those that are saved, in a list."""
+
+    precise = None
+
+    def follow(self, model):
+        if self.precise is None:
+            self.precise = [value.detach().double() for value in self.module.parameters()]
+        for precise, ours, theirs in zip(
+                self.precise, self.module.parameters(), model.parameters()):
+            precise.lerp_(theirs.double(), .1)
+            ours.copy_(precise)
 
 
 def averaged(cfg, **options):
