@@ -209,7 +209,7 @@ class DropoutOnce(AtEpoch):
 class Weighted(Sampler):
     """Draws samples by weights that hooks change."""
 
-    def __init__(self, dataset, seed=None):
+    def __init__(self, dataset, shuffle=True, seed=None):
         self.weights, self.epoch = torch.ones(len(dataset)), 0
 
     def set_epoch(self, epoch):

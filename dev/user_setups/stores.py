@@ -177,11 +177,16 @@ class ImagesInLmdb(Stored):
 # ------------------------------------------------------------------------------------- orders
 
 
-class ByLabel(BatchSampler):
-    """Batches of one label, as those of one aspect ratio."""
-
+class InBatches(BatchSampler):
     def __init__(self, sampler, batch_size, drop_last=False):
         super().__init__(sampler, batch_size, drop_last)
+
+
+class ByLabel(InBatches):
+    """Batches of one label, as those of one aspect ratio."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         self.buckets = {}
 
     def __iter__(self):
@@ -211,7 +216,7 @@ class LeftoversAreDropped(ByLabel):
 
 @setup(ORDERS)
 @batch_sampler
-class LongBatchesFirst(BatchSampler):
+class LongBatchesFirst(InBatches):
     """Sorts the batches of an epoch."""
 
     def __iter__(self):
@@ -220,7 +225,7 @@ class LongBatchesFirst(BatchSampler):
 
 @setup(ORDERS)
 @batch_sampler
-class RotatesTheBatches(BatchSampler):
+class RotatesTheBatches(InBatches):
     """Each pass begins with another batch."""
 
     passes = 0
