@@ -413,6 +413,10 @@ class Witness:
             runner.logger.warning(f'witness: {self.notes[-1]}')
             return
         self._left = self._left or witness_verdict.left_behind(result.lines)
+        if not self._left and not runner.train_dataloader.num_workers and self._attributes:
+            first, last = min(self._attributes), max(self._attributes)
+            self._left = tuple(witness_verdict.left_between(
+                self._attributes[first], self._attributes[last]))
         if finding is None:
             if repeats:
                 self.repeated, self._seed_is_due = start.until - start.begin, False
