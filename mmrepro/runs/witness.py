@@ -28,7 +28,7 @@ from ..hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..reading import write_whole
 from ..scoped import replaced
 from ..selfcheck import recipe
-from ..selfcheck.witness import Start
+from ..selfcheck.witness_process import Start
 from ..selfcheck.witness_verdict import ATTRIBUTES, LEFT, left_between
 from ..text import class_name
 from .startup import on_ranks
