@@ -95,7 +95,8 @@ class WitnessRecords(FingerprintHook):
         if self._notes_attributes:
             self._notes_attributes = False
             self.attributes[runner.iter] = attribute_texts(runner)
-            for iteration in [*self.attributes][1:-MAX_KEPT]:
+            noted = list(self.attributes)
+            for iteration in noted[1:-MAX_KEPT]:
                 del self.attributes[iteration]
 
     def extra(self, runner: Any) -> dict[str, Any]:

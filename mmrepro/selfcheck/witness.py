@@ -68,6 +68,8 @@ class Witness:
     Attributes:
         not_tried: why there is no witness; '' if there may be one.
         resumed: iterations at which a resumed run had the same bits, in order.
+        early: the number of iterations after which a checkpoint is written for the witness; the
+            same on all ranks, 0 for none.
         repeated: number of first iterations that another process has repeated.
         notes: what was not tried or has failed, in words.
     """
@@ -79,7 +81,7 @@ class Witness:
         self.not_tried = recipe if isinstance(recipe, str) else ''
         self._launches = False
         self.resumed: list[int] = []
-        self.repeated = 0
+        self.repeated = self.early = 0
         self.notes: list[str] = []
         self._process: WitnessProcess | None = None
         self._tries: dict[str, _Saved] = {}  # by name of a start of the process
@@ -118,7 +120,14 @@ class Witness:
             self.not_tried = reason or self.not_tried
         elif self._mode is not True and total is not None and total - iteration < SHORT:
             self.not_tried = f'the run is shorter than {SHORT} iterations'
-        if launches and not self.not_tried and resumed_from is not None:
+        if self.not_tried:
+            return
+        length = self._total - iteration
+        ahead = EARLY
+        if length > 0:
+            ahead = min(EARLY, max(length // 3, 1))
+        self.early = iteration + ahead
+        if launches and resumed_from is not None:
             self._origin = _opened(resumed_from, iteration, 0)
 
     @property
@@ -130,13 +139,6 @@ class Witness:
         """Add hooks that code has registered."""
         if isinstance(self._recipe, Recipe):
             self._recipe = with_hooks(self._recipe, hooks)
-
-    @property
-    def early(self) -> int:
-        """The number of iterations after which a checkpoint is written for the witness."""
-        length = self._total - self._first
-        ahead = min(EARLY, max(length // 3, 1)) if length > 0 else EARLY
-        return self._first + ahead
 
     def saved(self, path: str, iteration: int, own: bool = False) -> None:
         """Note a checkpoint from which a run can resume.
