@@ -28,7 +28,7 @@ from .checkpoint.adapters import keep_orders
 from .checkpoint.choosing import writing
 from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import without_code
-from .checkpoint.outcome import config_name, digests_of, last_digests, outcome
+from .checkpoint.outcome import config_name, digests_of, end_of, outcome
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
@@ -425,10 +425,10 @@ class RunLifecycle:
         if self._is_witnessed:
             self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
         with whole(runner):
-            digests = functools.cache(lambda: last_digests(runner))
+            end = functools.cache(lambda: end_of(runner))
             if is_main_process() and not self.config.legacy:
-                runner.logger.info(outcome(runner, digests(), [*self._remarks(runner)]))
-            trackers.results(runner, 'last', digests)
+                runner.logger.info(outcome(runner, end(), [*self._remarks(runner)]))
+            trackers.results(runner, 'last', lambda: end().digests)
 
     def _remarks(self, runner: Any) -> Iterator[str]:
         """Yield what the last line of the log says beside the digests."""
