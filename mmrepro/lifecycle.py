@@ -19,7 +19,7 @@ from typing import Any
 from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
-from mmengine.runner import BaseLoop
+from mmengine.runner import BaseLoop, Runner
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -85,7 +85,7 @@ class RunLifecycle:
 
     # ------------------------------------------------------------------ the runner is built
 
-    def __init__(self, settings: dict[str, Any], runner_class: type) -> None:
+    def __init__(self, settings: dict[str, Any], runner_class: type = Runner) -> None:
         variables, as_given = environment(), dict(settings)
         given = settings_on_ranks(settings)
         self.witness = _witness(given, runner_class, as_given, variables)
