@@ -24,7 +24,7 @@ from mmengine.runner import Runner
 
 import mmrepro
 from mmrepro.selfcheck import recipe, witness
-from mmrepro.selfcheck.witness import Start, WitnessProcess
+from mmrepro.selfcheck.witness_process import Start, WitnessProcess
 
 MODELS = ('faster-rcnn_r50_fpn', 'rtmdet_tiny', 'slow-data')
 ITERATIONS = 10_000

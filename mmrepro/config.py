@@ -39,6 +39,7 @@ REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 NO_CHECKS = dict(samples=0, steps=0, witness=False, validation=False)  # self_checks=False
+AUTO = 'auto'  # `resume`: the run's own checkpoint, else the weights of `load_from`
 MAX_CHECK = 2**31 - 1  # of an interval between checks
 MAX_COUNT = 4096  # of threads and of virtual ranks
 _BOOL = (False, True)

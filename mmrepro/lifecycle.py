@@ -19,7 +19,7 @@ from typing import Any
 from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
-from mmengine.runner import BaseLoop
+from mmengine.runner import BaseLoop, Runner
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -28,7 +28,7 @@ from .checkpoint.adapters import keep_orders
 from .checkpoint.choosing import writing
 from .checkpoint.evaluated import EvaluatedModel
 from .checkpoint.files import without_code
-from .checkpoint.outcome import config_name, digests_of, last_digests, outcome
+from .checkpoint.outcome import config_name, digests_of, end_of, outcome
 from .checkpoint.resuming import Resume
 from .checkpoint.saving import CheckpointWriter
 from .checkpoint.training_start import TrainingStart
@@ -85,7 +85,7 @@ class RunLifecycle:
 
     # ------------------------------------------------------------------ the runner is built
 
-    def __init__(self, settings: dict[str, Any], runner_class: type) -> None:
+    def __init__(self, settings: dict[str, Any], runner_class: type = Runner) -> None:
         variables, as_given = environment(), dict(settings)
         given = settings_on_ranks(settings)
         self.witness = _witness(given, runner_class, as_given, variables)
@@ -425,10 +425,10 @@ class RunLifecycle:
         if self._is_witnessed:
             self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
         with whole(runner):
-            digests = functools.cache(lambda: last_digests(runner))
+            end = functools.cache(lambda: end_of(runner))
             if is_main_process() and not self.config.legacy:
-                runner.logger.info(outcome(runner, digests(), [*self._remarks(runner)]))
-            trackers.results(runner, 'last', digests)
+                runner.logger.info(outcome(runner, end(), [*self._remarks(runner)]))
+            trackers.results(runner, 'last', lambda: end().digests)
 
     def _remarks(self, runner: Any) -> Iterator[str]:
         """Yield what the last line of the log says beside the digests."""

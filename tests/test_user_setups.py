@@ -37,7 +37,6 @@ def test_what_a_resume_says(name, outcome):
 
 
 @pytest.mark.parametrize(('name', 'lost'), [
-    ('PatienceThatIsLost', 'PatienceThatIsLost.best'),
     ('PaletteOfTheModule', 'dev.user_setups.samples:PALETTE')])
 def test_a_witness_knows_classes_of_set_ups_and_names_what_they_lose(name, lost, tmp_path):
     ran = train(name, str(tmp_path), None, True)

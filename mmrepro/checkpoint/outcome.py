@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmengine.dist import get_world_size
 from mmengine.hooks import EMAHook
@@ -32,36 +32,33 @@ def digests_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
     return {kind: state_digest(state)[:DIGITS] for kind, state in states.items()}
 
 
-def _last_file(runner: Any) -> tuple[str | None, Mapping[str, Any] | None]:
-    """Return path and content of the last checkpoint of CheckpointHook; None: no local file."""
-    # also in a folder of its own
-    path = runner.message_hub.get_info('last_ckpt', None)
-    if path is None or not os.path.isfile(path):
-        return path, None
-    return path, load(path, mapped=True, checked=True)
+class End(NamedTuple):
+    """The end of a training."""
+    digests: dict[str, str]  # of its file, if it was saved, else of the model
+    where: str  # the file, or that there is none
 
 
-def last_digests(runner: Any) -> dict[str, str]:
-    """Return the digests of the end of a training: those of its file, if it was saved."""
-    _, content = _last_file(runner)
-    if content is not None and content['meta']['iter'] == runner.iter:
-        return digests_of(content)
+def end_of(runner: Any) -> End:
+    """Return the digests of the end of a training; a local file of CheckpointHook is read."""
+    path = runner.message_hub.get_info('last_ckpt', None)  # also in a folder of its own
+    where = path or 'not saved'
+    if path is not None and os.path.isfile(path):
+        content = load(path, mapped=True, checked=True)
+        if content['meta']['iter'] == runner.iter:
+            return End(digests_of(content), where)
+        where = f'not saved (last file: {path})'
     content = dict(state_dict=unwrap(runner.model).state_dict())
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):
             content['ema_state_dict'] = hook.ema_model.state_dict()
             hook._swap_ema_state_dict(content)
-    return digests_of(content)
+    return End(digests_of(content), where)
 
 
-def outcome(runner: Any, digests: Mapping[str, str], remarks: Sequence[str]) -> str:
-    """Return the line; ``digests`` are :func:`last_digests`, ``remarks`` what else it says."""
-    path, content = _last_file(runner)
-    where = path or 'not saved'
-    if content is not None and content['meta']['iter'] != runner.iter:
-        where = f'not saved (last file: {path})'
-    said = ', '.join(f'{kind} {digest}' for kind, digest in digests.items())
-    text = f'{said} after {runner.iter} iterations, {where}'
+def outcome(runner: Any, end: End, remarks: Sequence[str] = ()) -> str:
+    """Return the line; ``remarks`` are what else it says."""
+    said = ', '.join(f'{kind} {digest}' for kind, digest in end.digests.items())
+    text = f'{said} after {runner.iter} iterations, {end.where}'
     command = command_to_repeat(runner)
     ending = [f'to repeat: {command}'] if command else []
     return '; '.join([text, *remarks, *ending])

@@ -10,7 +10,7 @@ from mmengine.dist import get_rank
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import CheckpointLoader, EpochBasedTrainLoop, IterBasedTrainLoop
 
-from ..config import RandomnessConfig
+from ..config import AUTO, RandomnessConfig
 from ..data import placement_of
 from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
@@ -24,8 +24,6 @@ from .choosing import lies_in, newest_good, pointed, with_paths_beside
 from .completeness import is_weights, judge, lacks, left_out, stock_facts
 from .files import load, without_code
 from .fit import Fit
-
-AUTO = 'auto'  # `resume`: the run's own checkpoint, else the weights of `load_from`
 
 
 @dataclass(frozen=True)

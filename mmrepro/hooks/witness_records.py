@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,10 @@ MAX_BYTES = 1 << 20  # of a tensor or array whose content counts; others hold we
 # of the message hub: written by MMEngine in each iteration, and by CheckpointHook
 _COUNTED = ('iter', 'epoch', 'last_ckpt', 'best_ckpt', 'cfg', 'seed', 'experiment_name')
 _MACHINERY = ('_pre_hooks', '_post_hooks', '_backward_hooks', '_is_full_backward_hook')
-_OF_THE_PROCESS = (MessageHub, Visualizer, logging.Logger, LogProcessor, Runner)
+# packages whose objects hold no state of a training, but for modules, tensors and arrays
+_WITHOUT_STATE = ('asyncio', 'concurrent', 'enum', 'logging', 'matplotlib', 'mmrepro',
+                  'multiprocessing', 'numpy', 'queue', 're', 'threading', 'torch', 'weakref')
+_OF_THE_PROCESS = (ModuleType, MessageHub, Visualizer, logging.Logger, LogProcessor, Runner)
 
 
 class WitnessRecords(FingerprintHook):
@@ -91,7 +95,8 @@ class WitnessRecords(FingerprintHook):
         if self._notes_attributes:
             self._notes_attributes = False
             self.attributes[runner.iter] = attribute_texts(runner)
-            for iteration in [*self.attributes][1:-MAX_KEPT]:
+            noted = list(self.attributes)
+            for iteration in noted[1:-MAX_KEPT]:
                 del self.attributes[iteration]
 
     def extra(self, runner: Any) -> dict[str, Any]:
@@ -200,8 +205,10 @@ def _is_of_a_run(named: tuple[str, Any]) -> bool:
     path, value = named
     name = path.rpartition('.')[2]
     machinery = '_mmrepro_' in path or name.startswith('__') or name.endswith(_MACHINERY)
-    return not machinery and not isinstance(value, (*_OF_THE_PROCESS, nn.Parameter)) and (
-        type(value).__module__.partition('.')[0] != 'mmrepro')
+    if machinery or isinstance(value, (*_OF_THE_PROCESS, nn.Parameter)):
+        return False
+    return isinstance(value, (nn.Module, torch.Tensor, np.ndarray)) or (
+        type(value).__module__.partition('.')[0] not in _WITHOUT_STATE)
 
 
 def _roots(runner: Any) -> Iterator[tuple[str, Any]]:

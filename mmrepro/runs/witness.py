@@ -28,8 +28,8 @@ from ..hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..reading import write_whole
 from ..scoped import replaced
 from ..selfcheck import recipe
-from ..selfcheck.witness import Start
-from ..selfcheck.witness_verdict import ATTRIBUTES, LEFT
+from ..selfcheck.witness_process import Start
+from ..selfcheck.witness_verdict import ATTRIBUTES, LEFT, left_between
 from ..text import class_name
 from .startup import on_ranks
 from .stopping import StopTraining
@@ -158,15 +158,10 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
             before = records.attributes.get(start.begin, {})
             write_whole(os.path.join(folder, ATTRIBUTES), json.dumps(before))
             if not runner.train_dataloader.num_workers:  # otherwise workers have what is left
-                write_whole(os.path.join(folder, LEFT), json.dumps(_left(
+                write_whole(os.path.join(folder, LEFT), json.dumps(left_between(
                     before, attribute_texts(runner))))
 
     on_ranks(dict(randomness=task['config'], launcher='none'), train)
-
-
-def _left(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the attributes of data loading, and globals, that loading samples has changed."""
-    return [name for name in after if before.get(name) != after[name] and _OF_LOADING.match(name)]
 
 
 def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, folder: str) -> None:

@@ -7,29 +7,22 @@ run compares the digests, see :mod:`.witness_verdict`.
 """
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import resource
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import FingerprintError, RunError, WitnessDiffersError
+from ..errors import FingerprintError, WitnessDiffersError
 from ..fingerprint.schema import FOLDER
 from ..intervals import is_due
-from ..reading import read_json
 from ..text import listed
 from . import witness_verdict
 from .recipe import Recipe, with_hooks
+from .witness_process import Result, Start, WitnessProcess, free_memory
 
 SHORT = 50  # iterations; shorter runs have a witness if one is asked for
 FIRST = 4  # iterations that are trained from the seed
@@ -43,135 +36,6 @@ CUDA_CONTEXT = 1 << 30  # bytes that a process takes on a GPU beside its tensors
 MAX_WAIT = 600.0  # seconds that a run waits at its end for a witness that has begun
 PROGRESS = 10.0  # seconds between two lines while it waits
 POLL = 0.1  # seconds between two looks at a witness while a run waits
-COMMAND = ('import json, sys; task = json.load(open(sys.argv[1])); sys.path[:] = task["path"]; '
-           'from mmrepro.runs.witness import main; main(task)')
-# variables of launchers, whose ranks a witness is none of; the last are beginnings of names
-_OF_RANKS = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'MASTER_ADDR',
-             'MASTER_PORT')
-_OF_LAUNCHERS = ('SLURM_', 'OMPI_', 'PMI_', 'TORCHELASTIC_')
-_QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
-
-
-class Start(NamedTuple):
-    """One training of a witness."""
-    name: str
-    begin: int  # the first iteration that is compared, counted from 0
-    until: int  # the iteration before which it ends
-    checkpoint: str | None  # path to resume from; None: the run begins from its seed
-    other_workers: bool = False
-    metrics: dict[int, dict[str, str]] = {}  # of the run's validations, by iteration
-
-
-class Result(NamedTuple):
-    """What a witness says of one training."""
-    name: str
-    error: str  # '' without one
-    lines: str  # folder with the lines of its ranks
-    seconds: float  # of processor time
-
-
-class WitnessProcess:
-    """A running witness.
-
-    Args:
-        recipe: of the run.
-        starts: what it trains, one after the other.
-        config: ``randomness`` in effect.
-        fds: open files that ``starts`` name as ``/proc/self/fd/N``.
-        work_dir: of the run, into which the witness may not write.
-        quiet: run at low priority.
-
-    Raises:
-        OSError: the scratch folder or the process cannot be made.
-    """
-
-    def __init__(self, recipe: Recipe, starts: list[Start], config: Mapping[str, Any],
-                 fds: list[int], work_dir: str, quiet: bool = True) -> None:
-        self.starts = starts
-        self.folder = tempfile.mkdtemp(prefix='mmrepro-witness-')
-        try:
-            with open(os.path.join(self.folder, 'recipe'), 'wb') as file:
-                pickle.dump((recipe.runner, recipe.settings, recipe.hooks), file)
-            task = os.path.join(self.folder, 'task.json')
-            with open(task, 'w', encoding='utf-8') as file:
-                json.dump(dict(
-                    path=recipe.path, folder=recipe.folder, arguments=recipe.arguments,
-                    script=recipe.script, names=recipe.names,
-                    registered=[*map(list, recipe.registered)],
-                    scratch=self.folder, work_dir=os.path.abspath(work_dir), quiet=quiet,
-                    config=config, starts=[start._asdict() for start in starts]), file)
-            variables = {name: value for name, value in recipe.environment.items()
-                         if name not in _OF_RANKS and not name.startswith(_OF_LAUNCHERS)}
-            with open(self.output, 'wb') as output:
-                self._process = subprocess.Popen(
-                    [sys.executable, '-c', COMMAND, task], stdin=subprocess.DEVNULL,
-                    stdout=output, stderr=subprocess.STDOUT, pass_fds=fds, cwd=recipe.folder,
-                    env={**variables, **_QUIET}, start_new_session=True)
-        except BaseException:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise
-
-    @property
-    def output(self) -> str:
-        """Path of what it prints."""
-        return os.path.join(self.folder, 'output.txt')
-
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def hurry(self) -> None:
-        """Give it the priority of the run, which waits for it; only root may do so."""
-        with suppress(PermissionError, ProcessLookupError):
-            os.setpriority(os.PRIO_PGRP, self._process.pid, 0)
-
-    def done(self) -> list[str]:
-        """Return the names of the starts that have come to their end."""
-        return [start.name for start in self.starts
-                if os.path.exists(os.path.join(self.folder, start.name, 'result.json'))]
-
-    def results(self) -> list[Result]:
-        """Return what it has found; call it when it has ended."""
-        found = []
-        for start in self.starts:
-            path = os.path.join(self.folder, start.name, 'result.json')
-            if os.path.exists(path):
-                found.append(Result(**read_json(path, RunError)))
-            else:
-                code = self._process.returncode
-                found.append(Result(start.name, f'it ended with exit code {code}: {self._tail()}',
-                                    '', 0))
-        return found
-
-    def _tail(self) -> str:
-        with suppress(OSError), open(self.output, encoding='utf-8', errors='replace') as file:
-            lines = [line.strip() for line in file.readlines() if line.strip()]
-            return lines[-1] if lines else 'no output'
-        return 'no output'
-
-    def kill(self) -> None:
-        """End the process and all that it has started; its folder is removed."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _free_memory() -> int:
-    """Return the bytes of memory that this machine, or this container, has free."""
-    with open('/proc/meminfo', encoding='ascii') as file:
-        sizes = dict(line.split(':') for line in file)
-    free = int(sizes['MemAvailable'].split()[0]) * 1024
-    with suppress(OSError, ValueError):  # no control group of version 2, or one without a limit
-        limit, used = (int(_read(f'memory.{name}')) for name in ('max', 'current'))
-        cached = dict(line.split() for line in _read('memory.stat').splitlines())['inactive_file']
-        free = min(free, limit - used + int(cached))
-    return free
-
-
-def _read(name: str) -> str:
-    """Return the content of a file of this container's control group."""
-    with open(f'/sys/fs/cgroup/{name}', encoding='ascii') as file:
-        return file.read()
 
 
 class _Saved(NamedTuple):
@@ -204,6 +68,8 @@ class Witness:
     Attributes:
         not_tried: why there is no witness; '' if there may be one.
         resumed: iterations at which a resumed run had the same bits, in order.
+        early: the number of iterations after which a checkpoint is written for the witness; the
+            same on all ranks, 0 for none.
         repeated: number of first iterations that another process has repeated.
         notes: what was not tried or has failed, in words.
     """
@@ -215,7 +81,7 @@ class Witness:
         self.not_tried = recipe if isinstance(recipe, str) else ''
         self._launches = False
         self.resumed: list[int] = []
-        self.repeated = 0
+        self.repeated = self.early = 0
         self.notes: list[str] = []
         self._process: WitnessProcess | None = None
         self._tries: dict[str, _Saved] = {}  # by name of a start of the process
@@ -254,7 +120,14 @@ class Witness:
             self.not_tried = reason or self.not_tried
         elif self._mode is not True and total is not None and total - iteration < SHORT:
             self.not_tried = f'the run is shorter than {SHORT} iterations'
-        if launches and not self.not_tried and resumed_from is not None:
+        if self.not_tried:
+            return
+        length = self._total - iteration
+        ahead = EARLY
+        if length > 0:
+            ahead = min(EARLY, max(length // 3, 1))
+        self.early = iteration + ahead
+        if launches and resumed_from is not None:
             self._origin = _opened(resumed_from, iteration, 0)
 
     @property
@@ -266,13 +139,6 @@ class Witness:
         """Add hooks that code has registered."""
         if isinstance(self._recipe, Recipe):
             self._recipe = with_hooks(self._recipe, hooks)
-
-    @property
-    def early(self) -> int:
-        """The number of iterations after which a checkpoint is written for the witness."""
-        length = self._total - self._first
-        ahead = min(EARLY, max(length // 3, 1)) if length > 0 else EARLY
-        return self._first + ahead
 
     def saved(self, path: str, iteration: int, own: bool = False) -> None:
         """Note a checkpoint from which a run can resume.
@@ -346,7 +212,7 @@ class Witness:
             self.not_tried = f'a witness on {device.type} was never tried'
             return False
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        places = {'this machine': (_free_memory(), peak)}
+        places = {'this machine': (free_memory(), peak)}
         if device.type == 'cuda':
             if ends:
                 torch.cuda.empty_cache()
@@ -413,6 +279,10 @@ class Witness:
             runner.logger.warning(f'witness: {self.notes[-1]}')
             return
         self._left = self._left or witness_verdict.left_behind(result.lines)
+        if not self._left and not runner.train_dataloader.num_workers and self._attributes:
+            first, last = min(self._attributes), max(self._attributes)
+            self._left = tuple(witness_verdict.left_between(
+                self._attributes[first], self._attributes[last]))
         if finding is None:
             if repeats:
                 self.repeated, self._seed_is_due = start.until - start.begin, False

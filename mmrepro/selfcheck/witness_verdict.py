@@ -145,6 +145,12 @@ def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
     return lost, tuple(name for name in differing if name not in lost)
 
 
+def left_between(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the attributes of data loading, and globals, that loading samples has changed."""
+    return [name for name in after if before.get(name) != after[name] and (
+        name.startswith(('dataset.', 'collate_fn')) or ':' in name)]
+
+
 def left_behind(witness: str) -> tuple[str, ...]:
     """Return the names of attributes that loading samples has changed in a witness."""
     path = os.path.join(witness, LEFT)

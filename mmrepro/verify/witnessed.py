@@ -17,7 +17,8 @@ from ..report.table import Table
 from ..runs.config_files import read_config
 from ..selfcheck import witness_verdict
 from ..selfcheck.recipe import FILE, Recipe, Registered
-from ..selfcheck.witness import AFTER, FIRST, Start, WitnessProcess
+from ..selfcheck.witness import AFTER, FIRST
+from ..selfcheck.witness_process import Start, WitnessProcess
 from ..text import listed
 
 POLL = 0.2  # seconds between two looks at the witness

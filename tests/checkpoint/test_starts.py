@@ -52,7 +52,7 @@ def test_a_validation_alone_leaves_the_training_data_on_disk(what, tmp_path):
     getattr(runner, what)()
     assert CountedPoints.built == 0 and runner.iter == runner.epoch == 0
     runner.train()
-    assert CountedPoints.built == 2 and runner.iter == 8  # twice, to compare both
+    assert CountedPoints.built == 1 and runner.iter == 8
 
 
 BEFORE = {'val': lambda runner: runner.val(), 'test': lambda runner: runner.test(),
@@ -186,9 +186,10 @@ def resumed(work_dir, path=None):
 
 @pytest.mark.parametrize('again', [False, True])
 def test_a_resume_checks_the_checkpoint_once(again, base, tmp_path):
-    """Its content is loaded twice: mapped, for the choice, and with its tensors."""
+    """Its content is loaded twice: mapped, for the choice, and with its tensors; and the last file
+    for the digests of the end."""
     cfg = resumed(tmp_path, base / 'iter_3.pth')
-    assert Child(counted_checks, cfg, again).result() == (1 + again, 2 + again)
+    assert Child(counted_checks, cfg, again).result() == (1 + again, 3 + again)
 
 
 def test_an_automatic_resume_checks_each_candidate_once(tmp_path):
@@ -196,7 +197,7 @@ def test_an_automatic_resume_checks_each_candidate_once(tmp_path):
     (tmp_path / '.last_good.pth').unlink()  # a hard link to the newest file
     (tmp_path / 'iter_8.pth').write_bytes((tmp_path / 'iter_8.pth').read_bytes()[:-9])
     # the damaged file, and the one before it
-    assert Child(counted_checks, resumed(tmp_path)).result() == (2, 2)
+    assert Child(counted_checks, resumed(tmp_path)).result() == (2, 3)
 
 
 def test_a_copied_run_leaves_the_best_checkpoint_of_the_original_alone(tmp_path):
@@ -283,7 +284,7 @@ def test_the_command_has_the_processes_of_a_launcher_and_needs_a_config(trained,
     assert command.endswith(' --launcher pytorch')
     monkeypatch.setattr(runner, 'cfg', Config(dict(randomness=dict(seed=1))))
     assert outcome.command_to_repeat(runner) is None
-    assert 'to repeat' not in outcome.outcome(runner, dict(weights='0'))
+    assert 'to repeat' not in outcome.outcome(runner, outcome.End(dict(weights='0'), ''))
 
 
 def test_with_averages_the_last_line_has_a_digest_of_either(tmp_path):
@@ -306,7 +307,7 @@ def test_with_averages_the_last_line_has_a_digest_of_either(tmp_path):
             runner.model.state_dict())[:16]
         # where the end was not saved
         os.remove(path)
-        assert outcome.last_digests(runner) == dict(weights=weights, averages=averages)
+        assert outcome.end_of(runner).digests == dict(weights=weights, averages=averages)
         found.append((weights, averages))
     (weights, averages), (same, others) = found
     assert weights == same and averages != others
@@ -318,7 +319,7 @@ def test_a_file_of_before_the_end_is_said_to_be_one(tmp_path):
         type='CheckpointHook', by_epoch=False, interval=2, save_last=False)
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=3)
     runner = small_runs.trained_runner(cfg)
-    digests = outcome.last_digests(runner)
-    assert digests == dict(weights=state_digest(runner.model.state_dict())[:16])
+    end = outcome.end_of(runner)
+    assert end.digests == dict(weights=state_digest(runner.model.state_dict())[:16])
     assert f'after 3 iterations, not saved (last file: {tmp_path}/run/iter_2.pth)' in \
-        outcome.outcome(runner, digests)
+        outcome.outcome(runner, end)

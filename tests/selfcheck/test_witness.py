@@ -21,7 +21,8 @@ from mmrepro.hooks.witness_records import attribute_texts
 from mmrepro.runs.witness import _left
 from mmrepro.scoped import replaced
 from mmrepro.selfcheck import recipe, witness, witness_verdict
-from mmrepro.selfcheck.witness import Start, Witness, WitnessProcess
+from mmrepro.selfcheck.witness import Witness
+from mmrepro.selfcheck.witness_process import Start, WitnessProcess
 
 
 @pytest.fixture(scope='module')
@@ -213,7 +214,7 @@ def test_a_hook_that_cannot_go_along_is_named_and_ends_no_run(tmp_path):
 
 
 def test_a_witness_waits_where_memory_is_short(tmp_path, monkeypatch):
-    monkeypatch.setattr(witness, '_free_memory', lambda: 1 << 28)
+    monkeypatch.setattr(witness, 'free_memory', lambda: 1 << 28)
     train(config(tmp_path))
     assert '0.2 GiB are free on this machine' in log_of(tmp_path).splitlines()[-1]
 
@@ -277,7 +278,7 @@ def test_only_what_samples_leave_is_named_as_left():
 def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(witness.tempfile, 'mkdtemp', full)
+    monkeypatch.setattr(tempfile, 'mkdtemp', full)
     train(config(tmp_path))
     assert 'No space left on device' in log_of(tmp_path).splitlines()[-1]
 
@@ -296,7 +297,7 @@ def test_a_witness_that_is_killed_ends_no_run(tmp_path, monkeypatch):
 SCRIPT = """
 import os, sys
 import witnessed
-from mmrepro.selfcheck.witness import WitnessProcess
+from mmrepro.selfcheck.witness_process import WitnessProcess
 ended = WitnessProcess.ended
 def shown(self):
     if os.path.exists(os.path.join(self.folder, 'output.txt')):

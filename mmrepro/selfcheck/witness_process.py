@@ -1,0 +1,148 @@
+"""The process of a witness: its start, its results, its end; see :mod:`.witness`."""
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..errors import RunError
+from ..reading import read_json
+from .recipe import Recipe
+
+COMMAND = ('import json, sys; task = json.load(open(sys.argv[1])); sys.path[:] = task["path"]; '
+           'from mmrepro.runs.witness import main; main(task)')
+# variables of launchers, whose ranks a witness is none of; the last are beginnings of names
+_OF_RANKS = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'MASTER_ADDR',
+             'MASTER_PORT')
+_OF_LAUNCHERS = ('SLURM_', 'OMPI_', 'PMI_', 'TORCHELASTIC_')
+_QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
+
+
+class Start(NamedTuple):
+    """One training of a witness."""
+    name: str
+    begin: int  # the first iteration that is compared, counted from 0
+    until: int  # the iteration before which it ends
+    checkpoint: str | None  # path to resume from; None: the run begins from its seed
+    other_workers: bool = False
+    metrics: dict[int, dict[str, str]] = {}  # of the run's validations, by iteration
+
+
+class Result(NamedTuple):
+    """What a witness says of one training."""
+    name: str
+    error: str  # '' without one
+    lines: str  # folder with the lines of its ranks
+    seconds: float  # of processor time
+
+
+class WitnessProcess:
+    """A running witness.
+
+    Args:
+        recipe: of the run.
+        starts: what it trains, one after the other.
+        config: ``randomness`` in effect.
+        fds: open files that ``starts`` name as ``/proc/self/fd/N``.
+        work_dir: of the run, into which the witness may not write.
+        quiet: run at low priority.
+
+    Raises:
+        OSError: the scratch folder or the process cannot be made.
+    """
+
+    def __init__(self, recipe: Recipe, starts: list[Start], config: Mapping[str, Any],
+                 fds: list[int], work_dir: str, quiet: bool = True) -> None:
+        self.starts = starts
+        self.folder = tempfile.mkdtemp(prefix='mmrepro-witness-')
+        try:
+            with open(os.path.join(self.folder, 'recipe'), 'wb') as file:
+                pickle.dump((recipe.runner, recipe.settings, recipe.hooks), file)
+            task = os.path.join(self.folder, 'task.json')
+            with open(task, 'w', encoding='utf-8') as file:
+                json.dump(dict(
+                    path=recipe.path, folder=recipe.folder, arguments=recipe.arguments,
+                    script=recipe.script, names=recipe.names,
+                    registered=[*map(list, recipe.registered)],
+                    scratch=self.folder, work_dir=os.path.abspath(work_dir), quiet=quiet,
+                    config=config, starts=[start._asdict() for start in starts]), file)
+            variables = {name: value for name, value in recipe.environment.items()
+                         if name not in _OF_RANKS and not name.startswith(_OF_LAUNCHERS)}
+            with open(self.output, 'wb') as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, '-c', COMMAND, task], stdin=subprocess.DEVNULL,
+                    stdout=output, stderr=subprocess.STDOUT, pass_fds=fds, cwd=recipe.folder,
+                    env={**variables, **_QUIET}, start_new_session=True)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    @property
+    def output(self) -> str:
+        """Path of what it prints."""
+        return os.path.join(self.folder, 'output.txt')
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def hurry(self) -> None:
+        """Give it the priority of the run, which waits for it; only root may do so."""
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpriority(os.PRIO_PGRP, self._process.pid, 0)
+
+    def done(self) -> list[str]:
+        """Return the names of the starts that have come to their end."""
+        return [start.name for start in self.starts
+                if os.path.exists(os.path.join(self.folder, start.name, 'result.json'))]
+
+    def results(self) -> list[Result]:
+        """Return what it has found; call it when it has ended."""
+        found = []
+        for start in self.starts:
+            path = os.path.join(self.folder, start.name, 'result.json')
+            if os.path.exists(path):
+                found.append(Result(**read_json(path, RunError)))
+            else:
+                code = self._process.returncode
+                found.append(Result(start.name, f'it ended with exit code {code}: {self._tail()}',
+                                    '', 0))
+        return found
+
+    def _tail(self) -> str:
+        with suppress(OSError), open(self.output, encoding='utf-8', errors='replace') as file:
+            lines = [line.strip() for line in file.readlines() if line.strip()]
+            return lines[-1] if lines else 'no output'
+        return 'no output'
+
+    def kill(self) -> None:
+        """End the process and all that it has started; its folder is removed."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this machine, or this container, has free."""
+    with open('/proc/meminfo', encoding='ascii') as file:
+        sizes = dict(line.split(':') for line in file)
+    free = int(sizes['MemAvailable'].split()[0]) * 1024
+    with suppress(OSError, ValueError):  # no control group of version 2, or one without a limit
+        limit, used = (int(_read(f'memory.{name}')) for name in ('max', 'current'))
+        cached = dict(line.split() for line in _read('memory.stat').splitlines())['inactive_file']
+        free = min(free, limit - used + int(cached))
+    return free
+
+
+def _read(name: str) -> str:
+    """Return the content of a file of this container's control group."""
+    with open(f'/sys/fs/cgroup/{name}', encoding='ascii') as file:
+        return file.read()
