@@ -378,17 +378,23 @@ class StateDictHooks(Extra):
         return self.count * .1
 
 
+def keeping(*names):
+    """Return a decorator of a class of which checkpoints keep these attributes."""
+    def decorate(cls):
+        mmrepro.keep_attributes(cls, *names)
+        return cls
+    return decorate
+
+
 @setup(SAVED)
 @model
+@keeping('steps')
 class RegisteredAttribute(Extra):
     steps = 0
 
     def extra(self, inputs, label, loss):
         self.steps += 1
         return self.steps * .1
-
-
-mmrepro.keep_attributes(RegisteredAttribute, 'steps')
 
 
 @setup(SAVED)
