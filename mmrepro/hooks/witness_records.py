@@ -66,6 +66,7 @@ class WitnessRecords(FingerprintHook):
         self.until = 0
         self.attributes: dict[int, dict[str, str]] = {}
         self.truncated = False
+        self._is_off = False
         self._folder = folder
         self._items: dict[str, str] = {}
         self._notes_attributes = False
@@ -76,8 +77,14 @@ class WitnessRecords(FingerprintHook):
         self.until = max(self.until, until)
         self._notes_attributes = get_rank() == 0
 
+    def before_train(self, runner: Any) -> None:
+        # its hook of the optimizer would be compiled as part of the step
+        self._is_off = hasattr(runner.model.train_step, '_torchdynamo_orig_callable')
+        if not self._is_off:
+            super().before_train(runner)
+
     def _is_due(self, iteration: int) -> bool:
-        return iteration < self.until
+        return iteration < self.until and not self._is_off
 
     def _open(self, runner: Any) -> None:
         folder = self._folder or os.path.join(runner.work_dir, schema.FOLDER)
