@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import pickle
-import re
 import resource
 import signal
 import sys
@@ -39,8 +38,6 @@ NICE = 19
 _OF_EVERY_TRAINING = ('mmrepro.runner', 'torch._dynamo', 'matplotlib.pyplot',
                       'matplotlib.backends.backend_agg')
 POLL = 0.1  # seconds between two looks at a training
-# paths of attributes, see ``attribute_texts``: of data loading, and of globals (``module:name``)
-_OF_LOADING = re.compile(r'(len\()?(dataset\b|collate_fn\b|[\w.]+:)')
 _PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGING = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'shutil.rmtree', 'os.link',

@@ -18,6 +18,8 @@ ITEMS = 'items'  # of a line: digests of the parts of the batch, by path
 ATTRIBUTES = 'attributes.json'  # Python attributes of a witness before an iteration, by path
 LEFT = 'left.json'  # names of those that loading samples has changed in a witness
 PREDICTIONS = 'predictions'  # of a line of a validation: digests of its first batches
+# paths of attributes: of data loading, and of globals (``module:name``)
+OF_LOADING = re.compile(r'(len\()?(dataset\b|collate_fn\b|[\w.]+:)')
 TRUNCATED = 'truncated'  # of a line of a validation: not all batches were predicted
 SHOWN = 5  # names in a message
 
@@ -147,8 +149,7 @@ def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
 
 def left_between(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Return the attributes of data loading, and globals, that loading samples has changed."""
-    return [name for name in after if before.get(name) != after[name] and (
-        name.startswith(('dataset.', 'collate_fn')) or ':' in name)]
+    return [name for name in after if before.get(name) != after[name] and OF_LOADING.match(name)]
 
 
 def left_behind(witness: str) -> tuple[str, ...]:

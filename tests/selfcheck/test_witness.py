@@ -18,7 +18,6 @@ from mmrepro import on_virtual_ranks, reports
 from mmrepro.digests import state_digest
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
 from mmrepro.hooks.witness_records import attribute_texts
-from mmrepro.runs.witness import _left
 from mmrepro.scoped import replaced
 from mmrepro.selfcheck import recipe, witness, witness_verdict
 from mmrepro.selfcheck.witness import Witness
@@ -270,7 +269,8 @@ def test_a_comparison_of_nothing_is_no_success(base):
 def test_only_what_samples_leave_is_named_as_left():
     left = {'dataset.first': '1', 'len(dataset.cache)': '2', 'package.module:value': '3'}
     others = {"optim_wrapper.optimizer.state['a:b']": '4', 'train_loop._iter': '5'}
-    assert _left({'dataset.size': '6'}, {**left, **others, 'dataset.size': '6'}) == [*left]
+    same = {'dataset.size': '6'}
+    assert witness_verdict.left_between(same, {**left, **others, **same}) == [*left]
 
 
 # --------------------------------------------------------------------------- what may go wrong
