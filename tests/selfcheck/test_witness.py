@@ -30,7 +30,7 @@ def base(tmp_path_factory):
     folder, scratch = (tmp_path_factory.mktemp(name) for name in ('base', 'scratch'))
     with replaced(tempfile, tempdir=str(scratch)):
         train(config(folder, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')]))
-    assert not [*scratch.iterdir()]
+    assert not [*scratch.glob('mmrepro-*')]
     return folder
 
 
