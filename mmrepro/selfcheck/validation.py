@@ -109,6 +109,7 @@ class ValidationCheck:
             ValidationChangesError: parameters, buffers, settings or the default dtype have changed.
         """
         if self._before is None or self._seen is None:
+            self._before = None  # an error has ended the validation
             return
         changed = self._seen.still(self._before.changes(runner))
         self._before = self._seen = None
