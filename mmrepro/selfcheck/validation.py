@@ -88,8 +88,9 @@ class ValidationCheck:
         """Remember the model. With several ranks, stock hooks may average their statistics here."""
         synchronizes = get_world_size() > 1 and any(
             type(hook).__name__ in ('SyncNormHook', 'SyncBuffersHook') for hook in runner.hooks)
-        # of two validations without a training between them, the first counts
-        if self._on and self._training and not synchronizes and self._before is None:
+        # of two validations without a training between them, the first counts, unless an error has
+        # ended it
+        if self._on and self._training and not synchronizes and self._seen is None:
             self._before = _Before(runner)
 
     def end(self, runner: Any) -> None:

@@ -170,7 +170,8 @@ def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path):
     in_vain = settings(tmp_path, custom_hooks=[dict(type='ValidatesInVain')])
     for first, second in zip(on_ranks(2, in_vain, tmp_path / 'a', function=trained),
                              on_ranks(2, plain, tmp_path / 'b', function=trained)):
-        assert first['model'] == second['model']
+        assert isinstance(first, dict), first[-900:]
+        assert first["model"] == second["model"]
 
 
 @pytest.mark.parametrize('ranks', [2, 3, 5])
