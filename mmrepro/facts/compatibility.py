@@ -121,6 +121,8 @@ CONDITIONS = {
     # scikit-learn 1.5.2 and 1.7.2 fitted other mixtures in 700 of 700 cases
     'PAA': Condition(lambda facts: any(str(value).endswith('PAAHead') for value in facts.values()),
                      'another implementation', MAY),
+    'Albu': Condition(lambda facts: any(value == 'Albu' for value in facts.values()),
+                      'another implementation', MAY),
     'no digests of code': Condition(lambda facts: MMREPRO not in facts,
                                     'imported files are compared one by one'),
     'stock': Condition(_without_mmrepro, 'no order comes from hashes'),

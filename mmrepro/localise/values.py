@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from ..nested import tensors
 
-ROUNDING = 4e-7  # relative difference: a few units in the last place of float32
+ROUNDING = 8 * torch.finfo(torch.float32).eps  # of a relative difference: units in the last place
 
 
 def recorded_outputs(run: Callable[[], Any], paths: Mapping[Any, str]
