@@ -23,7 +23,9 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 
 from .. import activation
+from ..facts import own_code
 from ..hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
+from ..ops import operator_table
 from ..reading import write_whole
 from ..scoped import replaced
 from ..selfcheck import recipe
@@ -36,7 +38,7 @@ from .stopping import StopTraining
 NICE = 19
 # what every training imports for a second or more: once, before processes are forked
 _OF_EVERY_TRAINING = ('mmrepro.runner', 'torch._dynamo', 'matplotlib.pyplot',
-                      'matplotlib.backends.backend_agg')
+                      'matplotlib.backends.backend_agg', 'setuptools')
 POLL = 0.1  # seconds between two looks at a training
 _PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -56,6 +58,9 @@ def main(task: dict[str, Any]) -> None:
     for name in _OF_EVERY_TRAINING:
         with suppress(ImportError):  # the training says what it lacks
             importlib.import_module(name)
+    for operator in operator_table.TABLE:
+        operator_table.implementation(operator)
+    own_code.sources()  # which files belong to which packages is found out once
     parent, used = os.getppid(), time.process_time()
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {

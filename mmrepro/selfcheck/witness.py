@@ -152,6 +152,9 @@ class Witness:
         is_tried = own or is_due(self._count)
         if not is_tried and 0 < self._total <= iteration:
             return  # no iteration follows it
+        known = {known.iteration for known in (*self._waiting, *self._tries.values())}
+        if iteration in known.union(self.resumed):
+            return
         saved = _opened(path, iteration, 0 if own else self._count)
         if is_tried:
             self._waiting.append(saved)
