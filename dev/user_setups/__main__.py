@@ -1,8 +1,9 @@
 """Train every set-up, and write docs/evidence/user-setups.md.
 
-    python -m dev.user_setups [--only NAME ...] [--jobs N]
+    python -m dev.user_setups [--only NAME ... | --rest] [--jobs N]
 
-``--only`` trains some again, and keeps the outcomes of the others.
+``--only`` trains some again, and keeps the outcomes of the others; ``--rest`` trains those that
+have no outcome yet, in an order that has nothing to do with what they are.
 """
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import argparse
 import importlib
 import json
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,11 +39,15 @@ def main() -> int:
     load()
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--only', nargs='+', choices=sorted(SETUPS), metavar='NAME')
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument('--only', nargs='+', choices=sorted(SETUPS), metavar='NAME')
+    chosen.add_argument('--rest', action='store_true')
     parser.add_argument('--jobs', type=int, default=2)
     args = parser.parse_args()
+    known = json.loads(RESULTS.read_text()) if args.only or args.rest else {}
     names = args.only or list(SETUPS)
-    known = json.loads(RESULTS.read_text()) if args.only else {}
+    if args.rest:
+        names = sorted(set(SETUPS) - set(known), key=lambda name: sha256(name.encode()).digest())
     outcomes = {name: Outcome(*known[name]) for name in SETUPS if name in known}
     for first in range(0, len(names), args.jobs):
         part = {name: (judge, (name, ), {}) for name in names[first:first + args.jobs]}

@@ -18,11 +18,13 @@ MEANINGS = {
 HEAD = """\
 # Code that users write
 
-{total} set-ups, each with another mechanism, written as users write them and trained with default
-settings. Each is trained {runs}; digests of each batch, the losses, the weights after each step
-and the metrics of each validation are compared with the first run, which has a witness. A set-up
-that a self-check has ended is trained again without self-checks, in another process under another
-hash seed, too: if the bits were equal then, it would be a false alarm.
+{total} set-ups{of_all}, each with another mechanism,
+written as users write them and trained with default settings. Each is trained again, with two
+workers, resumed at three points, without validation, or on two processes, as far as the set-up has
+to do with it. Digests of each batch, the losses, the weights after each step and the metrics of
+each validation are compared with the first run, which has a witness. A set-up that a self-check has
+ended is trained again without self-checks, in another process under another hash seed, and resumed
+where the witness was: if the bits were equal then, it would be a false alarm.
 
 `python -m dev.user_setups` trains them all and writes this page.
 
@@ -34,9 +36,10 @@ hash seed, too: if the bits were equal then, it would be a false alarm.
 def write(outcomes: Mapping[str, Outcome]) -> str:
     """Return the page."""
     counts = Counter(outcome.outcome for outcome in outcomes.values())
-    lines = [HEAD.format(
-        total=len(outcomes), runs='again, with two workers, resumed at three points, without '
-        'validation,\nor on two processes, as far as the set-up has to do with it')]
+    of_all = ''
+    if len(outcomes) < len(SETUPS):
+        of_all = f' of {len(SETUPS)} (the others were not trained on this version yet)'
+    lines = [HEAD.format(total=len(outcomes), of_all=of_all)]
     lines += [f'| {name} | {counts.pop(name, 0)} | {MEANINGS[name]} |\n' for name in GOOD]
     lines += [f'| **{name}** | {count} | |\n' for name, count in sorted(counts.items())]
     kinds = dict.fromkeys(SETUPS[name].kind for name in outcomes)
