@@ -6,7 +6,7 @@ from harness import ROOT, Child
 from schedule_faults import FAULTS
 from schedules import KINDS, Plan, run_many
 
-SCHEDULES, AT_ONCE = 200, 50
+SCHEDULES, AT_ONCE = 100, 50
 SHARDED = 20  # schedules
 NIGHTLY = 20_000
 LIMIT = 1000  # seconds for a block of schedules, which takes one minute or two of an idle core
