@@ -271,7 +271,7 @@ class RunLifecycle:
         elif self.config.worker_seed != 'sample':
             reason = f'randomness.worker_seed={self.config.worker_seed!r}'
         self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
-                           is_main_process(), self.records.attributes,
+                           is_main_process(), self.records.attributes, self.records.own,
                            self.resume.point.path if self.resume.point and runner.iter else None)
         self.records.note(runner.iter + FIRST)
         if is_main_process():

@@ -386,7 +386,7 @@ def _is_true(name: str, error: str) -> bool:
 NAMING = ('a sample has written', 'the code of', 'which another process cannot build again',
           'another process cannot import')
 WARNING_OF = ('the validation at iteration', 'witness: ', 'is not this run',
-              'This run is not what its config trains')
+              'This run is not what its config trains', 'does not have what this run has')
 
 
 def _warning(name: str, log: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from types import ModuleType
@@ -21,6 +22,7 @@ from mmengine.runner import LogProcessor, Runner
 from mmengine.visualization import Visualizer
 from torch import nn
 
+from .. import libraries
 from ..checkpoint.adapters import named_hooks
 from ..digests import state_digest
 from ..distributed.unwrap import optim_wrappers, unwrap
@@ -57,6 +59,7 @@ class WitnessRecords(FingerprintHook):
         until: the iteration, counted from 0, before which all are noted.
         attributes: Python attributes of rank 0 before an iteration, by path. In memory only: they
             may hold what the user keeps secret.
+        own: paths of those that are part of objects of own code, of no library.
         truncated: whether validations end before their last batch.
     """
 
@@ -65,6 +68,7 @@ class WitnessRecords(FingerprintHook):
         self.level = 'witness'  # digests by name, and no recorder
         self.until = 0
         self.attributes: dict[int, dict[str, str]] = {}
+        self.own: set[str] = set()
         self.truncated = False
         self._is_off = False
         self._folder = folder
@@ -101,7 +105,7 @@ class WitnessRecords(FingerprintHook):
         self._items = item_digests(data_batch)
         if self._notes_attributes:
             self._notes_attributes = False
-            self.attributes[runner.iter] = attribute_texts(runner)
+            self.attributes[runner.iter] = attribute_texts(runner, self.own)
             noted = list(self.attributes)
             for iteration in noted[1:-MAX_KEPT]:
                 del self.attributes[iteration]
@@ -175,12 +179,17 @@ def _data_of(value: Any) -> Any:
 
 # -------------------------------------------------------------------------------- attributes
 
-def attribute_texts(runner: Any) -> dict[str, str]:
+def attribute_texts(runner: Any, own: set[str] | None = None) -> dict[str, str]:
     """Return Python attributes that the code of a run can reach, by path, as text.
 
     They explain a difference, and no two runs are compared by them: a list of places where state
     may be is never complete.
+
+    Args:
+        own: gets the paths of attributes of objects, and of containers in them, whose class is
+            own code.
     """
+    own = set() if own is None else own
     walk = Walk(limit=MAX_OBJECTS, known=[runner, runner.model, runner.cfg])
     walk.queue.extend(_roots(runner))
     texts = {f'MessageHub info {name!r}': repr(value) for name, value
@@ -189,16 +198,29 @@ def attribute_texts(runner: Any) -> dict[str, str]:
     texts.update((f'os.environ[{name!r}]', repr(value)) for name, value in os.environ.items())
     for path, thing in walk:
         if isinstance(thing, CONTAINERS):
+            is_own = path in own
             texts.setdefault(f'len({path})', str(len(thing)))
+            if is_own:
+                own.add(f'len({path})')
             if len(thing) > MAX_ITEMS:
                 continue
+        else:
+            is_own = _is_own(type(thing))
         for name, value in _parts(thing, path):
+            if is_own:
+                own.add(name)
             text = _text(value)
             if text:  # not by the walk, which visits an object once: numbers are shared
                 texts.setdefault(name, text)
             else:
                 walk.add([(name, value)])
     return texts
+
+
+def _is_own(cls: type) -> bool:
+    file = libraries.file_of(sys.modules.get(cls.__module__))
+    return file is not None and not cls.__module__.startswith('mmrepro.') and \
+        libraries.is_own(file)
 
 
 def _parts(thing: Any, path: str) -> list[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import os
 import pickle
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +71,8 @@ class Witness:
         early: the number of iterations after which a checkpoint is written for the witness; the
             same on all ranks, 0 for none.
         repeated: number of first iterations that another process has repeated.
+        not_restored: attributes of own code that a resumed run does not have, by path; the
+            iterations that were compared do not depend on them.
         notes: what was not tried or has failed, in words.
     """
 
@@ -82,6 +84,7 @@ class Witness:
         self._launches = False
         self.resumed: list[int] = []
         self.repeated = self.early = 0
+        self.not_restored: list[str] = []
         self.notes: list[str] = []
         self._process: WitnessProcess | None = None
         self._tries: dict[str, _Saved] = {}  # by name of a start of the process
@@ -95,14 +98,16 @@ class Witness:
         self._skipped = 0  # checkpoints whose turn came when the time was spent
         self._first, self._total, self._clock = 0, 0, 0.0
         self._attributes: Mapping[int, Mapping[str, str]] = {}
+        self._own: Set[str] = frozenset()
+        self._of_a_process: Set[str] = frozenset()  # attributes that each process has otherwise
         self._left: tuple[str, ...] = ()  # attributes in which samples leave something
         self._seed_is_due = True
 
     # ------------------------------------------------------------------------- the training
 
     def begin(self, iteration: int, total: int | None, reason: str, launches: bool,
-              attributes: Mapping[int, Mapping[str, str]], resumed_from: str | None = None
-              ) -> None:
+              attributes: Mapping[int, Mapping[str, str]], own: Set[str] = frozenset(),
+              resumed_from: str | None = None) -> None:
         """Decide what is tried, when the training begins; all ranks decide alike.
 
         Args:
@@ -111,11 +116,12 @@ class Witness:
             reason: why this run has no witness; '' if it may have one.
             launches: whether this rank starts it.
             attributes: what the run notes to explain a difference, by iteration.
+            own: the paths of those that belong to own code; what is noted later is added.
             resumed_from: path of the checkpoint that this run continues.
         """
         self._first, self._total, self._clock = iteration, total or 0, time.process_time()
         self._set_up = self._clock - self._born
-        self._launches, self._attributes = launches, attributes
+        self._launches, self._attributes, self._own = launches, attributes, own
         if reason or self.not_tried:
             self.not_tried = reason or self.not_tried
         elif self._mode is not True and total is not None and total - iteration < SHORT:
@@ -289,8 +295,11 @@ class Witness:
         if finding is None:
             if repeats:
                 self.repeated, self._seed_is_due = start.until - start.begin, False
+                self._of_a_process = witness_verdict.of_a_process(
+                    self._attributes, result.lines, start.begin)
             elif start.begin not in self.resumed:
                 self.resumed = sorted([*self.resumed, start.begin])
+                self._note_not_restored(runner, start, result)
             return
         finding = finding._replace(left=self._left)
         if not repeats:
@@ -304,6 +313,16 @@ class Witness:
         others = self._others(runner, start)
         text, certain = witness_verdict.repeated_text(finding, others, start.until)
         self._report(runner, text, certain)
+
+    def _note_not_restored(self, runner: Any, start: Start, result: Result) -> None:
+        """Name state of own code that is lost at a resume and may have an effect later."""
+        lost = [name for name in witness_verdict.not_restored(
+            self._attributes, result.lines, start.begin, self._of_a_process) if name in self._own]
+        new = [name for name in lost if name not in self.not_restored]
+        self.not_restored += new
+        if new:
+            runner.logger.warning(witness_verdict.not_restored_text(
+                new, start.begin, start.until - start.begin))
 
     def _compared(self, runner: Any, start: Start, result: Result
                   ) -> witness_verdict.Finding | str | None:
@@ -405,6 +424,9 @@ class Witness:
         if self.resumed:
             parts.append(f'resumed by a witness at iterations '
                          f'{listed([*map(str, self.resumed)], 12)}: same bits')
+        if self.not_restored:
+            parts.append('a resume does not restore '
+                         f'{listed(self.not_restored, witness_verdict.SHOWN)}')
         if self._skipped:
             parts.append(f'{self._skipped} checkpoints were left out, to stay within '
                          f'{SHARE:.0%} of the time')

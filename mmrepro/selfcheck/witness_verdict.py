@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from ..errors import FingerprintError
@@ -147,6 +147,30 @@ def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
     return lost, tuple(name for name in differing if name not in lost)
 
 
+def not_restored(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int,
+                 of_a_process: Set[str]) -> list[str]:
+    """Return attributes that the run has changed and that a resumed run has otherwise.
+
+    Those of data loading are left out: caches differ from worker to worker, and what samples depend
+    on is compared.
+
+    Args:
+        of_a_process: names of attributes that each process has otherwise, such as times.
+    """
+    lost, other = _attributes(noted, witness, begin)
+    names = [name for name in (*lost, *other)
+             if name not in of_a_process and not OF_LOADING.match(name)]
+    return [name for name in names if f'len({name.partition("[")[0]})' not in names]
+
+
+def of_a_process(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int) -> set[str]:
+    """Return the names of attributes that another process has otherwise when a run begins."""
+    path = os.path.join(witness, ATTRIBUTES)
+    if begin not in noted or not os.path.exists(path):
+        return set()
+    return set(_differing(noted[begin], read_json(path, FingerprintError)))
+
+
 def left_between(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Return the attributes of data loading, and globals, that loading samples has changed."""
     return [name for name in after if before.get(name) != after[name] and OF_LOADING.match(name)]
@@ -187,6 +211,13 @@ def resumed_text(finding: Finding, iteration: int) -> str:
     return '\n'.join([
         f'A run that resumes at iteration {iteration} is not this run: a second process has '
         'resumed from its checkpoint and got different bits.', advice_text(finding), OFF])
+
+
+def not_restored_text(names: Sequence[str], iteration: int, compared: int) -> str:
+    """Return the warning about state that a resume does not restore."""
+    return (f'A run that resumes at iteration {iteration} does not have what this run has in '
+            f'{listed(names, SHOWN)}. The {compared} iterations that were compared do not depend '
+            f'on that. If later ones do, {REGISTER}; if it is only logged, nothing is lost')
 
 
 def advice_text(finding: Finding) -> str:

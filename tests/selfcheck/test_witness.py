@@ -38,6 +38,7 @@ def test_a_run_says_what_its_witness_has_resumed(base):
     last = log_of(base).strip().splitlines()[-1]
     assert 'the first 4 iterations were repeated by a witness: same bits' in last
     assert 'resumed by a witness at iterations 4, 8: same bits' in last
+    assert 'does not restore' not in last
 
 
 def test_the_witness_leaves_no_file_behind(base):
@@ -124,6 +125,14 @@ def test_state_that_another_process_lacks_ends_the_run(tmp_path, changes, named)
         train(config(tmp_path, **changes))
     assert named in str(raised.value)
     assert 'to do: ' in str(raised.value)
+
+
+def test_state_that_a_resume_loses_is_named_where_the_bits_are_equal_for_now(tmp_path):
+    train(config(tmp_path, custom_hooks=[dict(type='Patience')]))
+    log = log_of(tmp_path)
+    assert 'a resume does not restore Patience.seen, len(Patience.values)' in log.splitlines()[-1]
+    warning, = (line for line in log.splitlines() if 'WARNING' in line and 'Patience' in line)
+    assert "register it: mmrepro.keep_attributes(Class, 'attribute')" in warning
 
 
 def test_the_last_checkpoint_that_iterations_follow_is_resumed(tmp_path):

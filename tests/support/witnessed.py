@@ -110,6 +110,21 @@ class Counting(BaseAveragedModel):
 
 
 @HOOKS.register_module(force=True)
+class Patience(Hook):
+    """Lowers the learning rate at the third validation; a lost count shows late."""
+
+    def __init__(self):
+        self.seen, self.values = 0, []
+
+    def after_val_epoch(self, runner, metrics=None):
+        self.seen += 1
+        self.values.append(self.seen)
+        if self.seen == 3:
+            for group in runner.optim_wrapper.param_groups:
+                group['lr'] /= 10
+
+
+@HOOKS.register_module(force=True)
 class SetsOnce(Hook):
     """Changes the data in one epoch, and does not change them again in a resumed run."""
 
