@@ -188,6 +188,11 @@ loop = registered('loop', lambda cfg, name: setattr(
 UNREAD = ('loaded_at', )  # fields of a batch that no model of a set-up reads
 
 
+def _batch_digest(batch: Any) -> str:
+    return digest({name: value for name, value in batch.items() if name not in UNREAD}
+                  if isinstance(batch, dict) else batch)
+
+
 class Look(Hook):
     """Digests of every iteration: the batch, the losses, the weights after the step."""
     priority = 100
@@ -197,8 +202,7 @@ class Look(Hook):
         self._batch = ''
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self._batch = digest({name: value for name, value in data_batch.items()
-                              if name not in UNREAD})
+        self._batch = _batch_digest(data_batch)
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         # without the module of a wrapper
@@ -208,7 +212,7 @@ class Look(Hook):
         self.rows[runner.iter + 1] = [self._batch, digest(losses), digest(model.state_dict())]
 
     def before_val_iter(self, runner, batch_idx, data_batch=None):
-        self.rows.setdefault(-runner.iter, []).append(digest(data_batch))
+        self.rows.setdefault(-runner.iter, []).append(_batch_digest(data_batch))
 
     def after_val_epoch(self, runner, metrics=None):
         self.rows.setdefault(-runner.iter, []).append(repr(sorted(metrics.items())))
@@ -386,7 +390,7 @@ def _is_true(name: str, error: str) -> bool:
 NAMING = ('a sample has written', 'the code of', 'which another process cannot build again',
           'another process cannot import')
 WARNING_OF = ('the validation at iteration', 'witness: ', 'is not this run',
-              'This run is not what its config trains', 'does not have what this run has')
+              'This run is not what its config trains')
 
 
 def _warning(name: str, log: str) -> str:
@@ -402,6 +406,9 @@ def _warning(name: str, log: str) -> str:
 
 
 def _names(name: str, line: str) -> bool:
+    lost = re.search('does not have what this run has in (.*?)[.] The', line)
+    if lost is not None:  # beside what the digests are kept in
+        return any(not one.startswith('Look.') for one in lost[1].split(', '))
     # MMEngine names every metric without a prefix
     is_warning = 'WARNING' in line and 'The prefix is not set' not in line
     return (any(part in line for part in NAMING)

@@ -316,9 +316,10 @@ class Witness:
 
     def _note_not_restored(self, runner: Any, start: Start, result: Result) -> None:
         """Name state of own code that is lost at a resume and may have an effect later."""
-        lost = [name for name in witness_verdict.not_restored(
-            self._attributes, result.lines, start.begin, self._of_a_process) if name in self._own]
-        new = [name for name in lost if name not in self.not_restored]
+        lost = witness_verdict.not_restored(
+            self._attributes, result.lines, start.begin, self._of_a_process)
+        own = witness_verdict.without_parts(name for name in lost if name in self._own)
+        new = [name for name in own if name not in self.not_restored]
         self.not_restored += new
         if new:
             runner.logger.warning(witness_verdict.not_restored_text(

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from ..errors import FingerprintError
@@ -158,9 +158,18 @@ def not_restored(noted: Mapping[int, Mapping[str, str]], witness: str, begin: in
         of_a_process: names of attributes that each process has otherwise, such as times.
     """
     lost, other = _attributes(noted, witness, begin)
-    names = [name for name in (*lost, *other)
-             if name not in of_a_process and not OF_LOADING.match(name)]
-    return [name for name in names if f'len({name.partition("[")[0]})' not in names]
+    return [name for name in (*lost, *other)
+            if name not in of_a_process and not OF_LOADING.match(name)]
+
+
+def without_parts(names: Iterable[str]) -> list[str]:
+    """Return the names of attributes without what is said of their parts.
+
+    >>> without_parts(['len(Patience.values)', 'Patience.values[1]', 'Patience.seen'])
+    ['Patience.values', 'Patience.seen']
+    """
+    return list(dict.fromkeys(name.removeprefix('len(').removesuffix(')').partition('[')[0]
+                              for name in names))
 
 
 def of_a_process(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int) -> set[str]:
