@@ -319,7 +319,7 @@ class Witness:
         lost = witness_verdict.not_restored(
             self._attributes, result.lines, start.begin, self._of_a_process)
         own = witness_verdict.without_parts(name for name in lost if name in self._own)
-        new = [name for name in own if name not in self.not_restored]
+        new = sorted(name for name in own if name not in self.not_restored)
         self.not_restored += new
         if new:
             runner.logger.warning(witness_verdict.not_restored_text(

@@ -70,15 +70,17 @@ def compare(run: str, witness: str, begin: int, until: int,
         if missing:
             raise FingerprintError(f'{folder}: iteration {missing[0]} was not noted, of {begin} to '
                                    f'{until - 1}')
+    lost, other = _attributes(attributes, witness, begin)
     found = next(filter(None, map(_relevant, divergences(ours, theirs))), None)
     if found is None:
-        return _validation(ours, theirs, begin, until)
+        finding = _validation(ours, theirs, begin, until)
+        return finding._replace(lost=lost, other=other) if finding else None
     rank, field = found.rank, found.field
     first, second = (side[rank].steps[found.iteration] for side in (ours, theirs))
     names = tuple(sorted(field.names, key=lambda name: ':' not in name))  # attributes first
     if field.field.startswith('batch.'):
         names = _differing(first.get(ITEMS, {}), second.get(ITEMS, {}))
-    return Finding(found.text(), field.field, names, *_attributes(attributes, witness, begin))
+    return Finding(found.text(), field.field, names, lost, other)
 
 
 def _relevant(divergence: Divergence) -> Divergence | None:

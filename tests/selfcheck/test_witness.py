@@ -119,6 +119,8 @@ NIGHTLY = pytest.mark.nightly  # a few seconds each, and of kinds that others sh
                  'sampler.weights', id='sampler that a hook reweights', marks=NIGHTLY),
     pytest.param(dict(custom_hooks=[dict(type='EMAHook', ema_type='Counting')]),
                  'EMAHook.ema_model:updates', id='counter of an average'),
+    pytest.param(dict(custom_hooks=[dict(type='OffsetOfPredictions')]), 'Layers.offset',
+                 id='attribute that predictions read'),
 ])
 def test_state_that_another_process_lacks_ends_the_run(tmp_path, changes, named):
     with pytest.raises(WitnessDiffersError) as raised:

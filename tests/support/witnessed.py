@@ -69,7 +69,7 @@ class Layers(BaseModel):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
         self.hidden = [Reference()]
-        self.keeps, self.logs, self.scale = keeps, logs, 1.0
+        self.keeps, self.logs, self.scale, self.offset = keeps, logs, 1.0, 0.0
         seen = {}
         if keeps == 'forward hook':
             self.first.register_forward_hook(
@@ -84,7 +84,7 @@ class Layers(BaseModel):
         losses = dict(loss=self.scale * self.last(self.norm(y).tanh()).pow(2).mean())
         if self.logs:  # only logged: 'loss' is not in its name
             losses['process'] = torch.tensor(float(os.getpid()))
-        return losses if mode == 'loss' else [self.last(self.norm(y).tanh())]
+        return losses if mode == 'loss' else [self.last(self.norm(y).tanh()) + self.offset]
 
 
 @METRICS.register_module(force=True)
@@ -122,6 +122,14 @@ class Patience(Hook):
         if self.seen == 3:
             for group in runner.optim_wrapper.param_groups:
                 group['lr'] /= 10
+
+
+@HOOKS.register_module(force=True)
+class OffsetOfPredictions(Hook):
+    """Changes what the model predicts, and nothing that it learns."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        runner.model.offset += 1.0
 
 
 @HOOKS.register_module(force=True)
