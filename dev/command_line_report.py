@@ -22,12 +22,12 @@ GUIDES = {
 }
 
 
-def verbs(docs: str = '') -> str:
-    """Return the table of commands; ``docs`` is the path of the docs from the page."""
+def verbs() -> str:
+    """Return the table of commands, with links from the top of the docs."""
     rows = ['| command | does |', '|---|---|']
     for verb, summary in VERBS.items():
         given, page = GUIDES[verb]
-        rows.append(f'| [`{" ".join(("mmrepro", verb, given)).strip()}`]({docs}{page}) '
+        rows.append(f'| [`{" ".join(("mmrepro", verb, given)).strip()}`]({page}) '
                     f'| {summary} |')
     return '\n'.join(rows)
 
