@@ -1,4 +1,4 @@
-"""The part of ``docs/reference/causes.md`` on replaced code of MMDetection."""
+"""The part of ``docs/results/replaced_parts.md`` that is made from the table of replacements."""
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -54,16 +54,15 @@ def markdown(report: Report) -> str:
 
 # A page, or a part of one between two comments, the command that it names, and what makes it.
 PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
-    ('reference/operators.md', 'dev/operator_report.py',
+    ('results/operators.md', 'dev/operator_report.py',
      lambda: operator_report.as_markdown(sweep_report.reached_by(
          result('zoo_cpu.json')['rows']))),
-    ('reference/operators.md', 'python -m dev.kernel_table_report',
+    ('results/operators.md', 'python -m dev.kernel_table_report',
      lambda: '\n'.join(kernel_table_report.lines())),
     ('index.md', 'dev/command_line_report.py', command_line_report.verbs),
-    ('../README.md', 'dev/command_line_report.py', lambda: command_line_report.verbs('docs/')),
-    ('reference/command-line.md', 'the parsers', command_line_report.lines),
+    ('reference/command-line.md', 'mmrepro/exit_codes.py', command_line_report.exit_codes),
     ('explanation/architecture.md', 'dev/layers.py', layers.table),
-    ('reference/causes.md', 'dev/causes_report.py', causes_report.entries),
+    ('results/replaced_parts.md', 'dev/causes_report.py', causes_report.entries),
     ('evidence/zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(
         result('zoo_cpu.json')['rows'], result('zoo_packages.json')['rows'])),
     ('evidence/versions.md', 'bash tools/matrix.sh',

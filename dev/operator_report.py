@@ -1,4 +1,4 @@
-"""The table of mmcv's operators as Markdown, for docs/reference/operators.md."""
+"""The table of mmcv's operators as Markdown, for docs/results/operators.md."""
 from __future__ import annotations
 
 import itertools

@@ -17,27 +17,6 @@ from .text import did_you_mean
 # MMDetection 2.x top-level key -> key of `randomness`
 LEGACY_KEYS = {'seed': 'seed', 'deterministic': 'deterministic', 'diff_seed': 'diff_rank_seed'}
 
-# earlier key of `randomness` -> key of a section in which the value stands now
-MOVED_KEYS = {
-    'cpu': 'numerics.cpu',
-    'num_threads': 'numerics.num_threads',
-    'float32_precision': 'numerics.float32_precision',
-    'check_samples': 'self_checks.samples',
-    'check_steps': 'self_checks.steps',
-    'nonrepeatable_datasets': 'self_checks.nonrepeatable_datasets',
-    'virtual_ranks_memory': 'virtual_ranks.memory',
-}
-# earlier key of `randomness` -> values that have no effect, what to write instead of another one
-REMOVED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
-    'step_seed': ((), "worker_seed='mmengine' for MMEngine's own streams"),
-    'cudnn_benchmark': ((None, False), 'env_cfg = dict(cudnn_benchmark=True), as in MMEngine'),
-    'cudnn_enabled': ((None, True), 'torch.backends.cudnn.enabled = False in a module that '
-                                    'custom_imports names'),
-    'fill_uninitialized_memory': (
-        (False, ), 'torch.utils.deterministic.fill_uninitialized_memory = True in the method '
-                   'before_train of a hook'),
-}
-
 NO_CHECKS = dict(samples=0, steps=0, witness=False, validation=False)  # self_checks=False
 AUTO = 'auto'  # `resume`: the run's own checkpoint, else the weights of `load_from`
 MAX_CHECK = 2**31 - 1  # of an interval between checks
@@ -203,7 +182,7 @@ class RandomnessConfig:
 
     @classmethod
     def parse(cls, randomness: Mapping[str, Any] | None) -> RandomnessConfig:
-        """Read the dict of a config; earlier spellings are accepted with a warning.
+        """Read the dict of a config.
 
         Raises:
             RandomnessError: an unknown key (with the nearest known one), a wrong type or value;
@@ -215,9 +194,8 @@ class RandomnessConfig:
             return randomness
         _check_mapping('randomness', randomness,
                        'a dict such as dict(seed=42, deterministic=True)')
-        given = _with_todays_keys(randomness)
-        _refuse_unknown('randomness', given, [field.name for field in fields(cls)], 'keys')
-        return cls(**given)
+        _refuse_unknown('randomness', randomness, [field.name for field in fields(cls)], 'keys')
+        return cls(**randomness)
 
     def _checked_streams(self) -> dict[str, int]:
         _check_mapping('randomness.streams', self.streams, 'a dict such as dict(init=7)')
@@ -318,40 +296,6 @@ _SECTIONS = {
     'virtual_ranks': f'None, an int from 1 to {MAX_COUNT}, or a dict such as '
                      "dict(ranks=8, memory='separate')",
 }
-
-
-def _with_todays_keys(randomness: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dict with values of earlier keys where they stand today.
-
-    Raises:
-        RandomnessError: an earlier key that has no equal today, or both spellings of a key.
-    """
-    given = dict(randomness)
-    written = []
-    for old in [key for key in given if key in REMOVED_KEYS]:
-        value = given.pop(old)
-        without_effect, instead = REMOVED_KEYS[old]
-        if old == 'step_seed':
-            without_effect = (given.get('worker_seed') != 'mmengine', )
-        if not any(value is allowed for allowed in without_effect):
-            raise RandomnessError(f'randomness.{old}={value!r} is no key any more; remove it, or '
-                                  f'write {instead}')
-        written.append(f'nothing instead of {old}={value!r}')
-    for old in [key for key in given if key in MOVED_KEYS]:
-        value = given.pop(old)
-        name, _, key = MOVED_KEYS[old].partition('.')
-        section = given.get(name) or {}
-        if not isinstance(section, Mapping):  # virtual_ranks=8
-            section = dict(ranks=section)
-        if section.get(key, value) != value:
-            raise RandomnessError(f'randomness.{old}={value!r} and randomness.{name}.{key}='
-                                  f'{section[key]!r} are two spellings of one key; remove the '
-                                  'first')
-        given[name] = {**section, key: value}
-        written.append(f'{name}=dict({key}={value!r}) instead of {old}={value!r}')
-    if written:
-        warnings.warn(f'randomness: write {"; ".join(written)}', FutureWarning, stacklevel=1)
-    return given
 
 
 def _check_mapping(name: str, value: Any, allowed: str) -> None:

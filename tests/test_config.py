@@ -69,39 +69,6 @@ def test_bad_values_are_refused_by_name(randomness, message):
         RandomnessConfig.parse(randomness)
 
 
-@pytest.mark.parametrize('old, new', [
-    (dict(check_steps=0, check_samples=5), dict(self_checks=dict(steps=0, samples=5))),
-    (dict(nonrepeatable_datasets=['A']), dict(self_checks=dict(nonrepeatable_datasets=['A']))),
-    (dict(virtual_ranks=8, virtual_ranks_memory='shared'),
-     dict(virtual_ranks=dict(ranks=8, memory='shared'))),
-    (dict(cpu='avx2', num_threads=2, float32_precision='high'),
-     dict(numerics=dict(cpu='avx2', num_threads=2, float32_precision='high'))),
-    (dict(worker_seed='mmengine', step_seed=False), dict(worker_seed='mmengine')),
-    (dict(step_seed=True, cudnn_enabled=None, cudnn_benchmark=False,
-          fill_uninitialized_memory=False), {}),
-])
-def test_earlier_keys_are_accepted_with_one_warning(old, new):
-    with pytest.warns(FutureWarning, match='randomness: write ') as caught:
-        assert RandomnessConfig.parse(dict(old, seed=3)) == RandomnessConfig.parse(
-            dict(new, seed=3))
-    assert len(caught) == 1
-    assert all(key in str(caught[0].message) for key in old if key not in ('virtual_ranks', *new))
-
-
-@pytest.mark.parametrize('old, instead', [
-    (dict(step_seed=False), "worker_seed='mmengine' for MMEngine's own streams"),
-    (dict(step_seed=True, worker_seed='mmengine'), 'step_seed=True is no key any more; remove it'),
-    (dict(cudnn_benchmark=True), r'env_cfg = dict\(cudnn_benchmark=True\)'),
-    (dict(cudnn_enabled=False), 'torch.backends.cudnn.enabled = False'),
-    (dict(fill_uninitialized_memory=True), 'torch.utils.deterministic.fill_uninitialized_memory'),
-    (dict(check_steps=5, self_checks=dict(steps=6)), 'two spellings of one key'),
-    (dict(virtual_ranks=True, virtual_ranks_memory='shared'), 'virtual_ranks=True'),
-])
-def test_an_earlier_key_without_an_equal_says_what_to_write(old, instead):
-    with pytest.raises(RandomnessError, match=instead):
-        RandomnessConfig.parse(old)
-
-
 @pytest.mark.parametrize('randomness, variable, threads', [
     ({}, None, None), (dict(virtual_ranks=2), None, 1), (dict(virtual_ranks=2), '4', None),
     (dict(virtual_ranks=2, numerics=dict(num_threads=3)), None, 3)])

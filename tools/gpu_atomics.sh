@@ -23,7 +23,7 @@ for tool in ncu compute-sanitizer; do
     fi
 done
 mkdir -p "$out"
-check=("$python" -W ignore "$root/dev/import_stubs.py" --only "$row" --iterations 1 --quick)
+check=("$python" -W ignore "$root/dev/import_stubs.py" --only "$row" --iters 1 --quick)
 
 # Atomics on shared memory too: the warps of a block have no order. The exit code of the check itself
 # is not of interest here.

@@ -31,7 +31,7 @@ RESTORED = ('weights.', 'optimizer.', 'schedule.')
 SET_UP = ('module.', 'frozen.', 'hooks.', 'step.', 'pipeline')
 HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
 LAZY = 'known after the first step'
-NAMES = '.parameters'  # of an optimizer, group by group; checkpoints of 0.2 lack it
+NAMES = '.parameters'  # of an optimizer, group by group
 NO_NAME = '(not of the model)'
 
 

@@ -27,15 +27,6 @@ VERBS = {
     'seeds': 'train several seeds: mean, spread, paired test',
     'doctor': "check the environment, this GPU and mmcv's operators",
 }
-# earlier verb -> the verb and options that replace it
-RENAMED: dict[str, tuple[str, ...]] = {
-    'data': ('demo', '--data-only'),
-    'chaos': ('verify', '--vary', 'kills'),
-    'state': ('verify', '--vary', 'resume', '--localise'),
-    'gpu_check': ('doctor', '--gpu'),
-    'ops': ('doctor', '--operators'),
-}
-RENAMED_OPTIONS = {'chaos': {'--seed': '--kill-seed'}}
 # what goes on where it was interrupted
 CONTINUED = {
     'train': '; the same command with --resume continues from the latest checkpoint',
@@ -111,11 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage(), file=sys.stderr)
         return USAGE
     name, rest = arguments[0].replace('-', '_'), arguments[1:]
-    if name in RENAMED:
-        print(f'mmrepro {arguments[0]} is now: mmrepro {" ".join(RENAMED[name])}', file=sys.stderr)
-        options = RENAMED_OPTIONS.get(name, {})
-        (name, *more), rest = RENAMED[name], [options.get(word, word) for word in rest]
-        rest = [*more, *rest]
     if name not in VERBS:
         hint = did_you_mean(name, VERBS) or f'; verbs: {", ".join(VERBS)}'
         print(f'mmrepro: unknown verb {arguments[0]!r}{hint} (see mmrepro --help)',

@@ -47,8 +47,6 @@ def _parser() -> Parser:
     group = parser.add_argument_group('only the dataset')
     group.add_argument('--data-only', action='store_true',
                        help='write a small COCO-format detection dataset made of real photographs')
-    # where the verb `data` had the folder
-    group.add_argument('folder', nargs='?', help=argparse.SUPPRESS)
     # seeds as those of a training; a million images is a typing error
     group.add_argument('--seed', type=at_least(0, 2**32 - 1), metavar='N',
                        help='another seed, other images (0)')
@@ -66,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.data_only:
         parser.refuse(args, 'has no meaning with --data-only', *OF_TRAINING)
         return _write_data(args)
-    parser.refuse(args, 'is for --data-only', 'folder', 'seed', 'train', 'val')
+    parser.refuse(args, 'is for --data-only', 'seed', 'train', 'val')
     numbers = _processes(args, parser)
     if args.images is None:
         args.images = min(IMAGES_PER_RANK * args.virtual_ranks, IMAGES_IN_ALL) \
@@ -100,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_data(args: argparse.Namespace) -> int:
-    folder, train, val = args.folder or args.data, args.train or IMAGES_IN_ALL, args.val or 8
+    folder, train, val = args.data, args.train or IMAGES_IN_ALL, args.val or 8
     digest = write_dataset(folder, args.seed or 0, train, val)
     print(f'{folder}: {train} training and {val} validation images, digest {digest}')
     return DONE

@@ -51,7 +51,7 @@ def _parser() -> Parser:
     group.add_argument('--seconds', type=float, help='limit of time (450)')
     group.add_argument('--only', metavar='REGEX',
                        help='rows whose "group/name" matches, e.g. "detectors/DINO"')
-    group.add_argument('--iters', '--iterations', type=at_least(1), metavar='N',
+    group.add_argument('--iters', type=at_least(1), metavar='N',
                        help='iterations of a detector (20; quick: 2)')
     group.add_argument('--against', metavar='FILE',
                        help='gpu_check.json of another process or machine: compare digests; '

@@ -76,8 +76,8 @@ def find(thing: Any, name: str, data: bool = True) -> Generators:
 
     for path, obj in walk:
         look(inside(obj, path))
-    # Paths are part of the keys of streams. `inside` comes first, as in older versions, so that the
-    # generators that it reaches keep their paths; `hidden` adds others.
+    # Paths are part of the keys of streams, so the order of the two is fixed: a generator has the
+    # path by which `inside` reaches it, and `hidden` adds others.
     del walk.queue[MAX_OBJECTS:]
     already_inside = len(walk.queue)
     for number, (path, obj) in enumerate(walk):

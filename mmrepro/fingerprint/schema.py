@@ -43,8 +43,7 @@ FIELDS: dict[str, str] = {
     'parameters': 'the optimizer step',
     'averages': 'the averaged weights (EMAHook)',
 }
-# digests of the model, the optimizer and averages after the step, in the order in which a line has
-# them; lines of earlier versions have no averages
+# digests of the model, the optimizer and averages after the step, in the order of a line
 STATES = ('gradients', 'parameters', 'buffers', 'optimizer', 'averages')
 BY_NAME = 'by_name'  # {state: {name: digest}}, above level 'step'
 # numbers of samples and steps that were repeated with the same bits; in an end line and in the

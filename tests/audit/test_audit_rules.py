@@ -269,7 +269,7 @@ def test_links_lead_to_files_and_causes():
         path, *rest = rule.link.split()
         text = open(os.path.join(ROOT, path)).read()
         for cause in re.findall(r'\b[ABC]\d+\b', ' '.join(rest)):
-            assert re.search(rf'^\*\*{cause}\b', text, re.M), rule.name
+            assert re.search(rf'^- (\*\*\w+\*\*, )*\*\*{cause}\*\*', text, re.M), rule.name
 
 
 def test_a_missing_device_is_said(monkeypatch):

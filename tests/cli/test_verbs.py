@@ -32,22 +32,6 @@ def test_the_help_names_all_verbs_and_exit_codes_and_unknown_verbs_are_refused(c
     assert 'usage: mmrepro VERB' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('given, verb, arguments', [
-    ('data OUT --seed 3', 'demo', '--data-only OUT --seed 3'),
-    ('chaos C --seed 3', 'verify', '--vary kills C --kill-seed 3'),
-    ('state C --at 1', 'verify', '--vary resume --localise C --at 1'),
-    ('gpu-check --quick', 'doctor', '--gpu --quick'),
-    ('ops --device cpu', 'doctor', '--operators --device cpu')])
-def test_an_earlier_name_works_and_says_the_present_one(given, verb, arguments, monkeypatch,
-                                                         capsys):
-    seen = []
-    monkeypatch.setattr(cli, 'run', lambda *words: seen.append(words) or 0)
-    assert cli.main(given.split()) == 0
-    assert seen == [(verb, arguments.split())] and not set(cli.VERBS) & set(cli.RENAMED)
-    said, = capsys.readouterr().err.splitlines()
-    assert said.startswith(f'mmrepro {given.split()[0]} is now: mmrepro {verb} --')
-
-
 @pytest.mark.parametrize('verb, error, code, said', [
     ('verify', KeyboardInterrupt, INTERRUPTED, '\nmmrepro verify: interrupted'),
     ('seeds', KeyboardInterrupt, INTERRUPTED,

@@ -76,9 +76,9 @@ def test_mmdetection_loads_it_and_perfect_boxes_score_one(data_root):
     (['--virtual-ranks', '3', '--processes', '1,4'],
      '--processes 1,4: must be numbers from 1 to 3'),
     (['--virtual-ranks', '3', '--processes', '2'], '--processes 2: give two numbers or more'),
-    (['--data-only', 'OUT', '--train', '-3'], '--train -3: must be 1 to '),
-    (['--data-only', 'OUT', '--val', '0'], '--val 0: must be 1 to '),
-    (['--data-only', 'OUT', '--seed', '-1'], '--seed -1: must be 0 to 4294967295'),
+    (['--data-only', '--data', 'OUT', '--train', '-3'], '--train -3: must be 1 to '),
+    (['--data-only', '--data', 'OUT', '--val', '0'], '--val 0: must be 1 to '),
+    (['--data-only', '--data', 'OUT', '--seed', '-1'], '--seed -1: must be 0 to 4294967295'),
 ])
 def test_wrong_arguments_are_named(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)

@@ -546,8 +546,10 @@ def test_the_page_of_causes_shows_the_table_and_every_cell_fits_a_line():
         assert 0 < len(cause.why) <= MAX_CELL and '|' not in cause.why, cause
     for note in NOTES.values():
         assert all(0 < len(cell) <= MAX_CELL and '|' not in cell for cell in note[:3]), note
-    page = (ROOT / 'docs' / 'reference' / 'causes.md').read_text(encoding='utf-8')
+    page = (ROOT / 'docs' / 'results' / 'replaced_parts.md').read_text(encoding='utf-8')
     assert len(NOTES) == len(patches.CAUSES) and entries() in page
+    causes = (ROOT / 'docs' / 'reference' / 'causes.md').read_text(encoding='utf-8')
+    assert [cause.id for cause in patches.CAUSES if f'**{cause.id}**' not in causes] == []
 
 
 def test_every_row_applies_to_the_installed_mmdetection(recwarn):
