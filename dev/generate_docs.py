@@ -20,6 +20,7 @@ if os.path.isfile(ROOT / 'mmrepro' / '__init__.py'):
 
 from dev import (  # noqa: E402
     causes_report,
+    changes_report,
     command_line_report,
     kernel_table_report,
     layers,
@@ -63,6 +64,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('../README.md', 'dev/command_line_report.py', lambda: command_line_report.verbs('docs/')),
     ('reference/command-line.md', 'the parsers', command_line_report.lines),
     ('explanation/architecture.md', 'dev/layers.py', layers.table),
+    ('explanation/what-changes.md', 'dev/changes_report.py', changes_report.lines),
     ('reference/causes.md', 'dev/causes_report.py', causes_report.entries),
     ('evidence/zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(
         result('zoo_cpu.json')['rows'], result('zoo_packages.json')['rows'])),

@@ -52,7 +52,7 @@ from .facts.own_code import code_facts
 from .facts.training_data import sampled_files, training_facts
 from .fingerprint.provenance import variable_facts
 from .fingerprint.schema import FOLDER
-from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
+from .hooks import FingerprintHook, OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
 from .hooks.preempt import handling, stop_announced
 from .hooks.witness_records import WitnessRecords
 from .ops.contract import run_deferred_checks
@@ -174,7 +174,9 @@ class RunLifecycle:
                 check_shared_weights(runner)  # hooks of ``after_run`` were the last
         finally:
             self.witness.close()
-            self.records.close()
+            for hook in runner.hooks:  # an error ends a training without ``after_train``
+                if isinstance(hook, FingerprintHook):
+                    hook.close()
 
     def train_loop_built(self, runner: Any, loop: Any) -> None:
         """Compare the training data with those of the resumed run, and continue its loop."""

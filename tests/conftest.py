@@ -59,6 +59,7 @@ SLOW = (
     'distributed/test_shared_weights.py',
     'audit/test_audit_rules.py',
     'test_packaging.py',
+    'test_process_changes.py',
     'test_predictions.py',
     'localise/test_onnx.py',
     'distributed/test_process_group.py',
