@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Callable
 
@@ -94,11 +95,22 @@ def _allow_checkpoints(module: ModuleType) -> None:
 _active = False
 
 
-def activate() -> None:
+def activate(randomness: Mapping[str, Any] | None = None) -> None:
     """Make ``Runner`` reproducible however it is built, provide ``mmcv._ext``, let ``torch.load``
     accept what MMEngine saves, and note which environment variables are read; idempotent.
+
+    Args:
+        randomness: for programs that build configs by themselves: keys of
+            :class:`mmrepro.RandomnessConfig` that replace those of every runner's config, until
+            the next call with a dict, or :func:`deactivate`. An empty dict replaces nothing.
+
+    Raises:
+        RandomnessError: an unknown key in ``randomness``, a wrong type or value.
     """
     global _active
+    if randomness is not None:
+        from . import config
+        config.set_for_process(randomness)
     _active = True
     variables.watch()
     ops.install()
@@ -124,7 +136,8 @@ def deactivate() -> None:
         getattr(sys.modules[module], TARGETS[module][0]).from_cfg = original
     _originals.clear()
     ops.uninstall()
-    from . import determinism, patches, seeds
+    from . import config, determinism, patches, seeds
+    config.set_for_process(None)
     patches.revert()
     determinism.disable()
     seeds.set_root(None)

@@ -82,6 +82,7 @@ class RunLifecycle:
         validation: what a validation may not change.
     """
     resuming = False  # MMEngine resumes from the checkpoint that it loads
+    _overridden: int | None = None  # seed that the program had set before
 
     # ------------------------------------------------------------------ the runner is built
 
@@ -106,6 +107,7 @@ class RunLifecycle:
     def set_seed(self, config: RandomnessConfig, cfg: Any) -> None:
         """Put the randomness in force, once all ranks know the seed; ``cfg`` is the run's."""
         self.config = config
+        self._overridden = seeds.seed_of_program()
         self.process.apply(config)
         self.facts = {**collect_facts(cfg, config.as_dict(), get_world_size()), **variable_facts()}
         self.resume.differences = self.resume.compare(self.facts)
@@ -143,6 +145,11 @@ class RunLifecycle:
         """Log the resume and the randomness in effect; the log file has every value and flag."""
         self._configured = list(hooks)
         self.resume.log(logger)
+        if self._overridden not in (None, self.config.seed):
+            logger.warning(
+                f'mmrepro.set_random_seed({self._overridden}) was called before, and this run has '
+                f'the seed {self.config.seed} of its own randomness: call mmrepro.activate('
+                f'randomness=dict(seed={self._overridden})) instead, or write it into the config')
         report = self.process.report
         changes = len(report.changes) if report is not None else 0
         summary, table = self.config.summary(), self.config.table()

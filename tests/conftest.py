@@ -121,7 +121,7 @@ def nothing_stays_in_force():
     handlers = [signal.getsignal(number) for number in SIGNALS]
     yield
     assert handlers == [signal.getsignal(number) for number in SIGNALS]
-    mmrepro.activate()
+    mmrepro.activate(randomness={})
     if 'mmrepro.determinism' in sys.modules:
         import torch
 
