@@ -92,6 +92,15 @@ def _allow_checkpoints(module: ModuleType) -> None:
         safe_loading.allow()
 
 
+# of mmcv, with functions that ONNX has operators for
+_EXPORTED = ('mmcv.ops.deform_conv', 'mmcv.ops.modulated_deform_conv', 'mmcv.ops.roi_align')
+
+
+def _describe_in_onnx(module: ModuleType) -> None:
+    from .ops import exported
+    exported.describe(module)
+
+
 _active = False
 
 
@@ -114,6 +123,8 @@ def activate(randomness: Mapping[str, Any] | None = None) -> None:
     _active = True
     variables.watch()
     ops.install()
+    for name in _EXPORTED:
+        imports.after_import(name, _describe_in_onnx)
     for name in TARGETS:
         imports.after_import(name, _change)
     for name in _READERS:
@@ -129,6 +140,11 @@ def deactivate() -> None:
         imports.forget(name, _change)
     for name in _READERS:
         imports.forget(name, _allow_checkpoints)
+    for name in _EXPORTED:
+        imports.forget(name, _describe_in_onnx)
+    if 'mmrepro.ops.exported' in sys.modules:
+        from .ops import exported
+        exported.undescribe()
     if 'mmrepro.checkpoint.safe_loading' in sys.modules:
         from .checkpoint import safe_loading
         safe_loading.disallow()

@@ -15,7 +15,8 @@ PAGE = (ROOT / 'docs' / 'explanation' / 'what-changes.md').read_text(encoding='u
 BY_THEMSELVES = (
     '*._cache', '*_cache', '*.__slotnames__', '*.__warningregistry__', '*._instance_dict',
     'linecache.cache', 'logging._handlerList', 'pkgutil._NAME_PATTERN', 'posix.environ',
-    'sys.modules', 'torch._opaque_base._FakeScriptObject_cls', 'torch.library._impls',
+    'sys.modules', 'tempfile.tempdir', 'torch._opaque_base._FakeScriptObject_cls',
+    'torch.library._impls',
     'torch.utils.hooks.RemovableHandle.next_id', 'weakref.finalize._registry')
 # found -> as the page says it
 SPELLINGS = {
