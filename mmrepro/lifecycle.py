@@ -19,9 +19,11 @@ from typing import Any
 from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
 from mmengine.runner import BaseLoop, Runner
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from . import determinism, seeds
 from .checkpoint.adapters import keep_orders
@@ -88,6 +90,9 @@ class RunLifecycle:
 
     def __init__(self, settings: dict[str, Any], runner_class: type = Runner) -> None:
         variables, as_given = environment(), dict(settings)
+        self._objects = [name for name, value in settings.items()
+                         if isinstance(value, (Dataset, DataLoader, Module, BaseLoop,
+                                               OptimWrapper))]
         given = settings_on_ranks(settings)
         self.witness = _witness(given, runner_class, as_given, variables)
         self.records = WitnessRecords()
@@ -436,8 +441,16 @@ class RunLifecycle:
         with whole(runner):
             end = functools.cache(lambda: end_of(runner))
             if is_main_process() and not self.config.legacy:
-                runner.logger.info(outcome(runner, end(), [*self._remarks(runner)]))
+                runner.logger.info(outcome(runner, end(), [*self._remarks(runner)],
+                                           self._by_program()))
             trackers.results(runner, 'last', lambda: end().digests)
+
+    def _by_program(self) -> str:
+        """Return what the run has from the program that built it, and no config has."""
+        hooks = [type(hook).__name__ for hook in self._by_code]
+        if self._objects:
+            return f'{", ".join(self._objects)} given as objects'
+        return f'hooks that code has registered: {", ".join(hooks)}' if hooks else ''
 
     def _remarks(self, runner: Any) -> Iterator[str]:
         """Yield what the last line of the log says beside the digests."""
