@@ -447,7 +447,8 @@ class RunLifecycle:
 
     def _by_program(self) -> str:
         """Return what the run has from the program that built it, and no config has."""
-        hooks = [type(hook).__name__ for hook in self._by_code]
+        hooks = [type(hook).__name__ for hook in self._by_code
+                 if not type(hook).__module__.startswith('mmrepro.')]  # these change no bits
         if self._objects:
             return f'{", ".join(self._objects)} given as objects'
         return f'hooks that code has registered: {", ".join(hooks)}' if hooks else ''

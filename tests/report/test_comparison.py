@@ -763,13 +763,12 @@ def test_facts_that_may_change_bits_are_in_the_verdict_where_nothing_else_differ
         return comparison.verdict()
 
     seed = {'randomness.seed': 1, 'source.mmrepro': '0'}
-    edited = {'source.own/transform.py': 'one'}
+    edited = {'source.own/transform.py': 'one', 'version.timm': '1'}
     other = {'source.own/transform.py': 'two', 'version.timm': '2'}
     cause = ('what else differs, and may be the cause: edited code: own/transform.py, '
-             'version.timm \'1\' -> \'2\'')
-    edited['version.timm'] = '1'
+             "version.timm '1' -> '2'")
     assert cause in verdict({**seed, **edited}, {**seed, **other}, since=7)
     # equal runs need no cause, and one that is known to change bits is advice of its own
     assert 'may be the cause' not in verdict({**seed, **edited}, {**seed, **other})
-    assert 'may be the cause' not in verdict({**seed, **edited}, {**seed, 'randomness.seed': 2, **other},
-                                             since=7)
+    seeded = {**seed, 'randomness.seed': 2, **other}
+    assert 'may be the cause' not in verdict({**seed, **edited}, seeded, since=7)
