@@ -20,6 +20,7 @@ if os.path.isfile(ROOT / 'mmrepro' / '__init__.py'):
 
 from dev import (  # noqa: E402
     causes_report,
+    changes_report,
     command_line_report,
     kernel_table_report,
     layers,
@@ -62,6 +63,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('index.md', 'dev/command_line_report.py', command_line_report.verbs),
     ('reference/command-line.md', 'mmrepro/exit_codes.py', command_line_report.exit_codes),
     ('explanation/architecture.md', 'dev/layers.py', layers.table),
+    ('explanation/what-changes.md', 'dev/changes_report.py', changes_report.lines),
     ('results/replaced_parts.md', 'dev/causes_report.py', causes_report.entries),
     ('evidence/zoo.md', 'dev/zoo/__main__.py', lambda: sweep_report.needs(
         result('zoo_cpu.json')['rows'], result('zoo_packages.json')['rows'])),

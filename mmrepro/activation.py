@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Callable
 
@@ -91,17 +92,39 @@ def _allow_checkpoints(module: ModuleType) -> None:
         safe_loading.allow()
 
 
+# of mmcv, with functions that ONNX has operators for
+_EXPORTED = ('mmcv.ops.deform_conv', 'mmcv.ops.modulated_deform_conv', 'mmcv.ops.roi_align')
+
+
+def _describe_in_onnx(module: ModuleType) -> None:
+    from .ops import exported
+    exported.describe(module)
+
+
 _active = False
 
 
-def activate() -> None:
+def activate(randomness: Mapping[str, Any] | None = None) -> None:
     """Make ``Runner`` reproducible however it is built, provide ``mmcv._ext``, let ``torch.load``
     accept what MMEngine saves, and note which environment variables are read; idempotent.
+
+    Args:
+        randomness: for programs that build configs by themselves: keys of
+            :class:`mmrepro.RandomnessConfig` that replace those of every runner's config, until
+            the next call with a dict, or :func:`deactivate`. An empty dict replaces nothing.
+
+    Raises:
+        RandomnessError: an unknown key in ``randomness``, a wrong type or value.
     """
     global _active
+    if randomness is not None:
+        from . import config
+        config.set_for_process(randomness)
     _active = True
     variables.watch()
     ops.install()
+    for name in _EXPORTED:
+        imports.after_import(name, _describe_in_onnx)
     for name in TARGETS:
         imports.after_import(name, _change)
     for name in _READERS:
@@ -117,6 +140,11 @@ def deactivate() -> None:
         imports.forget(name, _change)
     for name in _READERS:
         imports.forget(name, _allow_checkpoints)
+    for name in _EXPORTED:
+        imports.forget(name, _describe_in_onnx)
+    if 'mmrepro.ops.exported' in sys.modules:
+        from .ops import exported
+        exported.undescribe()
     if 'mmrepro.checkpoint.safe_loading' in sys.modules:
         from .checkpoint import safe_loading
         safe_loading.disallow()
@@ -124,7 +152,8 @@ def deactivate() -> None:
         getattr(sys.modules[module], TARGETS[module][0]).from_cfg = original
     _originals.clear()
     ops.uninstall()
-    from . import determinism, patches, seeds
+    from . import config, determinism, patches, seeds
+    config.set_for_process(None)
     patches.revert()
     determinism.disable()
     seeds.set_root(None)

@@ -348,6 +348,39 @@ def refuse_misspelt(cfg: Mapping[str, Any]) -> None:
                                   "reads; did you mean 'randomness'?")
 
 
+_of_process: dict[str, Any] = {}  # randomness for all runners that are built in this process
+
+
+def set_for_process(randomness: Mapping[str, Any] | None) -> None:
+    """Let keys of ``randomness`` replace those of the configs of runners; None: as they are.
+
+    Raises:
+        RandomnessError: as :meth:`RandomnessConfig.parse`.
+    """
+    RandomnessConfig.parse(randomness)
+    _of_process.clear()
+    _of_process.update(randomness or {})
+
+
+def for_process(randomness: Any) -> Any:
+    """Return the ``randomness`` of a config with the keys of :func:`set_for_process`.
+
+    Warns:
+        UserWarning: a value of the config is replaced.
+    """
+    if not _of_process:
+        return randomness
+    given = randomness.as_dict() if isinstance(randomness, RandomnessConfig) else randomness or {}
+    _check_mapping('randomness', given, 'a dict such as dict(seed=42, deterministic=True)')
+    for key, value in _of_process.items():
+        # None is no seed, and False MMEngine's own default
+        if given.get(key, value) not in (value, None, False):
+            warnings.warn(
+                f'randomness.{key}={given[key]!r} of the config is replaced by {value!r}, of '
+                'mmrepro.activate(randomness=...)', stacklevel=2)
+    return {**given, **_of_process}
+
+
 def upgrade_legacy_keys(cfg: MutableMapping[str, Any]) -> None:
     """Move MMDetection 2.x's top-level ``seed`` and so on into ``randomness``.
 

@@ -32,6 +32,8 @@ def set_random_seed(seed: int | None = None, deterministic: bool = False,
 
     ``deterministic=True`` also sets the determinism flags. Unlike with MMEngine's function,
     neighboring seeds share no random numbers, and with ``diff_rank_seed`` neither do ranks.
+    A runner that is built later seeds everything by its own ``randomness``, with a warning where
+    the seed is another; see :func:`mmrepro.activate` for one that a program configures.
 
     Returns:
         The seed in effect, the same on all ranks.
@@ -47,7 +49,7 @@ def set_random_seed(seed: int | None = None, deterministic: bool = False,
     seed = init_random_seed(seed)
     if deterministic:
         determinism.enable(**RandomnessConfig(deterministic=deterministic).flags)
-    seeds.set_root(seed)
+    seeds.set_root(seed, of_a_run=False)
     seeds.seed_all(seed, 'init', 'model', *((get_rank(),) if diff_rank_seed else ()))
     return seed
 

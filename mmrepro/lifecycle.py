@@ -19,9 +19,11 @@ from typing import Any
 from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
 from mmengine.runner import BaseLoop, Runner
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from . import determinism, seeds
 from .checkpoint.adapters import keep_orders
@@ -52,7 +54,7 @@ from .facts.own_code import code_facts
 from .facts.training_data import sampled_files, training_facts
 from .fingerprint.provenance import variable_facts
 from .fingerprint.schema import FOLDER
-from .hooks import OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
+from .hooks import FingerprintHook, OperatorGuardHook, PreemptHook, SelfCheckHook, trackers
 from .hooks.preempt import handling, stop_announced
 from .hooks.witness_records import WitnessRecords
 from .ops.contract import run_deferred_checks
@@ -82,11 +84,15 @@ class RunLifecycle:
         validation: what a validation may not change.
     """
     resuming = False  # MMEngine resumes from the checkpoint that it loads
+    _overridden: int | None = None  # seed that the program had set before
 
     # ------------------------------------------------------------------ the runner is built
 
     def __init__(self, settings: dict[str, Any], runner_class: type = Runner) -> None:
         variables, as_given = environment(), dict(settings)
+        self._objects = [name for name, value in settings.items()
+                         if isinstance(value, (Dataset, DataLoader, Module, BaseLoop,
+                                               OptimWrapper))]
         given = settings_on_ranks(settings)
         self.witness = _witness(given, runner_class, as_given, variables)
         self.records = WitnessRecords()
@@ -106,6 +112,7 @@ class RunLifecycle:
     def set_seed(self, config: RandomnessConfig, cfg: Any) -> None:
         """Put the randomness in force, once all ranks know the seed; ``cfg`` is the run's."""
         self.config = config
+        self._overridden = seeds.seed_of_program()
         self.process.apply(config)
         self.facts = {**collect_facts(cfg, config.as_dict(), get_world_size()), **variable_facts()}
         self.resume.differences = self.resume.compare(self.facts)
@@ -143,6 +150,11 @@ class RunLifecycle:
         """Log the resume and the randomness in effect; the log file has every value and flag."""
         self._configured = list(hooks)
         self.resume.log(logger)
+        if self._overridden not in (None, self.config.seed):
+            logger.warning(
+                f'mmrepro.set_random_seed({self._overridden}) was called before, and this run has '
+                f'the seed {self.config.seed} of its own randomness: call mmrepro.activate('
+                f'randomness=dict(seed={self._overridden})) instead, or write it into the config')
         report = self.process.report
         changes = len(report.changes) if report is not None else 0
         summary, table = self.config.summary(), self.config.table()
@@ -174,7 +186,9 @@ class RunLifecycle:
                 check_shared_weights(runner)  # hooks of ``after_run`` were the last
         finally:
             self.witness.close()
-            self.records.close()
+            for hook in runner.hooks:  # an error ends a training without ``after_train``
+                if isinstance(hook, FingerprintHook):
+                    hook.close()
 
     def train_loop_built(self, runner: Any, loop: Any) -> None:
         """Compare the training data with those of the resumed run, and continue its loop."""
@@ -427,8 +441,17 @@ class RunLifecycle:
         with whole(runner):
             end = functools.cache(lambda: end_of(runner))
             if is_main_process() and not self.config.legacy:
-                runner.logger.info(outcome(runner, end(), [*self._remarks(runner)]))
+                runner.logger.info(outcome(runner, end(), [*self._remarks(runner)],
+                                           self._by_program()))
             trackers.results(runner, 'last', lambda: end().digests)
+
+    def _by_program(self) -> str:
+        """Return what the run has from the program that built it, and no config has."""
+        hooks = [type(hook).__name__ for hook in self._by_code
+                 if not type(hook).__module__.startswith('mmrepro.')]  # these change no bits
+        if self._objects:
+            return f'{", ".join(self._objects)} given as objects'
+        return f'hooks that code has registered: {", ".join(hooks)}' if hooks else ''
 
     def _remarks(self, runner: Any) -> Iterator[str]:
         """Yield what the last line of the log says beside the digests."""

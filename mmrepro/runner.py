@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from . import patches
 from .checkpoint.files import without_code
 from .checkpoint.format_cache import cache_formatted_texts
-from .config import RandomnessConfig, named_arguments, prepare_cfg
+from .config import RandomnessConfig, for_process, named_arguments, prepare_cfg
 from .data.loader import (
     StaticOnClass,
     adopt_loader,
@@ -53,6 +53,8 @@ class ReproRunnerMixin(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings, seeded = named_arguments(super().__init__, _ARGUMENTS, args, kwargs)
+        if seeded:
+            settings['randomness'] = for_process(settings.get('randomness'))
         self.lifecycle = RunLifecycle(settings, vars(type(self)).get('_mmrepro_of', type(self)))
         cache_formatted_texts()
         if seeded:

@@ -89,6 +89,7 @@ class RootSeed:
 Root = Union[int, RootSeed]  # what functions here accept
 
 _root: RootSeed | None = None
+_seed_of_program: int | None = None
 
 _DIGEST = struct.Struct('<16s4IQQ')
 
@@ -203,13 +204,23 @@ def root() -> RootSeed | None:
     return _root
 
 
-def set_root(root: Root | None) -> None:
-    """Make ``root`` the root of this process (None: no run is active)."""
-    global _root
+def set_root(root: Root | None, of_a_run: bool = True) -> None:
+    """Make ``root`` the root of this process (None: no run is active).
+
+    Args:
+        of_a_run: False for a seed that a program has set by itself, see :func:`seed_of_program`.
+    """
+    global _root, _seed_of_program
     if root is not None:
         root = root if isinstance(root, RootSeed) else RootSeed(root)
         check_seed(root.seed)
     _root = root
+    _seed_of_program = None if of_a_run or root is None else root.seed
+
+
+def seed_of_program() -> int | None:
+    """Return the seed that a program has set; None if there is none, or a run came since."""
+    return _seed_of_program
 
 
 def capture_rng(accelerators: bool = True) -> tuple[Any, ...]:

@@ -59,6 +59,7 @@ SLOW = (
     'distributed/test_shared_weights.py',
     'audit/test_audit_rules.py',
     'test_packaging.py',
+    'test_process_changes.py',
     'test_predictions.py',
     'localise/test_onnx.py',
     'distributed/test_process_group.py',
@@ -120,7 +121,7 @@ def nothing_stays_in_force():
     handlers = [signal.getsignal(number) for number in SIGNALS]
     yield
     assert handlers == [signal.getsignal(number) for number in SIGNALS]
-    mmrepro.activate()
+    mmrepro.activate(randomness={})
     if 'mmrepro.determinism' in sys.modules:
         import torch
 

@@ -345,3 +345,36 @@ def test_a_resume_compares_them(tmp_path):
         changed = small_run(tmp_path, randomness=dict(seed=3, streams=streams), resume=True)
         with pytest.raises(ResumeError, match=r'randomness\.streams\.\w+ .*in this stream'):
             Runner.from_cfg(changed)
+
+
+def test_a_program_that_builds_its_own_config_is_given_a_randomness(tmp_path):
+    """Every key of it replaces that of the config, and a seed that is replaced is said."""
+    wanted = trained(config(tmp_path / 'wanted', randomness=dict(seed=5, deterministic=True)))
+    mmrepro.activate(randomness=dict(seed=5, deterministic=True))
+    none = config(tmp_path / 'none')
+    none.pop('randomness')
+    assert torch.equal(trained(none), wanted)
+    with pytest.warns(UserWarning, match=r'randomness.seed=3 of the config is replaced by 5'):
+        runner = trained_runner(config(tmp_path / 'own', randomness=dict(seed=3)))
+    assert torch.equal(runner.model.line.weight, wanted)
+    assert runner.cfg.randomness.seed == 5 and runner.repro.deterministic is True
+    mmrepro.activate()  # as every import does
+    assert Runner.from_cfg(config(tmp_path / 'again', randomness={})).repro.seed == 5
+    mmrepro.activate(randomness={})
+    assert Runner.from_cfg(config(tmp_path / 'config')).repro.seed == 3
+
+
+def test_a_wrong_randomness_is_refused_where_it_is_given():
+    with pytest.raises(RandomnessError, match="unknown key 'sed'"):
+        mmrepro.activate(randomness=dict(sed=5))
+
+
+def test_a_seed_that_a_runner_overrides_is_said(tmp_path, capfd):
+    for called, said in ((3, False), (4, True)):
+        mmrepro.set_random_seed(called)
+        cfg = config(tmp_path / str(called))
+        Runner.from_cfg(cfg)
+        Runner.from_cfg(cfg)  # once: a run of this process came since
+        words = f'mmrepro.set_random_seed({called}) was called before, and this run has the seed 3'
+        printed = capfd.readouterr()
+        assert (printed.out + printed.err).count(words) == said

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from .. import determinism, ops
 from ..facts.collect import cpu_name
-from ..libraries import installed_version
+from ..libraries import installed_version, version_of
 from ..ops import triton
 from ..version import __version__
 
@@ -31,6 +31,10 @@ def machine(device: str) -> dict[str, Any]:
         system=platform.system(), python=platform.python_version(), torch=torch.__version__,
         mmrepro=__version__, **{package: version for package in _PACKAGES
                                 if (version := installed_version(package)) is not None})
+    # a fork is a distribution of another name
+    facts.update((module, version) for module in ('mmengine', 'mmcv', 'mmdet')
+                 if not {module, f'{module}-lite'} & facts.keys()
+                 and (version := version_of(module)) is not None)
     if device == 'cuda':
         gpu = torch.cuda.get_device_properties(0)
         facts.update(gpu=gpu.name, capability=f'{gpu.major}.{gpu.minor}',

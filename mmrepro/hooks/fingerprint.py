@@ -220,6 +220,10 @@ class FingerprintHook(Hook):
         self._write(schema.END, iteration=runner.iter, **checks)
         if self.manifest is not None:
             complete_manifest(self.manifest, checks)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, and take out what records; may be called at any time."""
         self._in_training.close()
         self._recorder = self._writer = None
 

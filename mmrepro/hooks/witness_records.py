@@ -134,11 +134,6 @@ class WitnessRecords(FingerprintHook):
         self._write(schema.END, iteration=runner.iter)
         self.close()
 
-    def close(self) -> None:
-        """Close the file; may be called at any time."""
-        self._in_training.close()
-        self._writer = None
-
 
 # ------------------------------------------------------------------------------------ digests
 

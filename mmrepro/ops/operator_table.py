@@ -117,7 +117,8 @@ def implementation(name: str) -> Callable | None:
     if row is None or not row.target:
         return None
     module, function = row.target.split(':')
-    return getattr(importlib.import_module(module), function)
+    from .exported import traceable  # imports torch
+    return traceable(name, getattr(importlib.import_module(module), function))
 
 
 def named(function: Callable, name: str, doc: str | None = None) -> Callable:

@@ -9,7 +9,14 @@ from typing import Any
 from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..fingerprint.schema import is_number, number
 from ..text import listed, page, shorten
-from .comparison import Column, Comparison, compare_paths, differing_parts, is_known
+from .comparison import (
+    Column,
+    Comparison,
+    compare_paths,
+    differing_parts,
+    is_known,
+    says_something,
+)
 from .comparison_plots import PLOTS
 from .report import Figure, Report
 from .table import Table
@@ -51,7 +58,10 @@ def report_of(comparison: Comparison, tolerance: Tolerance | None = None) -> Rep
     if comparison.first is not None:
         tables.append(_first_difference(comparison, data['first']))
     if not comparison.equal:
-        tables += [*_columns('loss', comparison.losses), *_columns('metric', comparison.vals)]
+        tables += _columns('loss', comparison.losses)
+    if not comparison.equal or any(comparison.lone_vals):
+        tables += _columns('metric', {name: column for name, column in comparison.vals.items()
+                                      if says_something(column)}, comparison.lone_vals)
     if comparison.weights:
         tables.append(_weights(comparison))
     if tolerance is not None:
@@ -139,9 +149,16 @@ def _decimal(value: Any) -> str:
     return f'{number(value):.9g}'
 
 
-def _columns(kind: str, columns: Mapping[str, Column]) -> list[Table]:
+def _columns(kind: str, columns: Mapping[str, Column],
+             lone: Sequence[Mapping[str, tuple[int, float]]] = ({}, {})) -> list[Table]:
+    """Return the table of numbers by name; ``lone`` are those that one run has alone."""
     rows = [(name, str(steps[-1]), f'{a[-1]:.9g}', f'{b[-1]:.9g}', f'{_largest(a, b):.3g}')
             for name, (steps, a, b) in columns.items()]
+    only_a, only_b = lone
+    rows += [(name, '-', f'{value:.9g}', '-', f'A only, step {step}')
+             for name, (step, value) in only_a.items()]
+    rows += [(name, '-', '-', f'{value:.9g}', f'B only, step {step}')
+             for name, (step, value) in only_b.items()]
     return [Table((kind, 'last common', 'A', 'B', 'largest difference'), rows,
                   'Losses' if kind == 'loss' else 'Metrics', shown=MAX_ROWS,
                   rest='more')] if rows else []

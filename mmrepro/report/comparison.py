@@ -39,6 +39,10 @@ STOCK_RANDOMNESS = tuple(f'randomness.{key}' for key in ('seed', 'deterministic'
 OF_THE_START = ('initial_weights', 'weights', 'iteration', 'resumed_from')
 
 
+# COCO's value of a metric of objects that there are none of, such as large ones
+NOT_COUNTED = -1.
+
+
 class Column(NamedTuple):
     """A number at all steps at which both runs have it."""
     steps: list[int]
@@ -69,6 +73,8 @@ class Comparison:
     manifest: list[FactDifference] = field(default_factory=list)
     losses: dict[str, Column] = field(default_factory=dict)
     vals: dict[str, Column] = field(default_factory=dict)  # metrics
+    # metrics that one run has alone, A in front: the last step, and the value there
+    lone_vals: tuple[dict[str, tuple[int, float]], ...] = ({}, {})
     # parameter -> first iteration after which its bits differ, None: never; in the order of the
     # model. Empty below level 'parameter'.
     diverged: dict[str, int | None] = field(default_factory=dict)
@@ -156,6 +162,7 @@ def compare_paths(path_a: str, path_b: str, weights: bool = True) -> Comparison:
         a, b, exact, common, only, manifest=rows,
         losses=columns(a.losses(exact), b.losses(exact)) if common else {},
         vals=columns(a.vals(exact), b.vals(exact)) if common else {},
+        lone_vals=(_lone(a.vals(exact), b.vals(exact)), _lone(b.vals(exact), a.vals(exact))),
         notes=_notes(a, b, unpaired if exact else None, only) + notes,
         weights=checkpoint_distances(a, b) if weights else [])
     if exact:
@@ -228,6 +235,19 @@ def columns(a: dict[int, dict[str, float]],
         if steps:
             shared[name] = Column(steps, [a[i][name] for i in steps], [b[i][name] for i in steps])
     return shared
+
+
+def says_something(column: Column) -> bool:
+    """Whether a metric has another value than COCO's for "no such object"."""
+    return any(value != NOT_COUNTED for value in (*column.a, *column.b))
+
+
+def _lone(own: dict[int, dict[str, float]], other: dict[int, dict[str, float]]
+          ) -> dict[str, tuple[int, float]]:
+    """Return the metrics that another run does not have at any step."""
+    known = {name for row in other.values() for name in row}
+    return {name: (step, value) for step in sorted(own) for name, value in own[step].items()
+            if name not in known and value != NOT_COUNTED}
 
 
 def _diverged(a: RankLog, b: RankLog, common: list[int]) -> dict[str, int | None]:

@@ -9,8 +9,8 @@ import math
 from itertools import accumulate, groupby
 from typing import Any
 
-from .comparison import Column, Comparison
-from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, palette, png
+from .comparison import NOT_COUNTED, Column, Comparison, says_something
+from .plot_style import DIFFERENCE, INK, SOFT, A, B, figure, palette, plain_log, png
 
 MAX_LOSSES, MAX_BLOCKS = 6, 26
 _TOTAL = 'loss'
@@ -79,6 +79,7 @@ def loss_differences(comparison: Comparison) -> bytes | None:
         log.set_ylabel('|loss of B − loss of A|')
         if positive:
             log.set_yscale('log')
+            plain_log(log.yaxis)
         else:
             log.text(.5, .5, 'no difference', transform=log.transAxes, ha='center', va='center',
                      color=SOFT)
@@ -88,12 +89,14 @@ def loss_differences(comparison: Comparison) -> bytes | None:
 
 def metrics(comparison: Comparison) -> bytes | None:
     """Draw the metrics of the validations."""
-    names = list(comparison.vals)[:6]
+    names = [name for name, column in comparison.vals.items() if says_something(column)][:6]
     if not names:
         return None
     with figure(figsize=(8, 3.4)) as (fig, axes):
         for name, color in zip(names, palette(len(names))):
-            steps, values_a, values_b = comparison.vals[name]
+            steps, *values = comparison.vals[name]
+            values_a, values_b = ([math.nan if value == NOT_COUNTED else value for value in part]
+                                  for part in values)
             axes.plot(steps, values_a, color=color, linewidth=2.6, alpha=.6, marker='o',
                       label=f'{name}  A')
             axes.plot(steps, values_b, color=color, linewidth=1.2, linestyle=(0, (4, 2)),
@@ -129,7 +132,8 @@ def parameter_divergence(comparison: Comparison) -> bytes | None:
         axes.set_xlabel('iteration')
         axes.set_ylabel('parameter')
         axes.set_title('relative difference of norms; pale: same bits')
-        fig.colorbar(mesh, ax=axes, label='| ‖A‖ − ‖B‖ | / ‖A‖', pad=.01)
+        bar = fig.colorbar(mesh, ax=axes, label='| ‖A‖ − ‖B‖ | / ‖A‖', pad=.01)
+        plain_log(bar.ax.yaxis)
         return png(fig)
 
 
@@ -154,6 +158,7 @@ def weight_distance(comparison: Comparison) -> bytes | None:
                 axes.plot(*zip(*seen), **style)
         _mark_first(axes, comparison)
         axes.set_yscale('log')
+        plain_log(axes.yaxis)
         axes.set_xlabel('iterations trained')
         axes.set_ylabel('‖weights of A − weights of B‖₂')
         axes.legend()

@@ -49,5 +49,7 @@ def items(texts: Iterable[str]) -> str:
 
 
 def image(title: str, data: bytes) -> str:
-    text = base64.b64encode(data).decode()
-    return f'<img alt="{escape(title)}" src="data:image/png;base64,{text}">'
+    svg = getattr(data, 'svg', None)  # sharp at any width
+    kind, content = ('png', data) if svg is None else ('svg+xml', svg)
+    text = base64.b64encode(content).decode()
+    return f'<img alt="{escape(title)}" src="data:image/{kind};base64,{text}">'

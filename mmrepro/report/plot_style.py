@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import MissingPackageError
@@ -20,6 +21,7 @@ _STYLE: dict[str, Any] = {
     'grid.color': '#e4e7eb', 'grid.linewidth': 0.8, 'axes.axisbelow': True,
     'axes.spines.top': False, 'axes.spines.right': False, 'legend.frameon': False,
     'legend.fontsize': 9, 'lines.linewidth': 1.6, 'axes.formatter.useoffset': False,
+    'svg.hashsalt': 'mmrepro',  # names of parts of an SVG file are random otherwise
 }
 
 
@@ -51,8 +53,45 @@ def palette(count: int) -> list[str]:
     return [_MORE[index % len(_MORE)] for index in range(count)]
 
 
-def png(fig: Any) -> bytes:
-    """Return the figure as the bytes of a PNG file, the same for the same figure."""
-    buffer = io.BytesIO()
-    fig.savefig(buffer, format='png', dpi=110, metadata={'Software': None})
-    return buffer.getvalue()
+def plain_log(axis: Any) -> None:
+    """Label a logarithmic axis in plain numbers: 28.15 where matplotlib writes 2.815x10^1."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, value: float, position: int | None = None) -> str:
+            return f'{value:.6g}' if super().__call__(value, position) else ''
+
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain(minor_thresholds=(1, .4)))
+
+
+def apart(values: Sequence[float], distance: float, widest: float) -> list[float]:
+    """Return offsets that place equal values side by side, over a width of at most ``widest``.
+
+    >>> apart([.3, .5, .3], .1, .2)
+    [-0.05, 0.0, 0.05]
+    """
+    counts, seen = Counter(values), Counter[float]()
+    offsets = []
+    for value in values:
+        gaps = counts[value] - 1
+        offsets.append((seen[value] - gaps / 2) * min(distance, widest / max(gaps, 1)))
+        seen[value] += 1
+    return offsets
+
+
+class Drawing(bytes):
+    """A figure as the bytes of a PNG file, and as ``svg``; the same for the same figure."""
+    svg: bytes
+
+
+def png(fig: Any) -> Drawing:
+    """Return what a figure looks like."""
+    files = {}
+    for kind, metadata in (('png', 'Software'), ('svg', 'Date')):
+        buffer = io.BytesIO()
+        fig.savefig(buffer, format=kind, dpi=110, metadata={metadata: None})
+        files[kind] = buffer.getvalue()
+    drawing = Drawing(files['png'])
+    drawing.svg = files['svg']
+    return drawing

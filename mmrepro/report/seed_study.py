@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..exit_codes import DIFFERENT, DONE
-from .plot_style import DIFFERENCE, INK, SOFT, figure, palette, png
+from .plot_style import DIFFERENCE, INK, SOFT, apart, figure, palette, png
 from .report import Figure, Report
 from .stats import LEVEL, MIN_PAIRS, Paired, Summary, holm, paired, summary
 from .table import Table
@@ -127,14 +127,17 @@ def _plot(study: Study) -> bytes:
     with figure(1, 2 if compared else 1, figsize=(10 if compared else 5.6, 4), squeeze=False,
                 width_ratios=[3, 2] if compared else [1]) as (fig, grid):
         axes = grid[0][0]
+        offsets = {label: apart(values, .06, .2) for label, values in study.values.items()}
         if compared:
-            for pair in zip(*study.values.values()):
-                axes.plot(range(len(labels)), pair, color=SOFT, linewidth=.8, alpha=.7, zorder=1)
+            for pair, places in zip(zip(*study.values.values()), zip(*offsets.values())):
+                axes.plot([x + place for x, place in enumerate(places)], pair, color=SOFT,
+                          linewidth=.8, alpha=.7, zorder=1)
             _plot_differences(grid[0][1], study)
         for x, (label, color) in enumerate(zip(labels, palette(len(labels)))):
             values, summary = study.values[label], study.summaries[label]
-            axes.scatter([x] * len(values), values, color=color, s=34, zorder=3,
-                         edgecolor='white', linewidth=.6, label='one seed' if not x else None)
+            axes.scatter([x + place for place in offsets[label]], values, color=color, s=34,
+                         zorder=3, edgecolor='white', linewidth=.6,
+                         label='one seed' if not x else None)
             middle = x + (.16 if x else -.16)
             axes.plot([middle - .07, middle + .07], [summary.mean] * 2, color=color, linewidth=2.6)
             if summary.low is not None:

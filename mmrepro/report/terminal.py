@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from functools import partial
 from itertools import zip_longest
@@ -9,6 +10,7 @@ from typing import Any
 
 from .table import Table
 
+_BLANKS = re.compile(r'(?: |\x1b\[[0-9;]*m)+$', re.MULTILINE)  # and changes of the style
 PIPED = 240  # characters of a line where no terminal says how many; COLUMNS does if it is set
 # name of a row's style -> rich's style; without a terminal, or with NO_COLOR set, plain text
 STYLES = {'': '', 'good': 'bold green', 'bad': 'bold red', 'warn': 'yellow', 'fix': 'green',
@@ -50,7 +52,10 @@ def print_table(out: Any, table: Table, everything: bool) -> None:
                           show_header=bool(table.header), pad_edge=bool(table.header))
         for row, style in rows[:count]:
             shown.add_row(*map(Text, row), style=STYLES[style])
-        out.print(shown if table.header else Padding(shown, (0, 0, 0, 2), expand=False))
+        with out.capture() as printed:
+            out.print(shown if table.header else Padding(shown, (0, 0, 0, 2), expand=False))
+        # columns are filled with blanks, the last one as well
+        out.file.write(_BLANKS.sub(lambda end: end.group().replace(' ', ''), printed.get()))
     if table.rest and count < len(rows):
         print_line(out, f'{len(rows) - count} {table.rest}', 'soft')
     out.print()

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import SeedsError
 from ..exit_codes import DONE
-from .plot_style import DIFFERENCE, INK, SOFT, A, figure, png
+from .plot_style import DIFFERENCE, INK, SOFT, A, apart, figure, png
 from .report import Figure, Report
 from .stats import Summary, summary
 from .table import Table
@@ -101,8 +101,8 @@ def _plot(title: str, values: dict[str, list[float]], summaries: dict[str, Summa
                 ) as (fig, (left, right)):
         for y, (name, sample) in enumerate(values.items()):
             color = INK if name == ALL else A
-            left.scatter(sample, [y] * len(sample), color=color, s=30, alpha=.75, zorder=3,
-                         edgecolor='white', linewidth=.6)
+            left.scatter(sample, [y + place for place in apart(sample, .12, .5)], color=color,
+                         s=30, alpha=.75, zorder=3, edgecolor='white', linewidth=.6)
             left.plot([summaries[name].mean] * 2, [y - .28, y + .28], color=color, linewidth=2)
             if name in shares:
                 part = shares[name]

@@ -14,20 +14,31 @@ from .launcher import PlannedRun, run_all
 CLEAR = '\r\x1b[K'  # goes to the beginning of a terminal's line and erases it
 
 
+SECONDS = .5  # between two lines where there is no terminal
+
+
 @contextmanager
-def progress_line(stream: Any) -> Iterator[Callable[[str], None]]:
+def progress_line(stream: Any, clock: Callable[[], float] = time.monotonic
+                  ) -> Iterator[Callable[[str], None]]:
     """Yield a function that prints a line; on a terminal, each line replaces the line before.
 
-    Its argument '' clears the line of a terminal, to print something else there.
+    Elsewhere, as in the log of a job, a line that comes too soon waits for the next, which takes
+    its place, or for the end. The argument '' clears the line of a terminal, to print something
+    else there.
     """
-    shown = ''
+    shown = waiting = ''
+    last = -SECONDS
 
     def say(text: str) -> None:
-        nonlocal shown
+        nonlocal shown, waiting, last
         shown = text
         if stream.isatty():
             stream.write(f'{CLEAR}{text}')
+        elif text and clock() - last < SECONDS:
+            waiting = text
+            return
         elif text:
+            waiting, last = '', clock()
             stream.write(f'{text}\n')
         stream.flush()
 
@@ -36,6 +47,9 @@ def progress_line(stream: Any) -> Iterator[Callable[[str], None]]:
     finally:
         if shown and stream.isatty():
             stream.write('\n')
+        elif waiting:
+            stream.write(f'{waiting}\n')
+            stream.flush()
 
 
 def run_with_progress(runs: Sequence[PlannedRun], iterations: int, say: Callable[[str], None],

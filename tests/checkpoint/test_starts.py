@@ -2,6 +2,8 @@
 import os
 import re
 import shutil
+import sys
+from types import ModuleType
 
 import mmengine.config.config
 import pytest
@@ -251,6 +253,7 @@ def test_the_text_of_the_config_is_formatted_once_for_all_checkpoints(tmp_path, 
 def trained(tmp_path):
     cfg = tiny.validating_and_saving(str(tmp_path / 'run'))
     cfg.log_level = 'INFO'
+    cfg.custom_imports = dict(imports=['faults.tiny'])
     runner = small_runs.trained_runner(cfg)
     log, = (tmp_path / 'run').glob('*/*.log')
     return runner, log.read_text().rstrip().splitlines()[-1]
@@ -283,8 +286,48 @@ def test_the_command_has_the_processes_of_a_launcher_and_needs_a_config(trained,
             f'torchrun {said}--nproc_per_node={local} -m mmrepro train '), command
     assert command.endswith(' --launcher pytorch')
     monkeypatch.setattr(runner, 'cfg', Config(dict(randomness=dict(seed=1))))
-    assert outcome.command_to_repeat(runner) is None
-    assert 'to repeat' not in outcome.outcome(runner, outcome.End(dict(weights='0'), ''))
+    line = outcome.outcome(runner, outcome.End(dict(weights='0'), ''))
+    assert line.endswith('(no command does it: the runner was built from arguments, not from a '
+                         'config)')
+
+
+def last_line(folder):
+    log, = folder.glob('*/*.log')
+    return log.read_text().rstrip().splitlines()[-1]
+
+
+def test_without_a_command_that_works_the_last_line_says_why(tmp_path):
+    def line_of(name, *hooks, **settings):
+        cfg = small_runs.config(tmp_path / name, log_level='INFO')
+        cfg.train_cfg.max_epochs = 1
+        cfg.merge_from_dict(settings)
+        small_runs.trained_runner(cfg, *hooks)
+        return last_line(tmp_path / name)
+
+    again = 'to repeat: start the program again, with another work_dir (no command does it: '
+    assert f'{again}NoisyLine is defined in small_runs, which the config' in line_of('own_module')
+    imports = dict(custom_imports=dict(imports=['small_runs']))
+    assert 'to repeat: mmrepro train ' in line_of('imported', **imports)
+    assert f'{again}hooks that code has registered: Hook)' in line_of(
+        'hook', small_runs.hook_with(), **imports)
+    cfg = small_runs.config(tmp_path / 'object', log_level='INFO', **imports)
+    cfg.train_cfg.max_epochs = 1
+    settings = {key: cfg[key] for key in cfg if key != 'custom_imports'}
+    Runner(**{**settings, 'model': small_runs.NoisyLine()}, cfg=cfg).train()
+    assert f'{again}model given as objects)' in last_line(tmp_path / 'object')
+
+
+def test_what_an_imported_module_imports_is_known(monkeypatch):
+    first, second = ModuleType('first_of_two'), ModuleType('second_of_two')
+    first.second = second
+    second.Own = type('Own', (), dict(__module__='second_of_two'))
+    for module in (first, second):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(MODELS.module_dict, 'OwnOfTwo', second.Own)
+    cfg = Config(dict(model=dict(type='OwnOfTwo'), custom_imports=dict(imports='first_of_two')))
+    assert outcome.not_in_config(cfg) == ''
+    cfg.custom_imports = dict(imports=['sys'])
+    assert 'OwnOfTwo is defined in second_of_two' in outcome.not_in_config(cfg)
 
 
 def test_with_averages_the_last_line_has_a_digest_of_either(tmp_path):

@@ -2,6 +2,7 @@
 import functools
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -160,3 +161,14 @@ def test_the_environment_names_what_changes_bits(monkeypatch):
     assert found['machine'] == machine('cpu') and set(found['operators']) == {'mmcv', 'triton'}
     assert found['settings']['env.ATEN_CPU_CAPABILITY'] == 'avx2'
     assert None not in found['settings'].values() and json.dumps(found)
+
+
+def test_a_fork_is_named_by_the_distribution_that_provides_the_module(monkeypatch):
+    installed = dict(mmengine='0.10.7')
+    room = sys.modules[machine.__module__]
+    monkeypatch.setattr(room, 'installed_version', installed.get)
+    monkeypatch.setattr(room, 'version_of',
+                        lambda module: 'mmdet-open 3.3.0' if module == 'mmdet' else None)
+    found = machine('cpu')
+    assert found['mmdet'] == 'mmdet-open 3.3.0'
+    assert found['mmengine'] == '0.10.7' and 'mmcv' not in found

@@ -20,7 +20,7 @@ from mmrepro.config import RandomnessConfig
 from mmrepro.distributed.agreement import randomness_fields
 from mmrepro.errors import RunError
 from mmrepro.report import comparison_plots, weight_distances
-from mmrepro.report.compare import advice
+from mmrepro.report.compare import advice, report_of
 from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.report.run_view import load_run
 from mmrepro.report.tolerance import measure, relative
@@ -332,7 +332,7 @@ def test_plots_report_json_and_exit_codes(tmp_path, capsys):
     for name in comparison_plots.PLOTS:
         assert (out / f'{name}.png').read_bytes().startswith(PNG)
     text = (out / 'compare.html').read_text()
-    assert text.count('src="data:image/png;base64,') == len(comparison_plots.PLOTS)
+    assert text.count('src="data:image/svg+xml;base64,') == len(comparison_plots.PLOTS)
     # nothing is loaded from anywhere
     assert 'http' not in text.replace('data:image', '') and '<script' not in text
     assert '<link' not in text and 'First difference: iteration 5' in text
@@ -343,7 +343,9 @@ def test_equal_runs_have_no_plots_of_differences_and_a_plot_repeats():
     assert comparison_plots.parameter_divergence(comparison) is None
     assert comparison_plots.weight_distance(comparison) is None
     plot = comparison_plots.loss_differences(comparison)
-    assert plot.startswith(PNG) and plot == comparison_plots.loss_differences(comparison)
+    again = comparison_plots.loss_differences(comparison)
+    assert plot.startswith(PNG) and plot == again and plot.svg == again.svg
+    assert b'<svg' in plot.svg
 
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, capsys, tmp_path):
@@ -715,3 +717,58 @@ def test_damage_beside_the_log_is_a_note_and_the_rest_is_compared():
     for what in ('line 38: torn off', 'line 1: not read: not the text of a config',
                  'epoch_12.pth: checkpoint old/epoch_12.pth is truncated'):
         assert any(what in note and '\n' not in note for note in run.notes), what
+
+
+def with_metrics(name, **metrics):
+    write_run(name)
+    file = Path(name, 'mmrepro', 'fingerprints.rank0.jsonl')
+    lines = [json.dumps(dict(kind='val', iteration=iteration, epoch=0, metrics={
+        key: float(value).hex() for key, value in metrics.items()})) for iteration in (10, 20)]
+    file.write_text(file.read_text() + ''.join(f'{line}\n' for line in lines))
+    return name
+
+
+def test_a_metric_that_one_run_has_alone_is_a_row():
+    comparison = compare(with_metrics('a', mAP=.5, mAR=.25), with_metrics('b', mAP=.5, AP75=.125))
+    table, = (table for table in report_of(comparison).tables if table.title == 'Metrics')
+    assert table.rows == [('mAP', '20', '0.5', '0.5', '0'),
+                          ('mAR', '-', '0.25', '-', 'A only, step 20'),
+                          ('AP75', '-', '-', '0.125', 'B only, step 20')]
+
+
+def test_metrics_of_objects_that_there_are_none_of_are_left_out():
+    """COCO's API gives -1 for them."""
+    comparison = compare(with_metrics('a', mAP=.5, mAP_l=-1), with_metrics('b', mAP=.25, mAP_l=-1))
+    table, = (table for table in report_of(comparison).tables if table.title == 'Metrics')
+    assert [row[0] for row in table.rows] == ['mAP']
+    assert b'mAP' in comparison_plots.metrics(comparison).svg
+    none = compare(with_metrics('c', mAP_l=-1), with_metrics('d', mAP_l=-1))
+    assert comparison_plots.metrics(none) is None
+
+
+def test_a_logarithmic_axis_has_plain_numbers():
+    from mmrepro.report.plot_style import figure, plain_log
+    with figure() as (fig, axes):
+        axes.plot([1, 2], [28.15, 29.5])
+        axes.set_yscale('log')
+        plain_log(axes.yaxis)
+        fig.canvas.draw()
+        texts = [label.get_text() for label in axes.yaxis.get_ticklabels(which='both')]
+    assert any(texts) and all(float(text) for text in texts if text)
+
+
+def test_facts_that_may_change_bits_are_in_the_verdict_where_nothing_else_differs():
+    def verdict(facts_a, facts_b, **b):
+        comparison = compare(*pair(a=dict(facts=facts_a), b=dict(facts=facts_b, **b)))
+        return comparison.verdict()
+
+    seed = {'randomness.seed': 1, 'source.mmrepro': '0'}
+    edited = {'source.own/transform.py': 'one', 'version.timm': '1'}
+    other = {'source.own/transform.py': 'two', 'version.timm': '2'}
+    cause = ('what else differs, and may be the cause: edited code: own/transform.py, '
+             "version.timm '1' -> '2'")
+    assert cause in verdict({**seed, **edited}, {**seed, **other}, since=7)
+    # equal runs need no cause, and one that is known to change bits is advice of its own
+    assert 'may be the cause' not in verdict({**seed, **edited}, {**seed, **other})
+    seeded = {**seed, 'randomness.seed': 2, **other}
+    assert 'may be the cause' not in verdict({**seed, **edited}, seeded, since=7)

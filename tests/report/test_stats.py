@@ -136,6 +136,12 @@ def test_plot_report_and_notes():
         'all': [.30, .32, .29], 'init': [.30, .31, .30], 'step': [.30, .30, .30]})
     assert report.images['seeds'].startswith(b'\x89PNG')
     page = report.html()
-    assert 'data:image/png;base64,' in page and 'http' not in page
+    assert 'data:image/svg+xml;base64,' in page and 'http' not in page
     assert 'step: the metric stays exactly the same' in page and '10 or more' in page
     json.loads(report.json())
+
+
+def test_equal_values_are_drawn_side_by_side():
+    from mmrepro.report.plot_style import apart
+    assert apart([.3, .3, .3, .5], .1, 1.) == pytest.approx([-.1, 0, .1, 0])
+    assert max(apart([.3] * 100, .1, .2)) == pytest.approx(.1)

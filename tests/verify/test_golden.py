@@ -166,3 +166,21 @@ def test_the_portable_golden_is_that_of_this_cpu(tmp_path):
     said = python('-m', 'mmrepro', 'golden', 'check', 'configs/demo/rtmdet_tiny_demo.py',
                   cwd=tmp_path)
     assert 'EQUAL: rtmdet_tiny_demo, 3 iterations, x86-64_torch-2.13.0-cpu_' in said
+
+
+def test_edited_code_and_other_versions_are_named_beside_a_difference(process, run, capsys):
+    process.facts = {'source.own/model.py': 'one', 'version.timm': '1.0'}
+    run('record', 'detector.py')
+    process.facts = {'source.own/model.py': 'two', 'version.timm': '1.1'}
+    capsys.readouterr()
+    assert run('check') == 0  # they do not make another class of machines
+    process.wrong = 1
+    capsys.readouterr()
+    assert run('check') == 1
+    said = capsys.readouterr().out
+    assert 'different since it was recorded' in said
+    assert 'source.own/model.py' in said and 'version.timm' in said
+    assert run('check', '--json') == 1
+    facts = json.loads(capsys.readouterr().out)['goldens'][0]['facts']
+    assert {'source.own/model.py': 'may change bits', 'version.timm': 'may change bits'}.items() \
+        <= {fact['name']: fact['severity'] for fact in facts}.items()

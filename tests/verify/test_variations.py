@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import launches
 import pytest
 from command import exit_code
+from fake_runs import write_run
 from faults import tiny
 from harness import python
 from launches import EndedTraining, folder_of, training_of, write_steps
@@ -307,3 +308,18 @@ def test_instruction_sets_of_the_level_below_are_asked_for(capability, expected,
     assert found.get('OPENCV_IPP', 'avx2') == 'avx2'
     monkeypatch.setattr(platform, 'machine', lambda: 'aarch64')
     assert surroundings.instruction_sets() == {}
+
+
+@pytest.mark.parametrize('name, then, now, said', [
+    ('source.own/model.py', 'one', 'two', 'edited code: own/model.py'),
+    ('version.timm', '1.0', '1.1', "version.timm '1.0' -> '1.1'"),
+    ('env.GAIN', '1', '2', '')])
+def test_what_was_changed_while_the_runs_trained_is_a_note(name, then, now, said, tmp_path):
+    """Settings are varied on purpose; code and versions are not."""
+    for folder, value in (('reference', then), ('workers', now)):
+        write_run(tmp_path / folder, count=3, facts={name: value, 'source.mmrepro': '0'})
+    results = [module.VariationResult('workers', 'workers', 3)]
+    notes = module.changed_meanwhile(results, str(tmp_path))
+    assert notes == ([f'changed while the runs trained: {said}'] if said else [])
+    skipped = [module.VariationResult('workers', 'workers', skipped='no data')]
+    assert module.changed_meanwhile(skipped, str(tmp_path)) == []

@@ -1,0 +1,89 @@
+"""What mmrepro changes in a process stands on the page that lists it, and is undone as it says."""
+import json
+import os
+import re
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / 'docs' / 'explanation' / 'what-changes.md').read_text(encoding='utf-8')
+# change by themselves: caches of Python and torch, counters, numbers of modules
+BY_THEMSELVES = (
+    '*._cache', '*_cache', '*.__slotnames__', '*.__warningregistry__', '*._instance_dict',
+    'linecache.cache', 'logging._handlerList', 'pkgutil._NAME_PATTERN', 'posix.environ',
+    'sys.modules', 'tempfile.tempdir', 'torch._opaque_base._FakeScriptObject_cls',
+    'torch.library._impls',
+    'torch.utils.hooks.RemovableHandle.next_id', 'weakref.finalize._registry')
+# found -> as the page says it
+SPELLINGS = {
+    'class of os.environ': 'os.environ',
+    'descriptor /*(deleted)': 'a temporary file without a name',
+    'signal *': '{1}', 'variable *': '{1}', 'kernel aten/*/CPU': 'aten::{1}',
+    'torch._weights_only_unpickler._marked_safe_globals_set': 'get_safe_globals',
+    'torch.use_deterministic_algorithms': 'torch.deterministic_debug_mode',
+}
+
+
+@pytest.fixture(scope='module')
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('process')
+    paths = [str(ROOT), str(ROOT / 'tests' / 'support')]
+    variables = {name: value for name, value in os.environ.items()
+                 if name != 'CUBLAS_WORKSPACE_CONFIG'}
+    subprocess.run(
+        [sys.executable, '-W', 'ignore', ROOT / 'tests' / 'support' / 'process_state.py',
+         folder / 'found.json', folder], check=True, capture_output=True,
+        env={**variables, 'PYTHONPATH': os.pathsep.join(paths)})
+    changes = json.loads((folder / 'found.json').read_text())
+    for name, values in changes.items():
+        if name not in ('hooks', ):
+            changes[name] = [value for value in values if not any(
+                fnmatchcase(value, pattern) for pattern in BY_THEMSELVES)]
+    return changes
+
+
+def listed_attributes():
+    """Return the names of the page's list by module."""
+    return {f'{module}.{name}'
+            for module, names in re.findall(r'^- `([\w.]+)`: (.*)$', PAGE, re.M)
+            for name in re.findall(r'`([^`]+)`', names)}
+
+
+def said(name):
+    """Return what has to be on the page."""
+    for pattern, spelling in SPELLINGS.items():
+        middle = re.fullmatch(re.escape(pattern).replace(r'\*', '(.*)'), name)
+        if middle:
+            return spelling.format('', *middle.groups())
+    if name.startswith('mmcv._ext.'):
+        return 'mmcv._ext'
+    return '.'.join(name.split('.')[-2:])
+
+
+def is_on_the_page(name):
+    return name in listed_attributes() or name in PAGE or said(name) in PAGE
+
+
+@pytest.mark.parametrize('moment', ['import', 'run', 'error', 'left'])
+def test_the_page_has_everything_that_is_replaced_or_installed(found, moment):
+    assert [name for name in found[moment] if not is_on_the_page(name)] == []
+    assert found['import'] and found['run'] and found['deactivation']
+
+
+def test_nothing_but_what_stays_is_left(found):
+    stays = {said(name) for name in found['left'] if not name.startswith('mmcv._ext.')}
+    assert stays == {'Runner.__new__', 'FlexibleRunner.__new__', 'config.FormatCode', 'SIGURG',
+                     'a temporary file without a name'}
+
+
+def test_audit_hooks_are_on_the_page(found):
+    assert found['hooks'] == 1 and 'sys.addaudithook' in PAGE
+
+
+def test_a_run_that_an_error_ends_closes_its_files(found):
+    """The process still has the runner, as a notebook has."""
+    assert found['error'] == []
