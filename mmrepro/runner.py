@@ -128,8 +128,7 @@ class ReproRunnerMixin(_Base):
 
     def build_model(self, model: Any) -> Any:
         self.lifecycle.seed('init', 'model')  # again: loggers and visualizers may have drawn
-        return self.lifecycle.start.build_model(
-            super().build_model, model, self.lifecycle.resume.point is not None, self.logger)
+        return self.lifecycle.start.build_model(super().build_model, model, self.logger)
 
     def _init_model_weights(self) -> None:
         self.lifecycle.start.initialize(self, super()._init_model_weights)
