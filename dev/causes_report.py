@@ -96,6 +96,15 @@ NOTES: dict[str, Note] = {
         '`models/task_modules/assigners/point_assigner.py` 107', 'RepPoints on a GPU',
         'New tensors of that method are on the device of the points',
         'MMDetection #10436. On a CPU nothing changes.'),
+    'mean_ap:np': Note(
+        '`evaluation/functional/mean_ap.py` 676, `recall.py` 98, `metrics/reid_metric.py` 97',
+        'VOC, OpenImages, proposals, ReID', 'In these modules `np.argsort` is stable',
+        'With tied scores, mAP differs by 0.003 to 0.010 between CPUs. Processes of the evaluation '
+        'that are not forked (Python 3.14) sort as before.'),
+    'metric:dump': Note(
+        '`DumpResults` in MMEngine `evaluator/metric.py` 183', '`test --out`',
+        'Tensors are written as in a checkpoint, and equal parts without references',
+        'The predictions are equal, the files are not. What is written loads without mmrepro.'),
 }
 
 

@@ -45,11 +45,13 @@ def set_random_seed(seed: int | None = None, deterministic: bool = False,
     from mmengine.dist import get_rank
 
     from . import determinism
+    from .checkpoint.training_start import seeded_by_script
     from .config import RandomnessConfig
     seed = init_random_seed(seed)
     if deterministic:
         determinism.enable(**RandomnessConfig(deterministic=deterministic).flags)
     seeds.set_root(seed, of_a_run=False)
+    seeded_by_script(seed)
     seeds.seed_all(seed, 'init', 'model', *((get_rank(),) if diff_rank_seed else ()))
     return seed
 

@@ -29,6 +29,10 @@ class MissingDataError(MMReproError, RuntimeError):
     """A file that the config reads is not on this disk."""
 
 
+class DatasetError(MMReproError, RuntimeError):
+    """A dataset cannot be built from its files; names the loader, the dataset and the file."""
+
+
 class MissingPackageError(MMReproError, RuntimeError):
     """An optional package is not installed; the message says how to install it."""
 
@@ -43,14 +47,30 @@ class SelfCheckError(TrainingError):
     """A self-check has found something; the message says everything."""
 
 
-class SampleDiffersError(SelfCheckError):
-    """A sample was loaded twice from one stream, with two results."""
+class _RaisedInWorkers(TrainingError):
+    """Keeps its message when a worker has raised it.
+
+    PyTorch raises the class again in the main process, with the traceback of the worker as the
+    message; that traceback becomes the cause.
+    """
 
     def __init__(self, message: str = '') -> None:
-        # PyTorch raises the class again in the main process, with the traceback of the worker as
-        # the message.
         _, _, raised = message.rpartition(f'{type(self).__module__}.{type(self).__qualname__}: ')
-        super().__init__(raised.rstrip() if 'Original Traceback' in message else message)
+        in_worker = 'Original Traceback' in message
+        super().__init__(raised.rstrip() if in_worker else message)
+        if in_worker:
+            self.__cause__ = RuntimeError(message)
+
+
+class SampleDiffersError(_RaisedInWorkers, SelfCheckError):
+    """A sample was loaded twice from one stream, with two results."""
+
+
+class SampleError(_RaisedInWorkers):
+    """A sample cannot be loaded; names dataset, index, file and transform.
+
+    What the code of the dataset or transform raised is the cause.
+    """
 
 
 class StepDiffersError(SelfCheckError):

@@ -105,7 +105,8 @@ class RunLifecycle:
         self.facts: dict[str, Any] = {}
         self.process = ProcessSettings(self.config)
         self.checkpoints = CheckpointWriter(self.config.legacy)
-        self.start = TrainingStart(self.config)
+        self.start = TrainingStart(
+            self.config, settings, self.resume.point is not None)
         self.evaluated = EvaluatedModel(self.config.legacy)
         self.validation = ValidationCheck(self.config)
 
@@ -158,10 +159,12 @@ class RunLifecycle:
         report = self.process.report
         changes = len(report.changes) if report is not None else 0
         summary, table = self.config.summary(), self.config.table()
+        conditions = [self.start.condition] if self.start.condition else []
         if self.resume.history:
+            conditions.append(f'if no bit depends on what differs ({self.resume.history})')
+        for condition in conditions:
             what, _, promises = summary.partition('\n')
-            condition = f'  if no bit depends on what differs ({self.resume.history}):'
-            summary, table = f'{what}\n{condition}\n{promises}', f'{table}\n{condition.strip(":")}'
+            summary, table = f'{what}\n  {condition}:\n{promises}', f'{table}\n  {condition}'
         logger.info(f'mmrepro {__version__}: {summary}\n  {changes} flags and '
                     'variables were changed: the log file says which, and why')
         details = logger.makeRecord(

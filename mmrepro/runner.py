@@ -14,6 +14,7 @@ from . import patches
 from .checkpoint.files import without_code
 from .checkpoint.format_cache import cache_formatted_texts
 from .config import RandomnessConfig, for_process, named_arguments, prepare_cfg
+from .data.data_errors import naming_dataset
 from .data.loader import (
     StaticOnClass,
     adopt_loader,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+# stream -> argument that is its loader
+ARGUMENTS = dict(sample='train_dataloader', val='val_dataloader', test='test_dataloader')
 _ARGUMENTS = tuple(inspect.signature(Runner.__init__).parameters)[1:]
 
 
@@ -130,8 +133,7 @@ class ReproRunnerMixin(_Base):
 
     def build_model(self, model: Any) -> Any:
         self.lifecycle.seed('init', 'model')  # again: loggers and visualizers may have drawn
-        return self.lifecycle.start.build_model(
-            super().build_model, model, self.lifecycle.resume.point is not None, self.logger)
+        return self.lifecycle.start.build_model(super().build_model, model, self.logger)
 
     def _init_model_weights(self) -> None:
         self.lifecycle.start.initialize(self, super()._init_model_weights)
@@ -179,10 +181,18 @@ class ReproRunnerMixin(_Base):
     def build_dataloader(self, dataloader: DataLoader | dict, seed: int | None = None,
                          diff_rank_seed: bool = False) -> DataLoader:
         """Build a loader as MMEngine does; the root seed keys samplers, samples and workers."""
-        if self.repro.legacy:
-            return super().build_dataloader(dataloader, seed, diff_rank_seed)
         if isinstance(dataloader, DataLoader):
             return dataloader
+        with naming_dataset(ARGUMENTS[self._stream], dataloader, self.logger.warning,
+                            current() is None) as built:
+            loader = self._keyed_loader(dataloader, seed, diff_rank_seed)
+            built.append(loader.dataset)
+        return loader
+
+    def _keyed_loader(self, dataloader: dict, seed: int | None, diff_rank_seed: bool
+                      ) -> DataLoader:
+        if self.repro.legacy:
+            return super().build_dataloader(dataloader, seed, diff_rank_seed)
         dataloader = one_by_one(dataloader, self._stream, self.repro)
         loader = build_loader(super().build_dataloader, share_workers(dataloader),
                               self.repro.root, self._stream)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from typing import Any, Callable
 
 from mmengine.config import Config
@@ -16,6 +17,14 @@ from .arguments import Parser, at_least, shared
 
 # arguments that set the key of `randomness` of the same name
 RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed', 'virtual_ranks')
+
+# what MMEngine raises for a config: class, a pattern of its message, what to do
+_MISTAKES = (
+    (KeyError, r'is not in the \S+ registry', 'correct the name, or import the module that '
+     'registers it: custom_imports = dict(imports=[...], allow_failed_imports=False)'),
+    (AssertionError, 'AmpOptim', 'there is none here: train without --amp, with '
+     "optim_wrapper.type='OptimWrapper'"),
+)
 
 
 def training_parser(verb: str, description: str, checkpoint: bool = False) -> Parser:
@@ -94,6 +103,7 @@ def on_each_rank(cfg: Config, parser: Parser, use: Callable[[Any], None]) -> Non
 
     Raises:
         MissingDataError: names the loader that reads a file that does not exist.
+        ConfigError: a class is not registered, or mixed precision is asked for on a CPU.
     """
     parser.make_folder(cfg.work_dir, 'work_dir')
     try:
@@ -106,4 +116,10 @@ def on_each_rank(cfg: Config, parser: Parser, use: Callable[[Any], None]) -> Non
                 raise MissingDataError(f'{missing}. Get the dataset, or change data_root with '
                                        '--cfg-options') from error
             inner = inner.__cause__ or inner.__context__
+        raise
+    except (KeyError, AssertionError) as error:
+        text = str(error.args[0]) if error.args else ''
+        for kind, pattern, meaning in _MISTAKES:
+            if isinstance(error, kind) and re.search(pattern, text):
+                raise ConfigError(f'{text.partition(". ")[0]}; {meaning}') from error
         raise

@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import Any, Union
 
 from .. import seeds
-from ..errors import RandomnessError
+from ..errors import MMReproError, RandomnessError
 from ..scoped import replaced
 from . import dataset_tree, generators
+from .data_errors import sample_error
 from .generators import Generators
 from .samplers import plain
 
@@ -153,7 +154,19 @@ class BatchContext:
         return self.dataset if isinstance(handle, int) else self._datasets[handle[0]]
 
     def load(self, handle: Handle) -> Any:
-        """Load a sample from the start of its stream."""
+        """Load a sample from the start of its stream.
+
+        Raises:
+            SampleError: from what the dataset has raised.
+        """
+        try:
+            return self._load(handle)
+        except MMReproError:
+            raise
+        except Exception as error:
+            raise sample_error(self._top(handle), self.entry(handle)[0], error) from error
+
+    def _load(self, handle: Handle) -> Any:
         index, key = self.entry(handle)
         dataset = self._top(handle)
         self.current = handle

@@ -16,10 +16,11 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
-from ..errors import RandomnessError, SampleDiffersError
+from ..errors import MMReproError, RandomnessError, SampleDiffersError
 from ..text import qualified_name
 from . import dataset_tree, generators, training_thread
 from .batch_context import BatchContext, loading
+from .data_errors import sample_error
 from .generators import Generators
 from .sample_check import Difference, Disputed, SampleCheck
 from .samplers import PositionedInt, PositionedTuple, plain
@@ -124,7 +125,15 @@ class KeyedFetch:
         indices = [plain(index) for index in batch]
         if dataset_tree.loads_batches(self.dataset):
             return self.dataset.__getitems__(indices)
-        return [self.dataset[index] for index in indices]
+        items = []
+        for index in indices:
+            try:
+                items.append(self.dataset[index])
+            except MMReproError:
+                raise
+            except Exception as error:
+                raise sample_error(self.dataset, index, error) from error
+        return items
 
     @contextmanager
     def _isolated(self, kept: Generators) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from mmengine.logging import print_log
 
 from ..scoped import replaced
 
+# in the address of a SQLite database that is not written
+_READ_ONLY = re.compile(r'file:.*[?&](mode=(ro|memory)|immutable=1)\b')
 # audit events of Python that make a file -> position of its path
 _EVENTS = {'sqlite3.connect': 0, 'os.symlink': 1, 'os.link': 1, 'os.rename': 1}
 
@@ -32,7 +35,10 @@ def _note(path: Any) -> None:
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     if event in _EVENTS:
-        _note(args[_EVENTS[event]])
+        path = args[_EVENTS[event]]
+        if event != 'sqlite3.connect' or not (
+                isinstance(path, str) and (path == ':memory:' or _READ_ONLY.match(path))):
+            _note(path)
     elif event == 'open':
         path, mode, flags = args
         if flags & (os.O_WRONLY | os.O_RDWR) or set('wax+').intersection(mode or ''):

@@ -64,6 +64,7 @@ def around(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
 _TRANSFORMS = 'mmdet.datasets.transforms'
 _DRAWING = 'mmdet.visualization.local_visualizer'
 _ASSIGNERS = 'mmdet.models.task_modules.assigners'
+_EVALUATION = 'mmdet.evaluation'
 _ELEMENT = 'mmengine.structures.base_data_element:BaseDataElement'
 
 CAUSES: tuple[StockCause, ...] = (
@@ -144,6 +145,16 @@ CAUSES: tuple[StockCause, ...] = (
         'C26', 'Points are numbered on the CPU and selected by a mask on the GPU: an error', False,
         'methods:on_device_of_priors', (f'{_ASSIGNERS}.point_assigner:PointAssigner.assign', ),
         ('PointAssigner', )),
+    StockCause(
+        'C27', 'An unstable sort orders equal scores by the instruction set of the CPU', False,
+        'evaluation:stable_numpy',
+        (f'{_EVALUATION}.functional.mean_ap:np', f'{_EVALUATION}.functional.recall:np',
+         f'{_EVALUATION}.metrics.reid_metric:np'),
+        ('VOCMetric', 'OpenImagesMetric', 'ReIDMetrics')),
+    StockCause(
+        'C28', 'The pickle file of dumped predictions has memory addresses in it', False,
+        'evaluation:dump_by_content', ('mmengine.evaluator.metric:dump', ),
+        ('DumpResults', 'DumpDetResults')),
 )
 
 PATCHES: tuple[Patch, ...] = tuple(

@@ -11,7 +11,7 @@ from ..distributed.agreement import randomness_fields
 from ..errors import CheckpointError, ConfigError, EmptyFingerprints, FingerprintError, RunError
 from ..facts.collect import read_settings
 from ..fingerprint.reader import RankLog, json_lines, only_checkpoints, read_run
-from ..fingerprint.schema import FOLDER, NORMS, fingerprint_name, number
+from ..fingerprint.schema import FINGERPRINTS, FOLDER, NORMS, fingerprint_name, number
 from ..reading import NUMBER, Rule
 from ..text import not_a
 from . import stock_runs
@@ -115,7 +115,9 @@ def load_run(path: str, checkpoints: bool = False) -> RunView:
     work_dir = path if os.path.isdir(path) else os.path.dirname(path) or '.'
     view = RunView(work_dir, os.path.basename(os.path.abspath(work_dir)))
     try:
-        if os.path.isdir(os.path.join(work_dir, FOLDER)):
+        folder = os.path.join(work_dir, FOLDER)
+        # without FingerprintHook, the folder has what a witness needs, or nothing
+        if os.path.isdir(folder) and any(map(FINGERPRINTS.fullmatch, os.listdir(folder))):
             _read_fingerprints(view)
         whole = [log for log in logs if _read_log(view, log)]
     except FingerprintError as error:

@@ -3,12 +3,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import RunError, SeedsError
+from ..exit_codes import DIFFERENT
 from ..runs.config_files import find_config, setting
 from ..runs.seed_runs import (
+    LOG,
+    SeedFailed,
     SeedJob,
     jobs_of,
     parse_seeds,
@@ -21,6 +24,7 @@ from ..text import duration
 from . import seed_study, variance
 from .report import Report
 from .run_view import load_run
+from .table import Table
 
 Say = Callable[[str], None]
 # the default metric: the first of these that the run has
@@ -49,10 +53,11 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
         say: called with lines about the progress.
 
     Returns:
-        A report whose exit code is 1 if configs were compared and no difference was found.
+        A report whose exit code is 1 if configs were compared and no difference was found, or if
+        a run has no result.
 
     Raises:
-        SeedsError: an argument cannot be used, a training failed, or a result is missing.
+        SeedsError: an argument cannot be used, or too few seeds have a result.
         ConfigError: a config cannot be read.
     """
     numbers = parse_seeds(seeds)
@@ -72,17 +77,40 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
             raise SeedsError(f'--vary needs at least {variance.MIN_SEEDS} seeds, and --seeds '
                              f'{seeds} has {len(numbers)}')
     # the first run of every stream is the same one
-    results = _results(list(dict.fromkeys(sum(jobs.values(), []))), report_only, say)
+    results, failed = _results(list(dict.fromkeys(sum(jobs.values(), []))), report_only, say)
+    kept = [index for index in range(len(numbers))
+            if all(of_name[index] in results for of_name in jobs.values())]
+    least = variance.MIN_SEEDS if vary else 1
+    if len(kept) < least:
+        raise SeedsError(f'{len(kept)} of {len(numbers)} seeds have a result in every run, at '
+                         f'least {least} must; ' + '\n'.join(map(str, failed.values())))
     metric = choose_metric(list(results.values()), metric)
-    values = {name: [value_of(results[job], metric, pick) for job in of_name]
+    numbers = [numbers[index] for index in kept]
+    values = {name: [value_of(results[of_name[index]], metric, pick) for index in kept]
               for name, of_name in jobs.items()}
-    if vary:
-        return variance.report_of(metric, pick, labels[0], numbers, values)
-    return seed_study.report_of(seed_study.study(metric, pick, numbers, values))
+    report = variance.report_of(metric, pick, labels[0], numbers, values) if vary else (
+        seed_study.report_of(seed_study.study(metric, pick, numbers, values)))
+    return _with_failed(report, failed)
 
 
-def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, dict[str, Any]]:
-    """Return the results of all jobs, after training those that have none."""
+def _with_failed(report: Report, failed: Mapping[SeedJob, SeedFailed]) -> Report:
+    """Add the runs that have no result to a report, a row for each."""
+    report.data['failed'] = {job.name: error.why for job, error in failed.items()}
+    if failed:
+        report.exit_code = DIFFERENT
+        report.tables.append(Table(
+            ('run', 'has no result', 'log'),
+            [[job.name, error.why, os.path.join(job.folder, LOG)]
+             for job, error in failed.items()], 'Runs without a result'))
+        report.notes.append(
+            f'{len(failed)} runs have no result, and their seeds are left out of all configs: if '
+            'runs fail because they train badly, the means are too high')
+    return report
+
+
+def _results(jobs: list[SeedJob], report_only: bool, say: Say
+             ) -> tuple[dict[SeedJob, dict[str, Any]], dict[SeedJob, SeedFailed]]:
+    """Return the results of all jobs, after training those that have none, and what has failed."""
     # all of them before the first training: a result of another config is an error
     earlier = {job: result_of(job) for job in jobs}
     results = {job: result for job, result in earlier.items() if result is not None}
@@ -92,14 +120,18 @@ def _results(jobs: list[SeedJob], report_only: bool, say: Say) -> dict[SeedJob, 
                          + ', '.join(job.name for job in todo))
     if len(todo) < len(jobs):
         say(f'{len(jobs) - len(todo)} of {len(jobs)} runs are there already')
-    started = time.monotonic()
+    started, failed = time.monotonic(), {}
     for number, job in enumerate(todo):
         mean = (time.monotonic() - started) / max(number, 1)
         left = f', about {duration(mean * (len(todo) - number))} left' if number else ''
         say(f'run {number + 1} of {len(todo)}: {job.name}{left} '
             f'(log: {os.path.join(job.folder, "seed.log")})')
-        results[job] = run_job(job, metrics_of)
-    return results
+        try:
+            results[job] = run_job(job, metrics_of)
+        except SeedFailed as error:
+            failed[job] = error
+            say(f'{job.name} has no result: {error.why}; the study goes on')
+    return results, failed
 
 
 def metrics_of(folder: str) -> dict[str, list[tuple[int, float]]]:

@@ -20,6 +20,7 @@ from ..errors import RandomnessError, SeedsError, TrainingError
 from ..exit_codes import PREEMPTED
 from ..reading import NUMBER, Rule, mismatch, read_json, write_whole
 from ..seeds import MAX_SEED
+from ..text import shorten
 from .config_files import read_config
 from .launcher import Launch, PlannedRun, TrainingFailed, run_all
 
@@ -35,6 +36,18 @@ Metrics = dict[str, list[tuple[int, float]]]  # metric -> (step, value) of all v
 _SHAPE = {'config_digest': str, 'metrics': {str: Rule(
     lambda values: mismatch(values, [[NUMBER]]) is None
     and {*map(len, values)} == {2}, 'a list of [step, value]')}}
+
+
+class SeedFailed(TrainingError):
+    """A run has no result, and the study can go on.
+
+    Attributes:
+        why: the reason in a few words, for a table.
+    """
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class SeedJob(NamedTuple):
@@ -137,7 +150,12 @@ def result_of(job: SeedJob) -> dict[str, Any] | None:
 
 
 def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any]:
-    """Train one seed in a fresh process; continue where an earlier attempt was interrupted."""
+    """Train one seed in a fresh process; continue where an earlier attempt was interrupted.
+
+    Raises:
+        SeedFailed: the training has failed, or has no metrics.
+        TrainingError: it was pre-empted.
+    """
     options = list(job.options)
     if job.stream:
         options.append(f'randomness.streams.{job.stream}={job.seed}')
@@ -151,9 +169,13 @@ def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any
     try:
         run_all([PlannedRun(job.label, job.folder, [Launch(command, log)])])
     except TrainingFailed as error:
-        text = ('pre-empted, with a checkpoint; the same command continues'
-                if error.code == PREEMPTED else str(error))
-        raise TrainingError(f'{job.name}: {text}') from error
+        if error.code == PREEMPTED:
+            raise TrainingError(f'{job.name}: pre-empted, with a checkpoint; the same command '
+                                'continues') from error
+        output, *_ = (error.finding or str(error).rpartition('\nthe training ended')[0]
+                      ).strip().splitlines()[-1:] or ['']
+        raise SeedFailed(f'{job.name}: {error}',
+                         f'exit code {error.code}: {shorten(output, 100)}') from error
     metrics = metrics_of(job.folder)
     if not metrics:
         with open(log, encoding='utf-8', errors='replace') as file:
@@ -162,8 +184,9 @@ def run_job(job: SeedJob, metrics_of: Callable[[str], Metrics]) -> dict[str, Any
                'metric. Train longer, begin from pretrained weights, or look at the learning rate '
                'and at score_thr of model.test_cfg' if found_nothing else
                'set val_dataloader, val_evaluator and val_interval')
-        raise SeedsError(f'{job.name}: the run has no validation metrics '
-                         f'(log: {log}); {why}')
+        raise SeedFailed(
+            f'{job.name}: the run has no validation metrics (log: {log}); {why}',
+            'the detector found nothing' if found_nothing else 'no validation metrics')
     result = dict(seed=job.seed, stream=job.stream or None, config=job.config,
                   config_digest=job.digest, metrics=metrics)
     write_whole(os.path.join(job.folder, RESULT), json.dumps(result, indent=1))

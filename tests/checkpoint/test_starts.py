@@ -13,9 +13,18 @@ from counted import Counted
 from faults import tiny
 from harness import Child
 from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS
 from mmengine.runner import Runner
-from small_runs import NoisyLine, Points, finish, small_run, warnings_of, weights_of
+from small_runs import (
+    NoisyLine,
+    Points,
+    config,
+    finish,
+    small_run,
+    warnings_of,
+    weights_of,
+)
 
 from mmrepro import on_virtual_ranks
 from mmrepro.checkpoint import outcome
@@ -161,15 +170,73 @@ def test_weights_may_come_late_from_init_weights_or_a_checkpoint(tmp_path):
     assert set(finish(cfg)) == set(expected)
 
 
-@pytest.mark.parametrize('kind', ['object', 'dict'])
-def test_a_model_that_was_built_before_the_seed_is_named(kind, tmp_path):
-    settings = dict(work_dir=str(tmp_path), randomness=dict(seed=3), experiment_name=tmp_path.name)
-    model = NoisyLine() if kind == 'object' else dict(type='NoisyLine')
-    runner = Runner(model=model, **settings)
-    log = next(tmp_path.glob('*/*.log')).read_text()
-    assert ('NoisyLine was built before this runner' in log) == (kind == 'object')
-    assert ('set_random_seed(3)' in log) == (kind == 'object')
-    assert runner.seed == 3
+OWN = dict(train_cfg=dict(by_epoch=True, max_epochs=1),
+           optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)))
+CONDITION = 'of the script hold the same in every run'
+
+
+def own_script(folder, *steps, resume=False, **randomness):
+    """Do what a script does, in this order; return its log and its weights, or the error."""
+    import mmrepro
+    built = {}
+    for step in steps:
+        if step == 'model':
+            built['model'] = NoisyLine()
+        elif step == 'data':
+            built['train_dataloader'] = torch.utils.data.DataLoader(
+                Points(), batch_size=2, collate_fn=pseudo_collate)
+        else:
+            mmrepro.set_random_seed(step)
+    settings = dict(OWN, model=dict(type=NoisyLine), work_dir=str(folder),
+                    experiment_name=folder.name, train_dataloader=config(folder).train_dataloader,
+                    resume=resume, randomness=dict(seed=3, **randomness))
+    runner = Runner(**{**settings, **built})
+    try:
+        runner.train()
+    except RandomnessError as error:
+        return next(folder.glob('*/*.log')).read_text(), error
+    return next(folder.glob('*/*.log')).read_text(), weights_of(runner)
+
+
+def in_own_process(*arguments, **settings):
+    return Child(own_script, *arguments, **settings).result()
+
+
+@pytest.mark.parametrize('steps, says', [
+    (['model'], 'NoisyLine was built before this runner has set its seed'),
+    (['model', 3], 'NoisyLine was built before mmrepro.set_random_seed(3) was called'),
+    ([7, 'model'],
+     'NoisyLine was built after mmrepro.set_random_seed(7), and randomness.seed is 3')])
+def test_a_model_that_was_built_before_the_seed_is_refused(steps, says, tmp_path):
+    log, error = in_own_process(tmp_path, *steps, deterministic=True)
+    assert says in str(error) and 'mmrepro.set_random_seed(3) is called before' in str(error)
+    assert f'if model {CONDITION} (NoisyLine was built ' in log
+    log, weights = in_own_process(tmp_path / 'w', *steps)
+    assert log.count(f'{says}: its initial weights') == 1 and f'if model {CONDITION}' in log
+
+
+def test_a_script_that_sets_the_seed_first_gets_the_same_bits(tmp_path):
+    found = [in_own_process(tmp_path / str(turn), 3, 'model', 'data', 3, deterministic=True)
+             for turn in range(2)]
+    assert found[0][1] == found[1][1]
+    assert not any(CONDITION in log or 'initial weights' in log for log, _ in found)
+    log, weights = in_own_process(tmp_path / 'dict', deterministic=True)
+    assert CONDITION not in log and isinstance(weights, dict)
+
+
+@pytest.mark.parametrize('steps, named', [
+    (['data'], 'train_dataloader'), (['data', 3, 'model'], 'train_dataloader'),
+    ([3, 'data'], '')])
+def test_data_from_before_the_seed_is_a_condition_of_what_is_promised(steps, named, tmp_path):
+    log, weights = in_own_process(tmp_path, *steps, deterministic=True)
+    assert isinstance(weights, dict)
+    assert (f'if {named} {CONDITION} (Points was built before' in log) == bool(named)
+
+
+def test_weights_of_a_checkpoint_need_no_seed(tmp_path):
+    _, weights = in_own_process(tmp_path, 3, 'model', deterministic=True)
+    log, resumed = in_own_process(tmp_path, 'model', resume=True, deterministic=True)
+    assert weights == resumed and 'initial weights' not in log
 
 
 def counted_checks(cfg, check=False):

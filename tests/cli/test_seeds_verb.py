@@ -14,7 +14,14 @@ from mmrepro.report.seed_study import report_of, study
 from mmrepro.report.seeds import metrics_of, value_of
 from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
-from mmrepro.runs.seed_runs import NOTHING_FOUND, jobs_of, parse_seeds, result_of, run_job
+from mmrepro.runs.seed_runs import (
+    NOTHING_FOUND,
+    SeedFailed,
+    jobs_of,
+    parse_seeds,
+    result_of,
+    run_job,
+)
 
 CONFIG = """
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
@@ -126,11 +133,11 @@ def test_a_changed_config_is_not_mixed_in(config, started, capsys):
 
 
 @pytest.mark.parametrize('code, output, error, message', [
-    (1, 'CUDA out of memory\n', TrainingError,
+    (1, 'CUDA out of memory\n', SeedFailed,
      '(?s)seed 0: .*out of memory.*ended with exit code 1 '),
     (PREEMPTED, '', TrainingError, 'pre-empted.*same command continues'),
-    (0, '', SeedsError, 'no validation metrics .*set val_dataloader'),
-    (0, f'mmengine - ERROR - {NOTHING_FOUND}.\n', SeedsError,
+    (0, '', SeedFailed, 'no validation metrics .*set val_dataloader'),
+    (0, f'mmengine - ERROR - {NOTHING_FOUND}.\n', SeedFailed,
      'found nothing at all, for which there is no metric. Train longer'),
 ])
 def test_a_seed_without_a_result_says_why(config, ended, code, output, error, message):
@@ -142,6 +149,55 @@ def test_a_seed_without_a_result_says_why(config, ended, code, output, error, me
     Path(job.folder, 'result.json').write_text('{')
     with pytest.raises(SeedsError, match='not JSON.*remove it'):
         result_of(job)
+
+
+@pytest.fixture
+def some_fail(started, monkeypatch):
+    """Let seed 1 end with an error, and seed 2 find nothing."""
+    train = seed_runs.run_all
+
+    def start(runs):
+        launch = runs[0].launches[0]
+        seed = after(launch.command, '--seed')
+        os.makedirs(os.path.dirname(launch.log), exist_ok=True)
+        Path(launch.log).write_text(f'first\n{NOTHING_FOUND}\n' if seed == '2' else 'no memory\n')
+        if seed == '1':
+            raise TrainingFailed(1, launch.log)
+        if seed != '2':
+            train(runs)
+
+    monkeypatch.setattr(seed_runs, 'run_all', start)
+    return started
+
+
+def test_a_seed_without_a_result_is_a_row_and_the_study_goes_on(config, some_fail, capsys):
+    arguments = config(), '--seeds', '0..3', '--compare', config('mine', 2)
+    assert run(*arguments) == 1
+    said = capsys.readouterr()
+    for name in ('base', 'mine'):
+        assert re.search(f'{name}, seed 1 +exit code 1: no memory +out', said.out)
+        assert re.search(f'{name}, seed 2 +the detector found nothing +out', said.out)
+    assert 'base, seed 1 has no result: exit code 1: no memory; the study goes on' in said.err
+    assert len(some_fail) == 4 and 'their seeds are left out of all configs' in said.out
+    assert run(*arguments, '--json') == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data['seeds'] == [0, 3] and len(data['failed']) == 4
+    assert len(some_fail) == 4  # what has finished is not trained again
+
+
+def test_a_study_without_any_result_says_why(config, some_fail, capsys):
+    assert run(config(), '--seeds', '1,2') == 2
+    assert '0 of 2 seeds have a result' in (error := capsys.readouterr().err)
+    assert 'no memory' in error and 'found nothing at all' in error
+    assert run('base.py', '--seeds', '0..3', '--vary', 'init') == 2
+    assert 'at least 3 must' in capsys.readouterr().err
+
+
+def test_metrics_are_read_beside_what_a_witness_has_left(tmp_path):
+    write_log(tmp_path, 2, val=.3)
+    (tmp_path / 'mmrepro').mkdir()
+    (tmp_path / 'mmrepro' / 'recipe.json').write_text('{}')
+    assert metrics_of(str(tmp_path))['coco/bbox_mAP'][-1][1] == .3
 
 
 def test_pretrained_weights_are_settings(config):

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from command import exit_code
 
 from mmrepro.cli import test, train, training_arguments
@@ -144,3 +145,23 @@ def test_the_config_decides_what_must_be_set(config, monkeypatch, lines, mode, n
         file.write(f'{lines}\n')
     train.main([config])
     assert asked == [(os.environ, mode, num_threads, cpu)]
+
+
+TOY = """
+_base_ = '{base}'
+randomness = dict(_delete_=True, seed=0)
+"""
+
+
+@pytest.mark.parametrize('changes, says', [
+    ('model.type=NoHead', 'NoHead is not in the mmengine::model registry; correct the name, or '
+     'import the module that registers it: custom_imports'),
+    ('optim_wrapper.type=AmpOptimWrapper',
+     'is only available training on gpu, .*; there is none here: train without --amp')])
+def test_a_config_that_does_not_fit_is_one_line(changes, says, tmp_path, capsys):
+    if 'Amp' in changes and torch.cuda.is_available():
+        pytest.skip('there is a GPU')
+    path = tmp_path / 'toy.py'
+    path.write_text(TOY.format(base=Path(__file__).parents[1] / 'support' / 'toy_config.py'))
+    assert exit_code('train', path, '--work-dir', tmp_path / 'w', '--cfg-options', changes) == 2
+    assert re.search(f'mmrepro train: .*{says}', capsys.readouterr().err)

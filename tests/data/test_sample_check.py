@@ -266,6 +266,19 @@ def test_a_file_that_samples_write_is_named_once(write, tmp_path, monkeypatch):
         f'Writes_{write}: a sample has written {path}']
 
 
+@pytest.mark.parametrize('address', ['file:{}?mode=ro', 'file:{}?cache=shared&immutable=1',
+                                     'file:x?mode=memory', ':memory:'])
+def test_a_database_that_samples_only_read_is_not_named(address, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(written_files, 'print_log', lambda text, *_: said.append(text))
+    path = tmp_path / 'data.sqlite'
+    sqlite3.connect(path).close()
+    named = type(f'Reads_{address}', (Writes, ), {})
+    list(strict(DataLoader(named(lambda where: sqlite3.connect(where, uri=True).close(),
+                                 address.format(path)), batch_size=2)))
+    assert said == []
+
+
 class Buffered:
     def __init__(self):
         self.memory = torch.zeros(4)

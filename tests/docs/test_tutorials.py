@@ -213,6 +213,27 @@ def test_verify_names_the_transform_without_a_traceback(shaded):
     assert 'Traceback' not in [shaded.type(*step) for step in before][-1]
 
 
+def test_an_own_script_repeats_and_its_dicts_need_no_seed(shell):
+    (_, script), (_, dicts) = blocks('own-script', 'python')
+    hook = "custom_hooks=[dict(type='FingerprintHook')], randomness"
+    script = script.replace('randomness', hook)
+    seed = 'mmrepro.set_random_seed(42)\n'
+    rest = [line for line in script.partition('Runner(\n')[2].splitlines()
+            if not line.startswith(('    model=', '    train_dataloader=', 'runner.train'))]
+    dicts = dicts.replace('    ...)  # and the rest as above', '\n'.join(rest))
+    (shell.folder / 'train.py').write_text(script)
+    (shell.folder / 'unseeded.py').write_text(script.replace(seed, ''))
+    (shell.folder / 'dicts.py').write_text(
+        f'{script.partition(seed)[0]}{dicts}\nrunner.train()\n')
+    for name in ('train', 'dicts'):
+        for turn in 'ab':
+            said = shell.type(f'PYTHONHASHSEED=0 python {name}.py runs/{name}-{turn}')
+            assert 'hold the same' not in said
+        assert 'SAME BITS' in shell.type(f'mmrepro compare runs/{name}-a runs/{name}-b')
+    with pytest.raises(AssertionError, match='RandomnessError: Small was built before'):
+        shell.type('python unseeded.py runs/unseeded')
+
+
 @pytest.mark.nightly
 def test_find_a_difference(shaded):
     for step in steps('find-a-difference'):
@@ -232,7 +253,8 @@ def test_sharded_weights_of_a_large_model(swin):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize('page', sorted(PAGES.keys() - {'find-a-difference', 'sharded-weights'}))
+@pytest.mark.parametrize('page', sorted(
+    PAGES.keys() - {'find-a-difference', 'own-script', 'sharded-weights'}))
 def test_a_page(page, shell):
     typed = [(command, '' if shown.startswith(tuple(NOT_SHOWN)) else shown)
              for command, shown in steps(page) if command and not reason(command)]

@@ -412,6 +412,47 @@ def test_points_are_numbered_on_their_device():
     assert seen(None, InstanceData(priors=torch.zeros(1, 3, device='meta'))).type == 'meta'
 
 
+# --------------------------------------------------------------------------- C27: tied scores
+def test_equal_scores_stay_in_their_order():
+    from mmdet.evaluation.functional import eval_map, mean_ap
+    stock = mean_ap.np
+    patches.apply()
+    scores = np.repeat([.9, .5], 500)
+    # an unstable sort of this many equal numbers moves them
+    assert (mean_ap.np.argsort(-scores) == np.arange(1000)).all()
+    assert mean_ap.np.zeros is np.zeros
+    hits = np.zeros((100, 5), np.float32) + [0, 0, 9, 9, .5]
+    misses = hits + np.float32([50, 50, 50, 50, 0])
+    truth = [dict(bboxes=hits[:1, :4], labels=np.zeros(1, int))]
+    first, _ = eval_map([[np.concatenate([hits[:1], misses])]], truth, logger='silent')
+    last, _ = eval_map([[np.concatenate([misses, hits[:1]])]], truth, logger='silent')
+    assert first == 1 and last < .02
+    patches.revert()
+    assert mean_ap.np is stock
+
+
+# --------------------------------------------------------------------------- C28: --out
+def test_files_of_equal_predictions_are_equal(tmp_path):
+    from mmengine.evaluator import DumpResults
+    patches.apply()
+
+    def dumped(name, shared):
+        path = tmp_path / name
+        text = ''.join(['a ', 'name'])
+        row = torch.arange(6.).reshape(2, 3)[1]
+        parts = [row, torch.ones(2, dtype=torch.bfloat16), text, np.ones(2)]
+        other = parts if shared else [row.clone(), parts[1].clone(), ''.join(['a n', 'ame']),
+                                      np.ones(2)]
+        metric = DumpResults(str(path))
+        metric.compute_metrics([dict(a=parts, b=other), dict(a=other)])
+        return path.read_bytes()
+
+    assert dumped('one.pkl', True) == dumped('two.pkl', False)
+    code = (f"import pickle, sys; one = pickle.load(open({str(tmp_path / 'one.pkl')!r}, 'rb'))\n"
+            "assert one[0]['b'][0].tolist() == [3, 4, 5] and 'mmrepro' not in sys.modules")
+    python('-c', code)
+
+
 # --------------------------------------------------------------------------- C16: albumentations
 class OwnGenerators:
     """A pipeline as albumentations has had since 1.4.21: generators of its own."""

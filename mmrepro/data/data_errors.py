@@ -1,0 +1,153 @@
+"""Errors of code that loads data, in one line: which dataset, index, file and transform.
+
+What stock code raised stays the cause of the error.
+"""
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from ..errors import DatasetError, MMReproError, SampleError
+from ..libraries import is_own
+from ..scoped import replaced
+from ..text import class_name, listed
+from . import dataset_tree
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# transform, what it raises -> what that means
+_MEANINGS = {('LoadAnnotations', "KeyError: 'mask'"):
+             'an annotation has no segmentation, or an empty one'}
+
+
+def _frames(error: BaseException) -> list[tuple[Any, int]]:
+    return list(traceback.walk_tb(error.__traceback__))
+
+
+def _what(error: BaseException) -> str:
+    text = ' '.join(str(error).split())
+    return f'{type(error).__name__}: {text}' if text else type(error).__name__
+
+
+def _where(error: BaseException) -> str:
+    """Return file and line of the innermost code of the user, else of the innermost code."""
+    places = [(frame.f_code.co_filename, line) for frame, line in _frames(error)]
+    own = [place for place in places if os.path.isabs(place[0]) and is_own(place[0])
+           and not place[0].startswith(_PACKAGE + os.sep)]
+    file, line = (own or places)[-1]
+    return f'{file if own else os.path.basename(file)}, line {line}'
+
+
+def sample_error(dataset: Any, index: Any, error: Exception) -> SampleError:
+    """Return the error of a sample that could not be loaded."""
+    known = {id(transform) for transform in dataset_tree.pipelines(dataset)}
+    transform, file = '', ''
+    for frame, _ in _frames(error):
+        if id(frame.f_locals.get('self')) in known:
+            transform = type(frame.f_locals['self']).__name__
+        for value in [*frame.f_locals.values()]:
+            if isinstance(value, dict) and isinstance(value.get('img_path'), str):
+                file = value['img_path']
+    what = _what(error)
+    meaning = _MEANINGS.get((transform, what))
+    details = [f'file {file}'] if file and file not in what else []
+    details += [meaning] if meaning else []
+    names = ' of '.join(type(asked).__name__ for asked in dataset_tree.datasets(dataset))
+    return SampleError(
+        f'sample {index} of {names} cannot be loaded: {transform + " raised " if transform else ""}'
+        f'{what} ({"; ".join([*details, _where(error)])})')
+
+
+class _Annotations:
+    """What the COCO files have that were read for the datasets of a loader."""
+
+    def __init__(self) -> None:
+        self.categories: dict[str, None] = {}
+        self.repeated: Counter[Any] = Counter()  # ids of images that occur more than once
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at each file that is read in the block."""
+        api = getattr(sys.modules.get('pycocotools.coco'), 'COCO', None)
+        if api is None:
+            yield
+            return
+        stock = api.createIndex
+
+        def create_index(coco: Any) -> Any:
+            result = stock(coco)
+            self.categories.update((str(one['name']), None) for one in coco.dataset.get(
+                'categories', ()))
+            images = coco.dataset.get('images', ())
+            if len(images) > len(coco.imgs):
+                self.repeated.update({image: count for image, count in Counter(
+                    one['id'] for one in images).items() if count > 1})
+            return result
+
+        with replaced(api, createIndex=create_index):
+            yield
+
+    def missing(self, dataset: Any) -> str:
+        """Return which classes of a dataset are no categories of the files, or ''."""
+        classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
+        missing = [str(name) for name in classes if str(name) not in self.categories]
+        if not missing or not self.categories:
+            return ''
+        return (f'{len(missing)} of {len(classes)} classes in metainfo are not among the '
+                f'categories of its annotations: {listed(missing)}; these have '
+                f'{listed([*self.categories], 10)}')
+
+
+@contextmanager
+def naming_dataset(argument: str, loader: Any, warn: Any, watch: bool) -> Iterator[list[Any]]:
+    """Build the dataset of a loader in this block, and append it to the list that it gets.
+
+    Args:
+        argument: of the runner, such as ``'train_dataloader'``.
+        loader: its value, a dict.
+        warn: called with a line for what stock code passes over.
+        watch: look at COCO files while they are read.
+
+    Raises:
+        DatasetError: stock code has raised; names argument, dataset and file.
+    """
+    annotations = _Annotations()
+    built: list[Any] = []
+    try:
+        with annotations.watched() if watch else nullcontext():
+            yield built
+    except (MMReproError, FileNotFoundError):
+        raise
+    except Exception as error:
+        if isinstance(error, KeyError) and 'registry' in str(error):
+            raise  # names the class and the registry
+        raise DatasetError(_not_built(argument, loader, annotations, error)) from error
+    for dataset in (part for whole in built for part in dataset_tree.datasets(whole)):
+        problem = annotations.missing(dataset) if hasattr(dataset, 'cat_ids') else ''
+        if problem:
+            warn(f'{argument}: {type(dataset).__name__}: {problem}')
+    if annotations.repeated:
+        ids = listed([str(image) for image in annotations.repeated])
+        warn(f'{argument}: images with the same id ({ids}): of each, the last is used only')
+
+
+def _not_built(argument: str, loader: Any, annotations: _Annotations, error: Exception) -> str:
+    kind = loader.get('dataset') if isinstance(loader, dict) else None
+    name = class_name(kind.get('type')) if isinstance(kind, dict) else 'its dataset'
+    file, empty = '', None
+    for frame, _ in _frames(error):
+        owner = frame.f_locals.get('self')
+        if hasattr(type(owner), '__getitem__') and hasattr(owner, 'ann_file'):
+            name, file = type(owner).__name__, str(owner.ann_file)
+            if frame.f_code.co_name == '_serialize_data' and not owner.data_list:
+                empty = owner
+    whose = f'{argument}: {name} ({file})' if file else f'{argument}: {name}'
+    if empty is not None:
+        why = annotations.missing(empty) or (
+            'the file lists none, or filter_cfg and indices leave none')
+        return f'{whose} has no sample: {why}'
+    return f'{whose} cannot be loaded: {_what(error)} ({_where(error)})'
