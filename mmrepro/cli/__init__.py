@@ -38,7 +38,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
 RENAMED_OPTIONS = {'chaos': {'--seed': '--kill-seed'}}
 # what goes on where it was interrupted
 CONTINUED = {
-    'train': '; the same command with --resume continues from the latest checkpoint',
+    'train': '; the same command with --resume continues from the latest checkpoint, if one was '
+             'written',
     'seeds': '; the same command continues',
 }
 

@@ -53,7 +53,7 @@ def test_an_earlier_name_works_and_says_the_present_one(given, verb, arguments, 
     ('seeds', KeyboardInterrupt, INTERRUPTED,
      '\nmmrepro seeds: interrupted; the same command continues'),
     ('train', KeyboardInterrupt, INTERRUPTED, '\nmmrepro train: interrupted; the same command with '
-     '--resume continues from the latest checkpoint'),
+     '--resume continues from the latest checkpoint, if one was written'),
     ('train', ConfigError('wrong'), USAGE, 'mmrepro train: wrong'),
     ('train', StepDiffersError('wrong'), DIFFERENT, 'mmrepro train: wrong')])
 def test_an_interrupt_or_an_error_of_mmrepro_is_a_message_and_an_exit_code(
