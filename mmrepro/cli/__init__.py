@@ -29,7 +29,8 @@ VERBS = {
 }
 # what goes on where it was interrupted
 CONTINUED = {
-    'train': '; the same command with --resume continues from the latest checkpoint',
+    'train': '; the same command with --resume continues from the latest checkpoint, if one was '
+             'written',
     'seeds': '; the same command continues',
 }
 

@@ -37,7 +37,7 @@ def test_the_help_names_all_verbs_and_exit_codes_and_unknown_verbs_are_refused(c
     ('seeds', KeyboardInterrupt, INTERRUPTED,
      '\nmmrepro seeds: interrupted; the same command continues'),
     ('train', KeyboardInterrupt, INTERRUPTED, '\nmmrepro train: interrupted; the same command with '
-     '--resume continues from the latest checkpoint'),
+     '--resume continues from the latest checkpoint, if one was written'),
     ('train', ConfigError('wrong'), USAGE, 'mmrepro train: wrong'),
     ('train', StepDiffersError('wrong'), DIFFERENT, 'mmrepro train: wrong')])
 def test_an_interrupt_or_an_error_of_mmrepro_is_a_message_and_an_exit_code(
