@@ -396,7 +396,7 @@ WARNING_OF = ('the validation at iteration', 'witness: ', 'is not this run',
 def _warning(name: str, log: str) -> str:
     """Return the line of a log that names what the set-up has written; '' if there is none."""
     said = next((line for line in log.splitlines() if _names(name, line)), '').split(' - ', 3)[-1]
-    reason = re.search(r'no resume was tried \((.*)\): ', said)
+    reason = re.search(r'no resume was tried \((.*?)\)[:;]', said + ';')
     if reason is not None:
         return f'no resume was tried: {reason[1]}'
     # of the last line, what it names beside the hooks that every set-up has

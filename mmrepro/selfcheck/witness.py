@@ -82,6 +82,7 @@ class Witness:
         self._mode, self._recipe = mode, recipe
         self.not_tried = recipe if isinstance(recipe, str) else ''
         self._launches = False
+        self._can_be_verified = True  # by a command, afterwards
         self.resumed: list[int] = []
         self.repeated = self.early = 0
         self.not_restored: list[str] = []
@@ -124,6 +125,7 @@ class Witness:
         self._launches, self._attributes, self._own = launches, attributes, own
         if reason or self.not_tried:
             self.not_tried = reason or self.not_tried
+            self._can_be_verified = False
         elif self._mode is not True and total is not None and total - iteration < SHORT:
             self.not_tried = f'the run is shorter than {SHORT} iterations'
         if self.not_tried:
@@ -436,5 +438,6 @@ class Witness:
             return '; '.join(parts)
         reason = self.not_tried or 'no checkpoint was followed by enough iterations'
         if not self.notes:
-            parts.append(f'no resume was tried ({reason}): mmrepro verify {work_dir}')
+            command = f': mmrepro verify {work_dir}' if self._can_be_verified else ''
+            parts.append(f'no resume was tried ({reason}){command}')
         return '; '.join(parts)

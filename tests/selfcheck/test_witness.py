@@ -14,6 +14,7 @@ import witnessed
 from mmengine.hooks import Hook
 from witnessed import SPOILED, config, log_of, train
 
+import mmrepro
 from mmrepro import on_virtual_ranks, reports
 from mmrepro.digests import state_digest
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
@@ -167,10 +168,12 @@ def test_a_short_run_is_not_witnessed_and_says_so(tmp_path):
 
 def test_a_run_of_objects_says_why_it_is_not_witnessed(tmp_path):
     cfg = config(tmp_path)
+    mmrepro.set_random_seed(cfg.randomness.seed)
     cfg.model = witnessed.Layers()
     train(cfg)
     last = log_of(tmp_path).strip().splitlines()[-1]
     assert 'no resume was tried (model is an object of witnessed.Layers' in last
+    assert 'mmrepro verify' not in last  # could not build the model either
 
 
 class AddsNoise(Hook):
