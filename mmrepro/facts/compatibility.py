@@ -108,6 +108,10 @@ CONDITIONS = {
     'own level': Condition(lambda facts: facts.get('randomness.numerics.cpu') is None,
                            'randomness.numerics.cpu pins the instruction sets'),
     'cuda': Condition(lambda facts: facts.get('hardware.gpu') is not None, 'no GPU is used'),
+    'Triton': Condition(
+        lambda facts: facts.get('hardware.gpu') is not None or any(
+            value == 'triton' for name, value in facts.items() if name.startswith('operators')),
+        'no kernel of Triton runs'),
     'ranks': Condition(lambda facts: facts.get('world_size', 1) > 1, 'there is one rank'),
     # with more than two ranks: a + b is b + a. Virtual ranks exchange bytes, and add them up in an
     # order of their own
