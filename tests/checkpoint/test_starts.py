@@ -26,6 +26,7 @@ from small_runs import (
     weights_of,
 )
 
+import mmrepro
 from mmrepro import on_virtual_ranks
 from mmrepro.checkpoint import outcome
 from mmrepro.digests import state_digest
@@ -380,6 +381,7 @@ def test_without_a_command_that_works_the_last_line_says_why(tmp_path):
     cfg = small_runs.config(tmp_path / 'object', log_level='INFO', **imports)
     cfg.train_cfg.max_epochs = 1
     settings = {key: cfg[key] for key in cfg if key != 'custom_imports'}
+    mmrepro.set_random_seed(cfg.randomness.seed)
     Runner(**{**settings, 'model': small_runs.NoisyLine()}, cfg=cfg).train()
     assert f'{again}model given as objects)' in last_line(tmp_path / 'object')
 

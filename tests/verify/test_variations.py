@@ -21,6 +21,7 @@ from mmrepro.determinism.cpu_level import CPU_LEVELS
 from mmrepro.exit_codes import NOTHING_TO_COMPARE
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
+from mmrepro.runs import progress
 from mmrepro.runs.config_edits import virtual_ranks
 from mmrepro.verify import surroundings
 from mmrepro.verify import variations as module
@@ -61,6 +62,7 @@ def started(stand_in):
 @pytest.fixture
 def run(stand_in, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(progress, 'SECONDS', 0)  # every line is shown
     cfg = tiny.validating_and_saving(tmp_path)
     cfg.val_cfg = dict(type='ValLoop')
     cfg.dump('config.py')
