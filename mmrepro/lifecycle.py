@@ -290,7 +290,7 @@ class RunLifecycle:
         self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
                            is_main_process(), self.records.attributes, self.records.own,
                            self.resume.point.path if self.resume.point and runner.iter else None)
-        self.records.note(runner.iter + FIRST)
+        self.records.note(runner.iter + FIRST, attributes=not self.witness.not_tried)
         if is_main_process():
             recipe.write(os.path.join(runner.work_dir, FOLDER, recipe.FILE), self.witness.recipe,
                          config_name(runner), [type(hook).__name__ for hook in self._by_code],
@@ -415,7 +415,7 @@ class RunLifecycle:
         iteration = (arguments.get('meta') or {}).get('iter')
         if iteration is None:
             iteration = runner.iter + (arguments.get('by_epoch') is False)
-        self.records.note(iteration + AFTER)
+        self.records.note(iteration + AFTER, attributes=not self.witness.not_tried)
         if is_main_process():
             self.witness.saved(f'{folder.rstrip("/")}/{name}' if '://' in folder else
                                os.path.join(folder, name), iteration, self.witness.saving)

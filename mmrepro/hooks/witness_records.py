@@ -76,10 +76,15 @@ class WitnessRecords(FingerprintHook):
         self._notes_attributes = False
         self._predictions: list[str] = []
 
-    def note(self, until: int) -> None:
-        """Note the iterations before ``until``, and attributes before the next one."""
+    def note(self, until: int, attributes: bool = True) -> None:
+        """Note the iterations before ``until``, and attributes before the next one.
+
+        Args:
+            attributes: False where no witness will be compared while the run trains. Looking for
+                them takes up to a second.
+        """
         self.until = max(self.until, until)
-        self._notes_attributes = get_rank() == 0
+        self._notes_attributes = attributes and get_rank() == 0
 
     def before_train(self, runner: Any) -> None:
         # its hook of the optimizer would be compiled as part of the step
