@@ -122,6 +122,8 @@ def nothing_stays_in_force():
     yield
     assert handlers == [signal.getsignal(number) for number in SIGNALS]
     mmrepro.activate(randomness={})
+    if 'mmrepro.checkpoint.training_start' in sys.modules:  # a seed that a test has set
+        sys.modules['mmrepro.checkpoint.training_start']._by_script = None
     if 'mmrepro.determinism' in sys.modules:
         import torch
 

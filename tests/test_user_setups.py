@@ -4,7 +4,7 @@ import json
 import pytest
 
 from dev.user_setups import __main__ as setups
-from dev.user_setups.setup import EQUAL, FOUND, REFUSED, SETUPS, Outcome, judge, train
+from dev.user_setups.setup import EQUAL, FOUND, GOOD, REFUSED, SETUPS, Outcome, judge, train
 
 setups.load()
 # each by another part of a check: it ends the first run
@@ -46,5 +46,6 @@ def test_a_witness_knows_classes_of_set_ups_and_names_what_they_lose(name, lost,
 @pytest.mark.nightly
 @pytest.mark.parametrize('name', SETUPS)
 def test_every_set_up(name):
-    recorded = Outcome(*json.loads(setups.RESULTS.read_text())[name])
-    assert judge(name).outcome == recorded.outcome
+    known = json.loads(setups.RESULTS.read_text())
+    allowed = [Outcome(*known[name]).outcome] if name in known else GOOD
+    assert judge(name).outcome in allowed
