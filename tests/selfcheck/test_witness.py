@@ -160,7 +160,8 @@ def test_a_difference_can_be_a_warning(tmp_path):
 def test_a_short_run_is_not_witnessed_and_says_so(tmp_path):
     cfg = config(tmp_path)
     cfg.randomness.pop('self_checks')
-    train(cfg)
+    runner = train(cfg)
+    assert runner.lifecycle.records.attributes == {}  # looking for them takes time
     last = log_of(tmp_path).strip().splitlines()[-1]
     assert 'shorter than 50 iterations' in last
     assert f'mmrepro verify {tmp_path}' in last
