@@ -60,7 +60,7 @@ def measure(name: str, data_root: str, folder: str, rounds: int) -> dict[str, An
     def iterate(kind: str, count: int) -> None:
         for _ in range(count):
             start = time.perf_counter()
-            runner.train_loop.run_iter(0, next(batches))
+            runner.model.train_step(next(batches), runner.optim_wrapper)
             times[kind].append(time.perf_counter() - start)
 
     def all_batches() -> Any:
@@ -99,6 +99,8 @@ def prepare(runner: Any) -> None:
     runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
     runner._init_model_weights()
     runner.optim_wrapper.initialize_count_status(runner.model, 0, ITERATIONS)
+    runner.call_hook('before_run')
+    runner.call_hook('before_train')  # averages are made here, and checkpoints hold them
     runner.model.train()
 
 
