@@ -49,7 +49,8 @@ def measure(name: str, data_root: str, folder: str, rounds: int) -> dict[str, An
     if name == 'slow-data':
         cfg.train_dataloader.dataset.type = 'SlowDataset'
     cfg.work_dir = os.path.join(folder, name)
-    cfg.randomness = dict(seed=1, deterministic=True, self_checks=dict(witness=False))
+    cfg.randomness = dict(seed=1, deterministic=True, self_checks=dict(witness=False),
+                          numerics=dict(num_threads=1))
     cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
     made = recipe.recipe_of(Runner, dict(cfg=cfg), recipe.environment())
     begun = time.process_time()
@@ -112,7 +113,6 @@ def main() -> None:
     parser.add_argument('--work-dir', default='work_dirs/witness')
     parser.add_argument('--out', help='write JSON here')
     args = parser.parse_args()
-    torch.set_num_threads(1)
     mmrepro.activate()
     found = {name: measure(name, args.data_root, args.work_dir, args.rounds)
              for name in args.models}
