@@ -25,7 +25,7 @@ class CheckpointFinder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == 'mmengine' and 'mmrepro' not in sys.modules:
-            from _mmrepro_operators.imports import after_import
+            from _mmrepro_operators.util.imports import after_import
             for module in ('torch', 'mmengine.logging'):
                 after_import(module, _allow_checkpoints)
 

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 import mmrepro  # noqa: F401  activates
-from mmrepro.hooks import FingerprintHook
+from mmrepro.run.hooks import FingerprintHook
 
 MODES = ('none', 'idle', 'step', 'parameter', 'module')
 IDLE = 10**9  # an interval longer than any run
@@ -83,7 +83,7 @@ def attach(runner: Any, mode: str) -> Any:
     hook = FingerprintHook(interval=IDLE) if mode == 'idle' else FingerprintHook(level=mode)
     runner.register_hook(hook, priority=hook.priority)
     # once a run, not once an iteration
-    with mock.patch('mmrepro.hooks.fingerprint.write_manifest', lambda *args: None):
+    with mock.patch('mmrepro.run.hooks.fingerprint.write_manifest', lambda *args: None):
         hook.before_train(runner)
     return hook
 

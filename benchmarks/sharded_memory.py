@@ -36,9 +36,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / 'benchmarks')]
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 from dev import figures  # noqa: E402
 from dev.children import Child, join_ranks, silence_output  # noqa: E402
-from mmrepro.digests import local  # noqa: E402
 from mmrepro.distributed.unwrap import unwrap  # noqa: E402
-from mmrepro.nested import tensors  # noqa: E402
+from mmrepro.objects.digests import local  # noqa: E402
+from mmrepro.objects.nested import tensors  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
 RESULTS = ROOT / 'docs' / 'results' / 'sharded_memory.json'

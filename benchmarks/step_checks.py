@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from overhead import batches, paused_runner
 
-from mmrepro.hooks.self_check import is_due
-from mmrepro.scoped import around_next_step
+from mmrepro.run.hooks.self_check import is_due
 from mmrepro.selfcheck import forked
 from mmrepro.selfcheck.steps import StepCheck
+from mmrepro.util.scoped import around_next_step
 
 MODELS = ('faster-rcnn_r50_fpn', 'rtmdet_tiny')
 LENGTHS = (1_000, 10_000, 90_000)  # iterations of trainings

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 from dev.children import Child, join_ranks, silence_output  # noqa: E402
-from mmrepro.intervals import is_due  # noqa: E402
+from mmrepro.config import is_due  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
 # RTMDet communicates in the forward pass

@@ -2,7 +2,7 @@
 
     python benchmarks/virtual_ranks_traffic.py
 
-*Counted*: the real exchange (`mmrepro/distributed/virtual/exchange.py`) runs on a transport that
+*Counted*: the real exchange (`mmrepro/virtual/exchange.py`) runs on a transport that
 only counts. A process whose ranks are k nodes of the tree sends, for a bucket of S bytes on N
 processes,
 
@@ -35,11 +35,11 @@ sys.path[:0] = [str(ROOT)]
 
 import mmrepro  # noqa: E402, F401
 from mmrepro.distributed.reduction_tree import combine_of, nodes_of, shares  # noqa: E402
-from mmrepro.distributed.virtual import exchange  # noqa: E402
-from mmrepro.scoped import replaced  # noqa: E402
+from mmrepro.util.scoped import replaced  # noqa: E402
+from mmrepro.virtual import exchange  # noqa: E402
 
 RESULTS = ROOT / 'docs' / 'results' / 'virtual_ranks_traffic.json'
-BUCKET = 25 << 20  # bytes, as in mmrepro/distributed/virtual/gradients.py
+BUCKET = 25 << 20  # bytes, as in mmrepro/virtual/gradients.py
 COUNTED = [(8, 2), (8, 4), (8, 8), (8, 3), (32, 32), (64, 64), (64, 12)]  # (V, N)
 SIMULATED = (2, 8, 64)  # processes, with a rank each
 # bytes per second of a card, seconds of latency and of overhead per message, and bytes per second

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from mmrepro.cli import VERBS
-from mmrepro.exit_codes import MEANINGS
+from mmrepro.errors import MEANINGS
 
 __all__ = ['GUIDES', 'exit_codes', 'verbs']
 

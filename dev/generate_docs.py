@@ -61,7 +61,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('results/operators.md', 'python -m dev.kernel_table_report',
      lambda: '\n'.join(kernel_table_report.lines())),
     ('index.md', 'dev/command_line_report.py', command_line_report.verbs),
-    ('reference/command-line.md', 'mmrepro/exit_codes.py', command_line_report.exit_codes),
+    ('reference/command-line.md', 'mmrepro/errors.py', command_line_report.exit_codes),
     ('explanation/architecture.md', 'dev/layers.py', layers.table),
     ('explanation/what-changes.md', 'dev/changes_report.py', changes_report.lines),
     ('results/replaced_parts.md', 'dev/causes_report.py', causes_report.entries),

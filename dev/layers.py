@@ -16,34 +16,35 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
 
 # The top row first: rooms of a row, and what the row is for.
 LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (('__init__', '__main__'), 'the public names and the command'),
-    (('cli', ), 'one file per verb: parses the command line, prints the result'),
+    (('__init__', '__main__', 'cli'), 'the public names; one file per verb parses and prints'),
     (('reports', ), 'the verbs that examine trainings, as functions that return a report'),
     (('audit', 'doctor', 'demo', 'localise', 'verify'),
      'what the verbs do, each in a room of its own'),
     (('report', ), 'the model of a report, its renderers, the comparison of two runs'),
     (('runs', ), 'starts, watches, shortens, kills and reports one training'),
-    (('activation', 'dropin'), 'where mmrepro attaches to MMEngine'),
-    (('runner', ), 'the Runner whose randomness is keyed'),
-    (('lifecycle', ), 'what mmrepro does at each moment of a run, in order'),
-    (('hooks', ), 'what happens during a run'),
-    (('selfcheck', ), 'steps are repeated, and a model is compared around a validation'),
+    (('activation', 'dropin', 'run'),
+     'where mmrepro attaches; the Runner, the moments of a run, its hooks'),
+    (('selfcheck', ), 'samples and steps twice, the model around a validation, the witness'),
     (('diagnosis', ), 'two recordings of an iteration: what differs first, and why'),
-    (('fingerprint', 'checkpoint'), 'what a run leaves behind'),
-    (('facts', ), 'what a run effectively is: settings, versions, hardware'),
-    (('process_settings', ), 'flags, seed and replacements that a run holds in its process'),
-    (('patches', ), 'parts of MMDetection that are replaced'),
-    (('data', 'distributed'), 'data loading by position; process groups and agreement of ranks'),
-    (('determinism', ), 'flags and environment variables, a table row each'),
-    (('config', ), 'the `randomness` dict'),
-    (('ops', 'seeds', 'digests', 'exit_codes', 'reading', 'variables', 'version'),
-     'operators, random streams, digests, readers of the environment'),
-    (('reachable', ), 'what an object reaches, and a walk over it'),
-    (('errors', 'generator_kinds', 'imports', 'intervals', 'libraries', 'nested', 'scoped', 'text'),
-     'exceptions; small helpers, each the one home of its concept'),
+    (('checkpoint', 'facts', 'fingerprint'),
+     'what a run leaves behind, and what it is: settings, versions, hardware, code, data'),
+    (('data', 'patches', 'virtual'),
+     'data loading by position; parts of MMDetection that are replaced; virtual ranks'),
+    (('config', 'determinism', 'distributed'),
+     'the `randomness` dict; flags and variables; process groups and agreement of ranks'),
+    (('objects', 'ops', 'seeds'), 'walks and digests of objects; operators; random streams'),
+    (('errors', 'util', 'version'), 'exceptions and exit codes; helpers that know no training'),
 )
-# Rooms of one row that may know each other, in this direction only.
-ALLOWED_SIDEWAYS: dict[tuple[str, str], str] = {}
+# Rooms of one row that may know each other, in this direction only: (importer, imported).
+ALLOWED_SIDEWAYS: dict[tuple[str, str], str] = {
+    ('__main__', 'cli'): 'is the command',
+    ('activation', 'run'): 'builds the Runner',
+    ('checkpoint', 'facts'): 'a checkpoint holds the facts of its run',
+    ('distributed', 'determinism'): 'ranks compare the flags',
+    ('fingerprint', 'facts'): 'the manifest is the facts of a run',
+    ('patches', 'data'): 'caches of transforms follow the position of the sample',
+    ('util', 'errors'): 'a damaged file is an error that is raised',
+}
 
 
 class Import(NamedTuple):

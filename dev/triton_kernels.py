@@ -79,7 +79,7 @@ def _calls(dtypes: Sequence[str]) -> Iterator[Any]:
 
     from mmrepro.ops import gather
     from mmrepro.ops.triton import attention_kernels, nms_kernels, roi_align_kernels, write_kernels
-    from mmrepro.scoped import replaced
+    from mmrepro.util.scoped import replaced
 
     with replaced(gather, scatter_sum=lambda source, row, weight, size: source.new_zeros(
             size, source.shape[1])):

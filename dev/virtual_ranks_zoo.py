@@ -57,7 +57,7 @@ from dev.zoo.run_facts import facts_of  # noqa: E402
 from dev.zoo.step import one_rank  # noqa: E402
 from dev.zoo.training import RESUMED_AT, VAL_IMAGES, WIDTHS, training  # noqa: E402
 from mmrepro.config import RandomnessConfig  # noqa: E402
-from mmrepro.nested import dicts as nodes  # noqa: E402
+from mmrepro.objects.nested import dicts as nodes  # noqa: E402
 
 RANKS = 3
 # processes, and those of the run that wrote the checkpoint; 0: none

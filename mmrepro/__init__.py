@@ -11,16 +11,13 @@ from .version import __version__, check_versions
 _PUBLIC = {name: module for module, names in {
     'checkpoint.adapters': ('keep_attributes', ),
     'config': ('RandomnessConfig', ),
-    'distributed.virtual.entry': ('on_virtual_ranks', ),
-    'dropin': ('init_random_seed', 'seed_worker', 'seeded_generator', 'set_random_seed',
-               'worker_init_fn'),
-    'errors': ('AgreementError', 'CheckpointError', 'ConfigError', 'DeterminismError',
-               'MMReproError', 'Preempted', 'RandomnessError', 'ResumeError', 'RunError',
-               'SampleDiffersError', 'StepDiffersError', 'TrainingError'),
-    'hooks.fingerprint': ('FingerprintHook', ),
+    'virtual': ('on_virtual_ranks', ),
+    'dropin': ('init_random_seed', 'set_random_seed'),
+    'errors': ('MMReproError', 'Preempted'),
     'report.report': ('Report', ),
-    'runner': ('ReproRunner', 'ReproRunnerMixin'),
-    'seeds': ('derive', 'isolate_rng', 'seed_all'),
+    'run.hooks': ('FingerprintHook', ),
+    'run.runner': ('ReproRunner', 'ReproRunnerMixin'),
+    'seeds': ('isolate_rng', ),
 }.items() for name in names}
 
 __all__ = ['__version__', 'activate', 'deactivate', 'is_active', *_PUBLIC]  # noqa: PLE0604

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Callable
 
-from . import imports, ops, variables
+from . import ops
+from .facts import variables
+from .util import imports
 
 # methods of the mixin that a Runner subclass must not replace without calling them
 OWN_METHODS = ('set_randomness', 'build_dataloader')
@@ -27,7 +29,7 @@ def reproducible_class(cls: type) -> type:
     from mmengine.runner import Runner
 
     from .errors import RandomnessError
-    from .runner import ReproRunner, ReproRunnerMixin
+    from .run.runner import ReproRunner, ReproRunnerMixin
     if issubclass(cls, ReproRunnerMixin):
         return cls
     if cls is Runner:

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from .errors import RandomnessError
 from .seeds import MAX_SEED, SCHEME, STREAMS, RootSeed, check_seed
-from .text import did_you_mean
+from .util.text import did_you_mean
 
 # MMDetection 2.x top-level key -> key of `randomness`
 LEGACY_KEYS = {'seed': 'seed', 'deterministic': 'deterministic', 'diff_seed': 'diff_rank_seed'}
@@ -241,12 +241,12 @@ class RandomnessConfig:
         same_bits = {True: 'yes', 'warn': 'no: warn keeps non-deterministic kernels',
                      False: 'no: deterministic=False lets kernels add in any order'}
         stock = "no: MMEngine's own streams"
-        keyed, resumes, undisturbed = {
-            'sample': ('yes', self._resumes(), 'yes'),
-            'worker': ('no: streams belong to workers',
-                       'from the end of an epoch only: streams belong to workers', 'yes'),
-            'mmengine': (stock, stock, stock),
-        }[self.worker_seed]
+        keyed = resumes = undisturbed = stock
+        if self.worker_seed == 'sample':
+            keyed, resumes, undisturbed = 'yes', self._resumes(), 'yes'
+        elif self.worker_seed == 'worker':
+            keyed = 'no: streams belong to workers'
+            resumes, undisturbed = f'from the end of an epoch only{keyed[2:]}', 'yes'
         return [
             ('same bits on the same machine, versions and config', same_bits[self.deterministic]),
             ('same data for any num_workers, persistent_workers, prefetch_factor', keyed),
@@ -453,8 +453,23 @@ def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Se
     named: dict[str, Any] = {}
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
         kind = signature.parameters[name].kind
-        named.update(dict(zip(names, args)) if kind is inspect.Parameter.VAR_POSITIONAL else
-                     value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            named.update(zip(names, args))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        else:
+            named[name] = value
     return named, 'randomness' in signature.parameters or any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD
         for parameter in signature.parameters.values())
+
+
+def is_due(count: int, interval: int = 0) -> bool:
+    """Whether a self-check takes the ``count``-th occurrence, counted from 1.
+
+    Checks get rarer: 1, 2, 4, 8, ..., and every ``interval``-th.
+
+    >>> [count for count in range(1, 13) if is_due(count, interval=6)]
+    [1, 2, 4, 6, 8, 12]
+    """
+    return count & (count - 1) == 0 or (interval > 0 and count % interval == 0)

@@ -19,8 +19,7 @@ from mmengine.config import Config
 from .audit.auditing import audit
 from .config import with_virtual_ranks
 from .demo import use_data, write_dataset
-from .errors import ConfigError, MMReproError
-from .exit_codes import DIFFERENT, DONE, NOT_VERIFIED, NOTHING_TO_COMPARE
+from .errors import DIFFERENT, DONE, NOT_VERIFIED, NOTHING_TO_COMPARE, ConfigError, MMReproError
 from .localise import entry
 from .localise.exported import exported
 from .localise.module_trace import trace
@@ -32,7 +31,7 @@ from .report.table import Table
 from .runs.config_edits import fix_seed, prepare, virtual_ranks
 from .runs.config_files import config_of, find_config
 from .runs.launcher import TrainingFailed, jobs_at_once
-from .text import page
+from .util.text import page
 from .verify import variations as verification
 from .verify.control import Control
 from .verify.kills.campaign import Campaign, CampaignSettings

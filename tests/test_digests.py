@@ -8,9 +8,9 @@ from mmdet.structures.bbox import HorizontalBoxes
 from mmdet.structures.mask import BitmapMasks
 from mmengine.structures import InstanceData
 
-from mmrepro import digests
-from mmrepro.digests import exact_digest, first_difference, state_digest
 from mmrepro.fingerprint.digest import tensor_digest
+from mmrepro.objects import digests
+from mmrepro.objects.digests import exact_digest, first_difference, state_digest
 
 
 def test_state_digest_sees_every_bit_and_the_dtype():

@@ -1,4 +1,5 @@
 """Imports point downwards: a room knows only the rooms below it."""
+import mmrepro
 from dev import layers
 
 
@@ -13,3 +14,11 @@ def test_no_module_imports_itself_through_others():
 def test_every_room_has_a_layer():
     rooms = {room for row, _ in layers.LAYERS for room in row}
     assert {layers.room_of(module) for module in layers.modules()} == rooms
+
+
+def test_public_names():
+    assert sorted(mmrepro.__all__) == [
+        'FingerprintHook', 'MMReproError', 'Preempted', 'RandomnessConfig', 'Report', 'ReproRunner',
+        'ReproRunnerMixin', '__version__', 'activate', 'deactivate', 'init_random_seed',
+        'is_active', 'isolate_rng', 'keep_attributes', 'on_virtual_ranks', 'set_random_seed']
+    assert all(hasattr(mmrepro, name) for name in mmrepro.__all__)

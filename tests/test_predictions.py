@@ -13,7 +13,7 @@ from mmengine.registry import METRICS
 from mmengine.runner import Runner
 from small_runs import config, validating
 
-from mmrepro import RandomnessError
+from mmrepro.errors import RandomnessError
 
 DETECTORS = dict(one_stage='retinanet_r50_fpn', two_stage='faster-rcnn_r50_fpn',
                  transformer='deformable-detr_r50')

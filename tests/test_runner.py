@@ -16,7 +16,7 @@ import mmrepro
 from mmrepro import determinism, seeds
 from mmrepro.activation import reproducible_class
 from mmrepro.errors import RandomnessError, ResumeError
-from mmrepro.runner import ReproRunner
+from mmrepro.run.runner import ReproRunner
 
 
 def trained(cfg):

@@ -167,7 +167,7 @@ def test_set_random_seed_repeats_and_sets_the_flags():
 
 
 def test_worker_init_fn_is_the_classic_formula():
-    mmrepro.worker_init_fn(worker_id=1, num_workers=4, rank=2, seed=10)
+    dropin.worker_init_fn(worker_id=1, num_workers=4, rank=2, seed=10)
     found = draw()
     random.seed(19), np.random.seed(19), torch.manual_seed(19)
     assert found == draw()

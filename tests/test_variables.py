@@ -7,10 +7,10 @@ import pytest
 from mmengine.runner import Runner
 from small_runs import finish, small_run
 
-from mmrepro import variables
-from mmrepro.fingerprint.provenance import environment, is_hidden, without_secrets
-from mmrepro.fingerprint.provenance import variables as recorded
-from mmrepro.variables import Read
+from mmrepro.facts import variables
+from mmrepro.facts.provenance import environment, is_hidden, without_secrets
+from mmrepro.facts.provenance import variables as recorded
+from mmrepro.facts.variables import Read
 
 READERS = {
     'getenv': lambda name: os.getenv(name),

@@ -63,7 +63,7 @@ def _first_batches(cfg: Any) -> list[str]:
     from mmrepro.config import RandomnessConfig
     from mmrepro.data import adopt_loader
     from mmrepro.demo.dataset import CLASSES
-    from mmrepro.digests import state_digest
+    from mmrepro.objects.digests import state_digest
     from mmrepro.runs.reduction import innermost, shrink
     cfg.setdefault('model', {})  # some files hold pipelines only
     shrink(cfg)

@@ -33,7 +33,6 @@ from mmengine.registry import (
 from mmengine.runner import Runner
 
 from mmrepro import on_virtual_ranks
-from mmrepro.digests import state_digest as digest
 from mmrepro.errors import (
     MMReproError,
     SampleDiffersError,
@@ -41,6 +40,7 @@ from mmrepro.errors import (
     ValidationChangesError,
     WitnessDiffersError,
 )
+from mmrepro.objects.digests import state_digest as digest
 from mmrepro.runs.launcher import free_port
 
 from ..children import Child, ChildFailed, join_ranks

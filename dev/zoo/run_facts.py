@@ -11,8 +11,8 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from mmrepro.digests import local
 from mmrepro.distributed.unwrap import unwrap
+from mmrepro.objects.digests import local
 
 __all__ = ['RunFactsHook', 'facts_of']
 
@@ -34,7 +34,7 @@ class RunFactsHook(Hook):
                             for value in (outputs or {}).values())
 
     def after_train(self, runner: Any) -> None:
-        from mmrepro.hooks.self_check import self_checks
+        from mmrepro.run.hooks.self_check import self_checks
         memory = [name for name in ('sharing', 'sharding')
                   if getattr(runner.model, name, None) is not None]
         finite = self._finite and all(bool(torch.isfinite(local(one)).all())

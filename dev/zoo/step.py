@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from mmrepro.doctor.detector_inputs import images
 from mmrepro.doctor.zoo_configs import load
-from mmrepro.nested import dicts as nodes
+from mmrepro.objects.nested import dicts as nodes
 from mmrepro.runs.config_files import find_config
 
 from . import batches
@@ -187,7 +187,7 @@ def one_rank(cfg: Any) -> Iterator[None]:
     from torch.nn import SyncBatchNorm
 
     from mmrepro.ops.aten import sync_bn
-    from mmrepro.scoped import replaced
+    from mmrepro.util.scoped import replaced
     dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
     try:
         with replaced(SyncBatchNorm, forward=sync_bn.forward):

@@ -19,7 +19,7 @@ import numpy as np
 from mmrepro.demo.dataset import CLASSES, annotation_file
 from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.doctor.zoo_configs import load
-from mmrepro.nested import dicts as nodes
+from mmrepro.objects.nested import dicts as nodes
 
 from .families import Member
 

@@ -13,12 +13,11 @@ from typing import Any
 
 from mmengine.config import Config
 
-from ..errors import ConfigError
-from ..exit_codes import DIFFERENT, DONE
+from ..errors import DIFFERENT, DONE, ConfigError
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.config_files import find_config, read_config
-from ..text import listed
+from ..util.text import listed
 from .findings import CHANGES, HINT, SEVERITIES, AuditFinding
 from .rules import RULES
 from .subject import Subject

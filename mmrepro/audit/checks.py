@@ -12,7 +12,7 @@ from ..data.sampling_orders import STOCK_FAULTS
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
 from ..patches import CAUSES
 from ..runs.config_files import TOP_LEVEL
-from ..text import shorten
+from ..util.text import shorten
 from .findings import CHANGES, HINT, MAY, Found, Hits
 from .subject import TRAIN_KEYS, Part, Subject
 

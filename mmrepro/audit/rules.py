@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ..activation import REFUSED_RUNNERS
 from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
-from ..text import class_name, page
+from ..util.text import class_name, page
 from . import checks
 from .checks import START_ENV, source_hits
 from .findings import CHANGES, HINT, MAY, TWO_LINES, AuditRule, when

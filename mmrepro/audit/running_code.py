@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from ..checkpoint.adapters import names_class
-from ..distributed.virtual.process_state import LAUNCHED
-from ..fingerprint.provenance import NOT_REPEATED, RECORDED_VARIABLES
-from ..reachable import belongs_to_user
+from ..distributed.process_state import LAUNCHED
+from ..facts.provenance import NOT_REPEATED, RECORDED_VARIABLES
+from ..objects.walks import belongs_to_user
 from .sources import Hit, SourceFile
 from .value_flow import assignments, reaches
 

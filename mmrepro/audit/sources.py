@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import NamedTuple
 
-from ..text import shorten
+from ..util.text import shorten
 from .findings import CHANGES, MAY
 from .patterns import CALLS
 from .value_flow import arguments, assignments, nodes_of, reaches

@@ -16,10 +16,10 @@ from mmengine.config import Config
 
 from ..config import RandomnessConfig, randomness_of
 from ..errors import RandomnessError
-from ..nested import named_dicts
-from ..reachable import belongs_to_user
+from ..objects.nested import named_dicts
+from ..objects.walks import belongs_to_user
 from ..runs.config_edits import import_mmrepro, imports_of
-from ..text import class_name
+from ..util.text import class_name
 from .findings import TWO_LINES
 from .running_code import hits_of
 from .sources import Hit, SourceFile

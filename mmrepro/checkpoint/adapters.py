@@ -27,9 +27,9 @@ from ..distributed.unwrap import (
     unwrap,
 )
 from ..errors import CheckpointError, ConfigError, ResumeError
-from ..generator_kinds import GENERATORS, read_state, restore_state
-from ..reachable import is_stateful
-from ..text import qualified_name
+from ..objects.generators import GENERATORS, read_state, restore_state
+from ..objects.walks import is_stateful
+from ..util.text import qualified_name
 
 
 class Adapter(NamedTuple):
@@ -212,9 +212,12 @@ def owners_of(runner: Any) -> Owners:
 
 def _rows(cls: type) -> dict[str, str]:
     """Return the attributes that the adapters of a class name, each with the adapter's name."""
-    return {path: key for base in reversed(cls.__mro__)
-            for key in (base.__name__, qualified_name(base)) if key in ADAPTERS
-            for path in ADAPTERS[key].attributes}
+    rows = {}
+    for base in reversed(cls.__mro__):
+        for key in (base.__name__, qualified_name(base)):
+            if key in ADAPTERS:
+                rows.update(dict.fromkeys(ADAPTERS[key].attributes, key))
+    return rows
 
 
 def _kept(owners: Owners, again: bool = False) -> Iterator[_Attribute]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,13 +11,13 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import get_state_dict
 from torch import nn
 
-from ..digests import local
 from ..errors import CheckpointError, ConfigError
 from ..facts.collect import read_settings, settings_of
 from ..facts.compatibility import inexact
-from ..reading import SCALAR, Rule, mismatch, or_none
+from ..objects.digests import local
 from ..seeds import MAX_SEED
-from ..text import qualified_name, shorten
+from ..util.files import SCALAR, Rule, mismatch, or_none
+from ..util.text import qualified_name, shorten
 from .safe_loading import ADDING, safe_load
 
 # what MMEngine's ``Runner.resume`` reads; a run without it is a different run
@@ -166,8 +166,11 @@ def _loads(value: Any) -> bool:
 
 def _culprit(where: str, value: Any) -> tuple[str, Any]:
     """Return the path and value of the innermost part that does not load."""
-    parts = (value.items() if isinstance(value, dict) else
-             enumerate(value) if isinstance(value, (list, tuple)) else ())
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
     for key, part in parts:
         if not _loads(part):
             return _culprit(f'{where}[{key!r}]', part)

@@ -22,9 +22,9 @@ from urllib.parse import urlparse
 import torch
 from mmengine.fileio import get
 
-from ..digests import file_digest
 from ..errors import CheckpointError, MissingCheckpointError
-from ..scoped import replaced
+from ..objects.digests import file_digest
+from ..util.scoped import replaced
 from .safe_loading import ADDING, safe_load
 
 # of file systems that do not flush folders (CIFS, 9p, some FUSE): the file itself is on the disk

@@ -20,11 +20,11 @@ from mmengine.runner.checkpoint import get_state_dict
 from torch import nn
 
 from ..data import dataset_tree
-from ..digests import local, state_digest
 from ..distributed.unwrap import class_of, optim_wrappers, param_schedulers, unwrap
 from ..facts.compatibility import ABSENT, CHANGES, FactDifference, inexact, table
-from ..reachable import belongs_to_user
-from ..text import listed
+from ..objects.digests import local, state_digest
+from ..objects.walks import belongs_to_user
+from ..util.text import listed
 
 # groups of parts: MMEngine restores the content of the first, hooks set up the second
 RESTORED = ('weights.', 'optimizer.', 'schedule.')
@@ -71,10 +71,8 @@ def parts_of(runner: Any) -> dict[str, str]:
     parts.update((f'module.{name}', _settings(module)) for name, module in modules.items())
     parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters(
         remove_duplicate=False) if not parameter.requires_grad)
-    hooks = Counter(
-        name for name, module in model.named_modules() for kind in HOOKS
-        for hook in getattr(module, kind).values()
-        if belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__))
+    hooks = Counter(name for name, module in model.named_modules() for hook in _hooks_of(module)
+                    if belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__))
     parts.update((f'hooks.{name}', str(count)) for name, count in hooks.items())
     classes: dict[Any, None] = dict.fromkeys(map(class_of, model.modules()))
     parts.update((f'code.{_name(cls)}', _source(cls)) for cls in classes
@@ -83,6 +81,10 @@ def parts_of(runner: Any) -> dict[str, str]:
         pipelines = dataset_tree.pipelines(runner._train_loop.dataloader.dataset)
         parts['pipeline'] = ', '.join(_name(type(part)) for part in pipelines)
     return parts
+
+
+def _hooks_of(module: nn.Module) -> Iterator[Any]:
+    return itertools.chain.from_iterable(getattr(module, kind).values() for kind in HOOKS)
 
 
 def _aliases(things: Iterable[tuple[str, int]]) -> dict[str, str]:

@@ -14,9 +14,9 @@ from mmengine.runner import BaseLoop
 from torch import nn
 
 from ..data import placement_of
-from ..digests import exact_digest, local
 from ..distributed.agreement import agree, gather_objects
 from ..distributed.unwrap import optim_wrappers, unwrap
+from ..objects.digests import exact_digest, local
 from . import adapters
 
 

@@ -14,11 +14,11 @@ from ..config import AUTO, RandomnessConfig
 from ..data import placement_of
 from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
-from ..digests import exact_digest
 from ..distributed.unwrap import unwrap
 from ..errors import CheckpointError, ConfigError, RandomnessError
 from ..facts import compatibility, own_code
-from ..text import listed
+from ..objects.digests import exact_digest
+from ..util.text import listed
 from . import rank_state
 from .choosing import lies_in, newest_good, pointed, with_paths_beside
 from .completeness import is_weights, judge, lacks, left_out, stock_facts

@@ -15,13 +15,13 @@ from .. import seeds
 from ..config import RandomnessConfig
 from ..data import unfinished
 from ..data.passes import CountedIterator
-from ..digests import exact_digest
 from ..distributed.unwrap import unwrap
-from ..distributed.virtual.sharded import whole
 from ..errors import RandomnessError
-from ..scoped import replaced
-from ..text import listed
+from ..objects.digests import exact_digest
+from ..util.scoped import replaced
+from ..util.text import listed
 from ..version import __version__
+from ..virtual import gathered_weights
 from . import evaluated, fit, rank_state
 from .completeness import check_readable, lacks, left_out
 from .files import partial_of, replace_with
@@ -137,7 +137,7 @@ class CheckpointWriter:
             save.local = rank_state.local_state(runner, self._missing)
             save.ranks = rank_state.gather(save.local)
         # not kept: it refers to gradients, and may be large
-        with replaced(self, _save=save), whole(runner):
+        with replaced(self, _save=save), gathered_weights(runner):
             if is_main_process():
                 self._write(save, stock, out_dir, filename, *args, **kwargs)
         return save.resumable

@@ -16,7 +16,7 @@ from ..config import RandomnessConfig
 from ..distributed.unwrap import unwrap
 from ..errors import RandomnessError
 from ..facts.compatibility import inexact
-from ..text import listed
+from ..util.text import listed
 
 # arguments of a runner that a script may build by itself
 BUILT_BY_SCRIPTS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader')

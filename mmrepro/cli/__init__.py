@@ -8,9 +8,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from ..errors import MMReproError, TrainingError
-from ..exit_codes import DIFFERENT, DONE, INTERRUPTED, MEANINGS, READER_LEFT, USAGE
-from ..text import did_you_mean
+from ..errors import (
+    DIFFERENT,
+    DONE,
+    INTERRUPTED,
+    MEANINGS,
+    READER_LEFT,
+    USAGE,
+    MMReproError,
+    TrainingError,
+)
+from ..util.text import did_you_mean
 from ..version import __version__
 
 # verb -> summary. Each is a module of this package, with a function `main(argv) -> exit code`
@@ -56,7 +64,7 @@ def program_name(verb: str) -> str:
 
 
 def run(verb: str, argv: Sequence[str] | None = None, **more: Any) -> int:
-    """Run a verb and return its exit code, see :mod:`mmrepro.exit_codes`.
+    """Run a verb and return its exit code, see :mod:`mmrepro.errors`.
 
     An interrupt or an :class:`~mmrepro.errors.MMReproError` becomes a message. A report that is
     piped to ``head`` ends without a traceback. All other exceptions are bugs, or errors of the

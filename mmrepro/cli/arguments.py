@@ -11,12 +11,11 @@ from typing import Any, NoReturn
 
 from mmengine.config import DictAction
 
-from ..errors import ConfigError
-from ..exit_codes import USAGE
+from ..errors import USAGE, ConfigError
 from ..report.report import Report
 from ..runs.config_files import ADD, setting
-from ..scoped import replaced
-from ..text import not_a
+from ..util.scoped import replaced
+from ..util.text import not_a
 from . import program_name
 
 DEMO_DATA = os.path.join('data', 'demo')

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..audit.rules import RULES
-from ..exit_codes import DONE
+from ..errors import DONE
 from ..reports import audit
 from .arguments import Parser, finish, shared
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..demo.dataset import write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
 from ..demo.two_runs import compare, lack_of_gpus, on_processes, runs_of, train
-from ..exit_codes import DONE
+from ..errors import DONE
 from ..runs.progress import progress_line
 from ..runs.startup import has_mmdet
 from .arguments import DEMO_DATA, Parser, at_least, shared

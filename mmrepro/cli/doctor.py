@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError, MissingPackageError
-from ..exit_codes import DIFFERENT, DONE
+from ..errors import DIFFERENT, DONE, ConfigError, MissingPackageError
 from ..ops.choice import PROVIDERS
-from ..reading import read_json
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.startup import has_mmdet
+from ..util.files import read_json
 from .arguments import Parser, at_least, finish, shared
 
 CHECKOUT = 'single operators are checked from a checkout of mmrepro, with tools/gpu_check.py'

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ..demo import use_data, write_dataset
-from ..errors import GoldenError
-from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, GoldenError
 from ..facts.compatibility import table
 from ..report.report import Report
 from ..runs.config_files import read_config, setting

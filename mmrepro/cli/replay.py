@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..exit_codes import DIFFERENT, DONE
+from ..errors import DIFFERENT, DONE
 from ..facts.compatibility import FactDifference, table
 from ..report.report import Report
 from ..runs.progress import progress_line

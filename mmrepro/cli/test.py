@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..exit_codes import DONE
+from ..errors import DONE
 from ..runs.config_edits import augment_test
 from ..runs.startup import has_mmdet
 from .arguments import SHARED, existing_checkpoint, finish

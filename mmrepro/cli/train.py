@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ..config import AUTO
 from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
-from ..text import page
+from ..util.text import page
 from .arguments import existing_checkpoint
 from .training_arguments import choice, load, on_each_rank, training_parser
 

@@ -10,7 +10,7 @@ from typing import Any, Union
 
 from .. import seeds
 from ..errors import MMReproError, RandomnessError
-from ..scoped import replaced
+from ..util.scoped import replaced
 from . import dataset_tree, generators
 from .data_errors import sample_error
 from .generators import Generators

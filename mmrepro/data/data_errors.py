@@ -13,9 +13,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from ..errors import DatasetError, MMReproError, SampleError
-from ..libraries import is_own
-from ..scoped import replaced
-from ..text import class_name, listed
+from ..util.libraries import is_own
+from ..util.scoped import replaced
+from ..util.text import class_name, listed
 from . import dataset_tree
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

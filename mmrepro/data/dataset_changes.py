@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..digests import as_bytes, state_digest
-from ..generator_kinds import GENERATORS, read_state
-from ..reachable import PLAIN, belongs_to_user, in_slots, names_in
+from ..objects.digests import as_bytes, state_digest
+from ..objects.generators import GENERATORS, read_state
+from ..objects.walks import PLAIN, belongs_to_user, in_slots, names_in
 
 
 class _Limits(NamedTuple):

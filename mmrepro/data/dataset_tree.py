@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
 
-from ..reachable import Named, items
+from ..objects.walks import Named, items
 
 Path = tuple[int, ...]  # the child taken at each ConcatDataset, from the outermost on
 

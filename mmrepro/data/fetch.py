@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 
 from .. import seeds
 from ..errors import MMReproError, RandomnessError, SampleDiffersError
-from ..text import qualified_name
+from ..util.text import qualified_name
 from . import dataset_tree, generators, training_thread
 from .batch_context import BatchContext, loading
 from .data_errors import sample_error

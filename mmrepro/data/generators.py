@@ -16,8 +16,8 @@ import torch
 
 from .. import seeds
 from ..errors import RandomnessError
-from ..generator_kinds import GENERATORS, kind_of, read_state, restore_state
-from ..reachable import PLAIN, Named, Walk, belongs_to_user, hidden, inside
+from ..objects.generators import GENERATORS, kind_of, read_state, restore_state
+from ..objects.walks import PLAIN, Named, Walk, belongs_to_user, hidden, inside
 
 Generators = dict[str, Any]  # path -> generator
 

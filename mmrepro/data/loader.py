@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from .. import seeds
 from ..config import RandomnessConfig
 from ..errors import RandomnessError
-from ..text import qualified_name
+from ..util.text import qualified_name
 from . import dataset_tree
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .passes import key_passes

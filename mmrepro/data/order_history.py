@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from ..digests import exact_digest
+from ..objects.digests import exact_digest
 
 
 class OrderHistory:

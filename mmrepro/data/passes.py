@@ -17,7 +17,7 @@ from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..errors import SampleDiffersError
-from ..text import listed
+from ..util.text import listed
 from .dataset_changes import PASS, DatasetSnapshot
 from .fetch import KeyedFetch
 from .sample_check import Disputed

@@ -20,12 +20,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from ..config import RandomnessConfig, SelfChecks
-from ..digests import differences, exact_digest, first_difference
+from ..config import RandomnessConfig, SelfChecks, is_due
 from ..errors import RandomnessError, SampleDiffersError
-from ..intervals import is_due
-from ..reachable import PLAIN
-from ..text import class_name, did_you_mean
+from ..objects.digests import differences, exact_digest, first_difference
+from ..objects.walks import PLAIN
+from ..util.text import class_name, did_you_mean
 from . import dataset_tree, written_files
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 

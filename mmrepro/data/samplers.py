@@ -22,8 +22,8 @@ from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
 from ..errors import RandomnessError
-from ..scoped import replaced
-from ..text import qualified_name
+from ..util.scoped import replaced
+from ..util.text import qualified_name
 from .order_history import OrderHistory, drawing
 from .sampling_orders import is_endless, isolated_order, sampling_order_of
 

@@ -21,7 +21,7 @@ from mmengine import dist
 
 from .. import seeds
 from ..errors import RandomnessError
-from ..text import qualified_name
+from ..util.text import qualified_name
 from . import generators, training_thread
 from .order_history import drawing
 
@@ -82,11 +82,14 @@ def _from_sources(sampler: Any, batches: Iterable[Sequence[Iterator[int]]],
 
     The first batch is that in which ``start`` lies.
     """
-    indices = (offset + index for streams in batches
-               for offset, stream, number in zip(sampler.cumulative_sizes, streams,
-                                                 sampler.num_per_source)
-               for index in itertools.islice(stream, number))
-    for local, index in enumerate(indices, start - start % sampler.batch_size):
+    def indices() -> Iterator[int]:
+        for streams in batches:
+            for offset, stream, number in zip(sampler.cumulative_sizes, streams,
+                                              sampler.num_per_source):
+                for index in itertools.islice(stream, number):
+                    yield offset + index
+
+    for local, index in enumerate(indices(), start - start % sampler.batch_size):
         if local >= start:
             yield index, 0, local * sampler.world_size + sampler.rank
 

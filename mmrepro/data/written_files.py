@@ -15,7 +15,7 @@ import cv2
 import torch
 from mmengine.logging import print_log
 
-from ..scoped import replaced
+from ..util.scoped import replaced
 
 # in the address of a SQLite database that is not written
 _READ_ONLY = re.compile(r'file:.*[?&](mode=(ro|memory)|immutable=1)\b')

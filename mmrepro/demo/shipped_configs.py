@@ -5,7 +5,7 @@ import os
 
 from mmengine.config import Config
 
-from ..nested import dicts
+from ..objects.nested import dicts
 from ..runs.config_files import shipped
 from .dataset import annotation_file
 

@@ -14,14 +14,14 @@ from mmengine.config import Config
 from .. import ops
 from ..activation import deactivate
 from ..config import with_virtual_ranks
-from ..digests import state_digest
-from ..exit_codes import DIFFERENT, DONE
+from ..errors import DIFFERENT, DONE
 from ..fingerprint.divergence import Ranks, divergences
 from ..fingerprint.reader import read_ranks
-from ..hooks.fingerprint import FingerprintHook
+from ..objects.digests import state_digest
 from ..report.plot_style import figure, palette, png
 from ..report.report import Figure, Report
 from ..report.table import Table
+from ..run.hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints, without_evaluation
 from ..runs.launcher import jobs_at_once, one_thread_each, plan

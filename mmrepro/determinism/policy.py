@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import DeterminismError
-from ..imports import after_import, forget
+from ..util.imports import after_import, forget
 from .cpu_level import cpu_conflicts, level_variables
 from .tables import (
     BIT_VARIABLES,

@@ -95,7 +95,18 @@ def _portable(value: bool) -> Callable[[PolicySettings], tuple[bool, ...]]:
 
 
 def _tf32(off: tuple[str, ...], on: tuple[str, ...]) -> Callable[[PolicySettings], tuple[Any, ...]]:
-    return lambda s: () if s.precision is None else on if s.precision['tf32'] else off
+    def chosen(s: PolicySettings) -> tuple[Any, ...]:
+        if s.precision is None:
+            return ()
+        return on if s.precision['tf32'] else off
+
+    return chosen
+
+
+def _debug_mode(s: PolicySettings) -> tuple[int, ...]:
+    if s.mode == 'warn':
+        return (1, )
+    return (2, ) if s.mode else ()
 
 
 CUBLAS_WORKSPACE = ':4096:8'  # size and number of buffers
@@ -348,7 +359,7 @@ FLAGS = (
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     _functions('torch.deterministic_debug_mode', 'torch.get_deterministic_debug_mode',
                'torch.set_deterministic_debug_mode',
-               lambda s: (1, ) if s.mode == 'warn' else (2, ) if s.mode else (),
+               _debug_mode,
                'deterministic algorithms; without one, an error (2) or a warning (1)'),
 )
 

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from ..checkpoint.adapters import named_hooks
-from ..digests import state_digest
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..facts.hook_settings import WATCHERS, is_a
+from ..facts.variables import outside_of_libraries
 from ..fingerprint import run_state
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import ATTRIBUTES
-from ..generator_kinds import GENERATORS, read_state
-from ..reachable import CONTAINERS, Walk, attributes, belongs_to_user, is_stateful, items
-from ..variables import outside_of_libraries
+from ..objects.digests import state_digest
+from ..objects.generators import GENERATORS, read_state
+from ..objects.walks import CONTAINERS, Walk, attributes, belongs_to_user, is_stateful, items
 
 MAX_ITEMS = 2000  # of a container; of longer ones, the length counts
 MAX_VALUES = 10_000  # of an owner; the nearest ones first

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, Callable, NamedTuple
 
 from ..fingerprint.records import AFTER_HOOK, UNINITIALIZED
-from ..text import page
+from ..util.text import page
 from .context import DifferenceContext
 
 # operators whose CUDA kernels add with atomics unless deterministic algorithms are on

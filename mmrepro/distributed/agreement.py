@@ -23,12 +23,13 @@ import torch.distributed as dist
 from mmengine.dist import get_world_size
 from torch.distributed import distributed_c10d as c10d
 
-from .. import determinism, libraries, ops
+from .. import determinism, ops
 from ..errors import AgreementError
 from ..seeds import MAX_SEED, SCHEME
+from ..util import libraries
 from ..version import __version__
 from .control import Finish, control
-from .virtual.scheduler import current
+from .scheduler import current
 
 MAX_LINES = 20  # of differences in one message
 

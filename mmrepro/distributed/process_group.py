@@ -22,12 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import ConfigError
 from ..ops.aten import sync_bn
-from ..scoped import replaced
+from ..util.scoped import replaced
 from .at_exit import leave_at_exit, let_go_at_exit
 from .control import naming_gloo_network
 from .ordered_reduction import fix_gradient_order
-from .virtual import runner_parts
-from .virtual.scheduler import current
+from .scheduler import current
 
 _logger = logging.getLogger('mmrepro')
 
@@ -174,15 +173,13 @@ def ensure_process_group(launcher: str, env_cfg: Mapping[str, Any] = {}) -> bool
     return True
 
 
-def wrap_model(runner: Any, build: Callable[[Config | None, nn.Module], nn.Module],
+def wrap_model(build: Callable[[Config | None, nn.Module], nn.Module],
                model_wrapper_cfg: Config | None, model: nn.Module,
                ordered: bool = False) -> nn.Module:
     """Wrap a model as ``Runner.wrap_model`` (``build``, bound) does, on the CPU too.
 
     If ``ordered``, sums of gradients get a fixed order, see :mod:`.ordered_reduction`.
     """
-    if current() is not None:
-        return runner_parts.wrap_model(runner, model_wrapper_cfg, model)
     if dist.is_initialized() and not has_accelerator():
         init = DistributedDataParallel.__init__
 

@@ -9,7 +9,7 @@ from mmengine.model import BaseAveragedModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
-from ..reachable import MAX_ITEMS
+from ..objects.walks import MAX_ITEMS
 
 
 def unwrap(model: nn.Module) -> nn.Module:

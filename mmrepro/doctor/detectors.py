@@ -17,7 +17,7 @@ import torch
 from .. import determinism, ops, seeds
 from ..fingerprint.digest import tensor_digests
 from ..fingerprint.divergence import differing_names
-from ..nested import dicts
+from ..objects.nested import dicts
 from ..ops import triton
 from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images

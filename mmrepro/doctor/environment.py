@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 
 from .. import determinism, ops
 from ..facts.collect import cpu_name
-from ..libraries import installed_version, version_of
 from ..ops import triton
+from ..util.libraries import installed_version, version_of
 from ..version import __version__
 
 _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mmcv', 'mmcv-lite',

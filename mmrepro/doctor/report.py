@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..report.report import Report
 from ..report.table import Table
 from . import detectors

@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..nested import dicts
+from ..objects.nested import dicts
 from ..runs.config_files import find_config
 from ..runs.reduction import random_weights
 

@@ -16,7 +16,7 @@ from ..determinism.cpu_level import cpu_instructions
 from ..distributed.agreement import start_fields
 from ..distributed.process_group import process_count
 from ..errors import ConfigError
-from ..text import qualified_name
+from ..util.text import qualified_name
 from .own_code import code_facts
 
 # keys of a config that MMEngine writes by itself, or that say where and not what

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from ..errors import ResumeError
-from ..text import listed
+from ..util.text import listed
 from .hook_settings import counts_from_the_end, is_watching, without_watchers
 from .own_code import MMREPRO, PREFIX
 
@@ -203,7 +203,11 @@ def doubts(rows: Sequence[FactDifference]) -> list[str]:
     code: dict[str, list[str]] = {'edited': [], 'new': [], 'missing': []}
     for row in may:
         if row.name.startswith(PREFIX):
-            how = 'new' if row.then == ABSENT else 'missing' if row.now == ABSENT else 'edited'
+            how = 'edited'
+            if row.then == ABSENT:
+                how = 'new'
+            elif row.now == ABSENT:
+                how = 'missing'
             code[how].append(row.name[len(PREFIX):])
     return [f'{how} code: {listed(names, 5)}' for how, names in code.items() if names] + [
         f'{row.name} {_cut(_text(row.then), 24)} -> {_cut(_text(row.now), 24)}'

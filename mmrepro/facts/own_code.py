@@ -16,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .. import libraries
 from ..distributed.agreement import MODULES
+from ..util import libraries
 
 PREFIX = 'source.'  # of the names of facts
 STARTED = f'{PREFIX}started:'  # of the script that was started
@@ -153,9 +153,11 @@ def files() -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Return the versions of the distributions that are imported, without those of `NAMED`."""
     _look()
-    named = {distribution.name for module in NAMED
-             for file in [libraries.file_of(sys.modules.get(module))] if file
-             for distribution in libraries.providers(file)}
+    named = set()
+    for module in NAMED:
+        file = libraries.file_of(sys.modules.get(module))
+        if file:
+            named |= {distribution.name for distribution in libraries.providers(file)}
     return {name: ', '.join(sorted(_versions[name])) for name in sorted(_versions)
             if name not in named}
 

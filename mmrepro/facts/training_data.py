@@ -12,8 +12,8 @@ from mmengine.dataset import BaseDataset
 
 from .. import seeds
 from ..data.dataset_tree import datasets
-from ..digests import file_digest, state_digest
-from ..reachable import MAX_ITEMS, attributes
+from ..objects.digests import file_digest, state_digest
+from ..objects.walks import MAX_ITEMS, attributes
 
 MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
 SAMPLED = 1000  # entries of a dataset whose files are looked at: their names and sizes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..text import listed, shorten
+from ..util.text import listed, shorten
 from .reader import RankLog
 from .schema import BY_NAME, FIELDS, MODULES, STREAMS, StreamCall, call_of, is_number, value_of
 

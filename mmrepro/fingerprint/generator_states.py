@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..digests import state_digest
-from ..generator_kinds import GENERATORS, read_state
-from ..reachable import belongs_to_user
+from ..objects.digests import state_digest
+from ..objects.generators import GENERATORS, read_state
+from ..objects.walks import belongs_to_user
 
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()
 

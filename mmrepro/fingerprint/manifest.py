@@ -17,13 +17,12 @@ from mmengine.dist import get_world_size
 from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
 from ..errors import ConfigError, FingerprintError
-from ..facts import own_code
+from ..facts import own_code, provenance
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import FactDifference, differences
 from ..facts.training_data import training_data
-from ..reading import write_whole
-from ..variables import reads
-from . import provenance
+from ..facts.variables import reads
+from ..util.files import write_whole
 from .reader import read_manifest_file
 from .schema import FOLDER, FORMAT, SELF_CHECKS
 from .snapshot import Snapshot

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from ..nested import tensors
+from ..objects.nested import tensors
 from . import call_sites, generator_states
 from .digest import combined_hex, tensor_digest, to_hex
 from .records import SEPARATOR, UNINITIALIZED, Phase, Record

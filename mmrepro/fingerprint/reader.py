@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import EmptyFingerprints, FingerprintError
-from ..reading import checked, parse_json, read_json
-from ..text import listed, not_a
+from ..util.files import checked, parse_json, read_json
+from ..util.text import listed, not_a
 from . import schema
 from .schema import FOLDER
 

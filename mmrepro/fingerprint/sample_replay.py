@@ -11,9 +11,9 @@ from typing import Any, Callable, NamedTuple
 
 from ..data import dataset_tree
 from ..data.dataset_changes import PASS, DatasetSnapshot, State
-from ..digests import exact_digest
-from ..generator_kinds import GENERATORS
-from ..reachable import PLAIN, belongs_to_user
+from ..objects.digests import exact_digest
+from ..objects.generators import GENERATORS
+from ..objects.walks import PLAIN, belongs_to_user
 from . import generator_states
 from .call_sites import method_site
 from .generator_states import call_site

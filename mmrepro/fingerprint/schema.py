@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..reading import SCALAR, Rule, mismatch, or_none
+from ..util.files import SCALAR, Rule, mismatch, or_none
 
 FOLDER = 'mmrepro'  # within the work directory
 FORMAT = 1
@@ -109,7 +109,7 @@ def _calls(stream: str) -> Rule:
 
 
 NUMBERS = {str: Rule(is_number, 'a number, or text such as 0x1.8p+0')}
-# kind of a line: what readers rely on, see :mod:`mmrepro.reading`
+# kind of a line: what readers rely on, see :mod:`mmrepro.util.files`
 SHAPES: dict[str, dict] = {
     START: {'format': object, 'level': str, 'rank': int, 'world_size': int, 'iteration': int},
     STEP: {'iteration': int, 'losses?': NUMBERS, 'lr?': dict, f'{NORMS}?': NUMBERS,

@@ -12,7 +12,7 @@ from mmengine.model import BaseAveragedModel
 from torch import nn
 
 from ..distributed.unwrap import held_averages, optim_wrappers
-from ..distributed.virtual.shards import is_sharded, whole_tensor
+from ..virtual import is_sharded, whole_tensor
 from . import digest
 
 Named = Sequence[tuple[str, torch.Tensor]]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from .. import seeds
-from ..digests import state_digest
-from ..exit_codes import DIFFERENT, DONE
-from ..nested import tensors
+from ..errors import DIFFERENT, DONE
+from ..objects.digests import state_digest
+from ..objects.nested import tensors
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.startup import build_runner
-from ..text import listed, page
+from ..util.text import listed, page
 from .values import compare_tensors, recorded_outputs
 
 IOU = 0.5  # boxes that overlap by more are the same object

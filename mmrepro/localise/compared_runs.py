@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
-from ..hooks.fingerprint import FingerprintHook
+from ..run.hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
 from ..runs.launcher import plan
 from ..runs.progress import run_with_progress

@@ -10,13 +10,13 @@ from typing import Any
 from ..checkpoint.completeness import damage
 from ..checkpoint.files import load
 from ..errors import CheckpointError, ConfigError, FingerprintError
-from ..fingerprint.provenance import repeated_environment
+from ..facts.provenance import repeated_environment
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.schema import REPEATED
-from ..reading import checked
 from ..runs.config_edits import SEED, fix_seed, seed_of
 from ..runs.config_files import read_config, without_mark
 from ..runs.progress import progress_line
+from ..util.files import checked
 from .compared_runs import CHANGED, RunSpec, start
 from .recording import RecordingPlan
 from .search import Localiser, LocaliseResult, first_iteration

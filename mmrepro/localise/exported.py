@@ -14,14 +14,13 @@ from mmengine.structures import InstanceData
 
 from .. import seeds
 from ..checkpoint.files import load
-from ..errors import MissingPackageError, RunError
-from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
-from ..nested import tensors
+from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, MissingPackageError, RunError
+from ..objects.nested import tensors
 from ..report.report import Report
 from ..report.table import Table
 from ..report.tolerance import MAX_ROWS
 from ..runs.config_files import config_of
-from ..text import listed
+from ..util.text import listed
 from .batch import compare_detections, padded_batch
 from .module_trace import Sample, distance
 from .values import recorded_outputs

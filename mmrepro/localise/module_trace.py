@@ -15,8 +15,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from ..checkpoint.files import load
-from ..errors import ConfigError, RunError
-from ..exit_codes import DIFFERENT, DONE
+from ..errors import DIFFERENT, DONE, ConfigError, RunError
 from ..facts.collect import read_settings
 from ..report.report import Report
 from ..report.stock_runs import facts_of
@@ -24,7 +23,7 @@ from ..report.table import Table
 from ..report.tolerance import MAX_ROWS, relative
 from ..runs.config_files import find_config, shipped
 from ..runs.launcher import LOG_TAIL
-from ..text import listed
+from ..util.text import listed
 from .values import compare_tensors
 
 SCRIPT = 'tools/record_modules.py'  # it imports nothing of mmrepro

@@ -23,10 +23,10 @@ from ..fingerprint import generator_states, records, run_state
 from ..fingerprint.call_sites import method_site
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
-from ..hooks.fingerprint import FingerprintHook
-from ..nested import named_tensors
+from ..objects.nested import named_tensors
+from ..run.hooks.fingerprint import FingerprintHook
 from ..runs.stopping import StopTraining
-from ..scoped import replaced
+from ..util.scoped import replaced
 from .sample_recorder import SampleRecorder, read_samples
 
 # methods of hooks between two training steps; the iterations of a validation change no weights

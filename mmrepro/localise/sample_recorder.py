@@ -14,11 +14,11 @@ from typing import Any, Callable, NamedTuple
 
 from ..data import dataset_tree
 from ..data.batch_context import current_batch
-from ..digests import exact_digest
 from ..fingerprint import generator_states
 from ..fingerprint.call_sites import method_site
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
-from ..scoped import replaced
+from ..objects.digests import exact_digest
+from ..util.scoped import replaced
 
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps
 _recorded: dict[type, type] = {}

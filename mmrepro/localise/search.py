@@ -13,18 +13,18 @@ from typing import Any, Callable, NamedTuple
 
 from ..diagnosis.diagnosis import Diagnosis
 from ..errors import RunError
+from ..facts.provenance import is_hidden
 from ..fingerprint.divergence import (
     Divergence,
     first_differing_metric,
     first_divergence,
     not_compared,
 )
-from ..fingerprint.provenance import is_hidden
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.records import STATES
 from ..fingerprint.schema import value_of
 from ..report.report import plain
-from ..text import duration, listed
+from ..util.text import duration, listed
 from .compared_runs import RunSpec
 from .recording import RecordingPlan, diagnose_ranks
 from .values import ValueDifference, compare_kept

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from ..nested import tensors
+from ..objects.nested import tensors
 
 ROUNDING = 8 * torch.finfo(torch.float32).eps  # of a relative difference: units in the last place
 

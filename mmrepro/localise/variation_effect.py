@@ -10,7 +10,7 @@ from ..facts.compatibility import CHANGES, MAY, WEIGHTS
 from ..facts.own_code import MMREPRO, NOT_RECORDED, PREFIX
 from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RecordedRun
-from ..text import listed, shorten
+from ..util.text import listed, shorten
 from .compared_runs import RunSpec
 
 THREADS = 'torch.num_threads'  # the fact in the manifest: number of threads of operators

@@ -23,7 +23,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, NamedTuple
 
 from ..errors import OperatorProviderError
-from ..imports import after_import, forget
+from ..util.imports import after_import, forget
 from . import triton
 from .choice import MARK, PROVIDERS, Choice, choose, compiled_kernels
 from .operator_table import OF_FORKS, TABLE, by_device, implementation, named

@@ -12,7 +12,7 @@ import warnings
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ..imports import after_import, forget
+from ..util.imports import after_import, forget
 from .replacements import CAUSES, PATCHES, Patch, StockCause
 
 _ABSENT = object()

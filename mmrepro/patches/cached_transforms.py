@@ -13,7 +13,7 @@ import copy
 from typing import Any, Callable
 
 from ..data.batch_context import EXTRA_SAMPLES, BatchContext, current_batch
-from ..scoped import replaced
+from ..util.scoped import replaced
 from .replacements import around
 
 # class -> extra samples that the first sample of a batch can choose from: stock mixes as soon as

@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ..scoped import replaced
 from ..seeds import isolate_rng
+from ..util.scoped import replaced
 from .replacements import around
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE
 from ..fingerprint.schema import is_number, number
-from ..text import listed, page, shorten
+from ..util.text import listed, page, shorten
 from .comparison import (
     Column,
     Comparison,

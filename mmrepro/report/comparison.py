@@ -25,7 +25,7 @@ from ..fingerprint.divergence import (
 from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
-from ..text import listed
+from ..util.text import listed
 from .run_view import RunView, load_run
 from .stock_runs import DECIMALS, NEVER, across_dialects, unknown
 from .weight_distances import Distance, checkpoint_distances

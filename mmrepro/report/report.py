@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..exit_codes import DIFFERENT, DONE
+from ..errors import DIFFERENT, DONE
 from . import html, terminal
 from .table import Table
 
@@ -43,7 +43,7 @@ class Report:
     Attributes:
         title: what was examined.
         verdict: the answer, one or more lines.
-        exit_code: 0, or what :mod:`mmrepro.exit_codes` says.
+        exit_code: 0, or what :mod:`mmrepro.errors` says.
         tables: the evidence.
         notes: what restricts the verdict.
         advice: what to do next.

@@ -12,8 +12,8 @@ from ..errors import CheckpointError, ConfigError, EmptyFingerprints, Fingerprin
 from ..facts.collect import read_settings
 from ..fingerprint.reader import RankLog, json_lines, only_checkpoints, read_run
 from ..fingerprint.schema import FINGERPRINTS, FOLDER, NORMS, fingerprint_name, number
-from ..reading import NUMBER, Rule
-from ..text import not_a
+from ..util.files import NUMBER, Rule
+from ..util.text import not_a
 from . import stock_runs
 from .stock_runs import MMCV_LOG
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..exit_codes import DIFFERENT, DONE
+from ..errors import DIFFERENT, DONE
 from .plot_style import DIFFERENCE, INK, SOFT, apart, figure, palette, png
 from .report import Figure, Report
 from .stats import LEVEL, MIN_PAIRS, Paired, Summary, holm, paired, summary

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import RunError, SeedsError
-from ..exit_codes import DIFFERENT
+from ..errors import DIFFERENT, RunError, SeedsError
 from ..runs.config_files import find_config, setting
 from ..runs.seed_runs import (
     LOG,
@@ -20,7 +19,7 @@ from ..runs.seed_runs import (
     run_job,
     vary_stream,
 )
-from ..text import duration
+from ..util.text import duration
 from . import seed_study, variance
 from .report import Report
 from .run_view import load_run

@@ -16,8 +16,8 @@ from typing import Any
 
 from ..errors import FingerprintError
 from ..facts.collect import settings_of
-from ..reading import parse_json
-from ..text import listed
+from ..util.files import parse_json
+from ..util.text import listed
 
 MMCV_LOG = '.log.json'  # of TextLoggerHook
 DECIMALS = 5  # TextLoggerHook rounds what it writes

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import SeedsError
-from ..exit_codes import DONE
+from ..errors import DONE, SeedsError
 from .plot_style import DIFFERENCE, INK, SOFT, A, apart, figure, png
 from .report import Figure, Report
 from .stats import Summary, summary

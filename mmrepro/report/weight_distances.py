@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..checkpoint.files import load
-from ..digests import state_digest
 from ..errors import CheckpointError
-from ..reading import checked
+from ..objects.digests import state_digest
+from ..util.files import checked
 from .run_view import RunView
 
 _SHAPE = {'meta?': {'iter?': int}, 'state_dict?': {str: object}, str: object}

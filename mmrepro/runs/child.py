@@ -11,8 +11,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from ..config import randomness_of
-from ..errors import SelfCheckError
-from ..exit_codes import DIFFERENT, DONE
+from ..errors import DIFFERENT, DONE, SelfCheckError
 from .config_files import read_config
 from .startup import build_runner, on_ranks, restart_for
 

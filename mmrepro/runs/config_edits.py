@@ -10,7 +10,7 @@ from mmengine.config import Config, ConfigDict
 
 from ..config import randomness_of
 from ..errors import ConfigError
-from ..text import class_name, listed
+from ..util.text import class_name, listed
 from . import reduction
 
 SEED = 0  # of runs that are compared, where the config has none

@@ -14,7 +14,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..config import RandomnessConfig
 from ..errors import ConfigError, RandomnessError
-from ..text import not_a, shorten
+from ..util.text import not_a, shorten
 
 # MMEngine imports pkg_resources for every base of another package
 warnings.filterwarnings('ignore', message='pkg_resources is deprecated')

@@ -26,10 +26,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, NamedTuple
 
-from ..errors import TrainingError
-from ..exit_codes import meaning
+from ..errors import TrainingError, meaning
 from ..fingerprint.schema import FOLDER
-from ..scoped import restore_handlers
+from ..util.scoped import restore_handlers
 from .child import FINDING, Training
 
 LOG_TAIL = 30  # lines of the output of a failed training that are shown

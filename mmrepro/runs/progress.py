@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Callable
 
 from ..fingerprint.schema import FOLDER, fingerprint_name
-from ..text import duration
+from ..util.text import duration
 from .launcher import PlannedRun, run_all
 
 CLEAR = '\r\x1b[K'  # goes to the beginning of a terminal's line and erases it

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import MissingDataError
-from ..text import class_name
+from ..util.text import class_name
 
 LONGEST = 256  # pixels of the longer side of an image
 IMAGES = 8
@@ -43,7 +43,7 @@ def random_weights(settings: Any) -> None:
 
     Weights in a file on this disk stay: the training depends on them.
     """
-    from ..nested import dicts
+    from ..objects.nested import dicts
     for node in dicts(settings):
         start = node.get('init_cfg')
         inits = start if isinstance(start, list) else [start]

@@ -16,11 +16,10 @@ from typing import Any, Callable, NamedTuple
 from mmengine.config import Config
 
 from ..config import RandomnessConfig
-from ..errors import RandomnessError, SeedsError, TrainingError
-from ..exit_codes import PREEMPTED
-from ..reading import NUMBER, Rule, mismatch, read_json, write_whole
+from ..errors import PREEMPTED, RandomnessError, SeedsError, TrainingError
 from ..seeds import MAX_SEED
-from ..text import shorten
+from ..util.files import NUMBER, Rule, mismatch, read_json, write_whole
+from ..util.text import shorten
 from .config_files import read_config
 from .launcher import Launch, PlannedRun, TrainingFailed, run_all
 
@@ -78,9 +77,13 @@ def parse_seeds(text: str) -> list[int]:
         if not low.isdigit() or (dots and not high.isdigit()):
             raise SeedsError(f'--seeds {text}: {part!r} is not allowed; allowed: 3, 0..4, 0,1,5..7')
         first, last = int(low), int(high or low)
-        wrong = (f'it counts down; write {last}..{first}' if last < first else
-                 f'a seed is at most {MAX_SEED}' if last > MAX_SEED else
-                 f'at most {MOST} seeds' if last - first >= MOST else '')
+        wrong = ''
+        if last < first:
+            wrong = f'it counts down; write {last}..{first}'
+        elif last > MAX_SEED:
+            wrong = f'a seed is at most {MAX_SEED}'
+        elif last - first >= MOST:
+            wrong = f'at most {MOST} seeds'
         if wrong:
             raise SeedsError(f'--seeds {text}: {part.strip()!r} is not allowed: {wrong}')
         seeds += range(first, last + 1)

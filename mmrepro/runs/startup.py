@@ -96,5 +96,5 @@ def on_ranks(cfg: Any, main: Callable[[], Any]) -> Any:
     ranks = randomness_of(cfg).virtual_ranks.ranks
     if ranks is None:
         return main()
-    from ..distributed.virtual.entry import on_virtual_ranks
+    from ..virtual import on_virtual_ranks
     return on_virtual_ranks(ranks, main, cfg.get('launcher', 'none'), cfg.get('env_cfg') or {})

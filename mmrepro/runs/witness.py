@@ -24,20 +24,20 @@ from mmengine.hooks import Hook
 
 from .. import activation
 from ..facts import own_code
-from ..hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..ops import operator_table
-from ..reading import write_whole
-from ..scoped import replaced
+from ..run.hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..selfcheck import recipe
 from ..selfcheck.witness_process import Start
 from ..selfcheck.witness_verdict import ATTRIBUTES, LEFT, left_between
-from ..text import class_name
+from ..util.files import write_whole
+from ..util.scoped import replaced
+from ..util.text import class_name
 from .startup import on_ranks
 from .stopping import StopTraining
 
 NICE = 19
 # what every training imports for a second or more: once, before processes are forked
-_OF_EVERY_TRAINING = ('mmrepro.runner', 'torch._dynamo', 'matplotlib.pyplot',
+_OF_EVERY_TRAINING = ('mmrepro.run.runner', 'torch._dynamo', 'matplotlib.pyplot',
                       'matplotlib.backends.backend_agg', 'setuptools')
 POLL = 0.1  # seconds between two looks at a training
 _PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends

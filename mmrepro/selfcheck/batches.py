@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..data.sample_check import Disputed
 from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
-from ..distributed.virtual.heap import large_blocks_apart
 from ..errors import SampleDiffersError
+from ..virtual import large_blocks_apart
 from .observer import Observer, PassDigests
 from .state import StepState
 

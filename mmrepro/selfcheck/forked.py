@@ -17,7 +17,7 @@ from typing import Any, Callable, NoReturn
 import torch
 import torch.distributed as dist
 
-from ..distributed.virtual.scheduler import current
+from ..distributed.scheduler import current
 
 
 class CopyFailed(Exception):

@@ -10,11 +10,11 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..digests import local
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..fingerprint.digest import hex_of
 from ..fingerprint.snapshot import Snapshot, gradients_of
-from ..scoped import replaced
+from ..objects.digests import local
+from ..util.scoped import replaced
 
 # what is compared, in causal order, and how a message calls a part of it
 FIELDS = {

@@ -22,8 +22,8 @@ import mmengine.registry
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import Registry
 
-from ..reading import write_whole
-from ..text import qualified_name
+from ..util.files import write_whole
+from ..util.text import qualified_name
 from . import script
 
 # of a registered class: these are imported by the config's scope, not by the user

@@ -17,7 +17,7 @@ from typing import Any
 
 from mmengine.runner import Runner
 
-from ..scoped import replaced
+from ..util.scoped import replaced
 
 SECONDS = 60  # that a statement may take
 # audit events of what a script may not do, see the table in Python's documentation

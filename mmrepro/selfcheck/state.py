@@ -20,14 +20,14 @@ from torch.utils.data import Dataset
 
 from .. import seeds
 from ..checkpoint.adapters import kept_attributes
-from ..digests import as_bytes, local
+from ..distributed.scheduler import current
 from ..distributed.unwrap import optim_wrappers, unwrap
-from ..distributed.virtual.gradients import VirtualDataParallel
-from ..distributed.virtual.scheduler import current
 from ..errors import DeterminismError
-from ..generator_kinds import GENERATORS, read_state, restore_state
-from ..nested import named_tensors
-from ..reachable import PLAIN, Walk, attributes, is_stateful, items, slot_names
+from ..objects.digests import as_bytes, local
+from ..objects.generators import GENERATORS, read_state, restore_state
+from ..objects.nested import named_tensors
+from ..objects.walks import PLAIN, Walk, attributes, is_stateful, items, slot_names
+from ..virtual import VirtualDataParallel
 
 MAX_ITEMS = 2000  # of a container that is looked into; longer ones hold data
 _LEAVES = (*PLAIN, np.generic, torch.dtype, torch.device)
@@ -228,11 +228,11 @@ class StepState:
     def __init__(self, runner: Any, weights: bool = True) -> None:
         model = unwrap(runner.model)
         self._generators = seeds.capture_rng()
-        self._optimizer_state = [
-            (name, value, value._version)
-            for wrapper in optim_wrappers(runner.optim_wrapper).values()
-            for state in getattr(wrapper.optimizer, 'state', {}).values()
-            for name, value in named_tensors(state)]
+        self._optimizer_state = []
+        for wrapper in optim_wrappers(runner.optim_wrapper).values():
+            for state in getattr(wrapper.optimizer, 'state', {}).values():
+                self._optimizer_state += [(name, value, value._version)
+                                          for name, value in named_tensors(state)]
         left_out = [value for _, value, _ in self._optimizer_state]
         # virtual ranks share weights, and the one that owns them may have stepped already
         if not weights or getattr(runner.model, 'sharing', None) is not None:

@@ -13,7 +13,7 @@ from ..distributed.agreement import agree
 from ..errors import StepDiffersError
 from ..fingerprint.records import Record
 from ..fingerprint.schema import FOLDER
-from ..text import listed
+from ..util.text import listed
 from .observer import FIELDS, PassDigests
 
 FILE = 'step_check.iteration{}.rank{}.json'

@@ -27,11 +27,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..diagnosis.attributes import record_attributes
 from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
-from ..distributed.virtual.heap import large_blocks_apart
-from ..distributed.virtual.shared_weights import check_shared_weights
 from ..errors import StepDiffersError
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record
+from ..virtual import check_shared_weights, large_blocks_apart
 from .forked import Copy, CopyFailed
 from .observer import Observer, PassDigests
 from .state import StepState

@@ -11,10 +11,10 @@ from mmengine.dist import get_world_size
 
 from ..checkpoint.fit import differing, parts_of
 from ..config import RandomnessConfig
-from ..digests import state_digest
 from ..distributed.unwrap import unwrap
 from ..errors import ValidationChangesError
-from ..text import listed
+from ..objects.digests import state_digest
+from ..util.text import listed
 from .state import Attributes
 
 STORED = re.compile(r"\._(?:parameters|buffers)\['(.*)'\]")  # in paths of attributes

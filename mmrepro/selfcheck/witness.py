@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..config import is_due
 from ..errors import FingerprintError, WitnessDiffersError
 from ..fingerprint.schema import FOLDER
-from ..intervals import is_due
-from ..text import listed
+from ..util.text import listed
 from . import witness_verdict
 from .recipe import Recipe, with_hooks
 from .witness_process import Result, Start, WitnessProcess, free_memory

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..errors import RunError
-from ..reading import read_json
+from ..util.files import read_json
 from .recipe import Recipe
 
 COMMAND = ('import json, sys; task = json.load(open(sys.argv[1])); sys.path[:] = task["path"]; '

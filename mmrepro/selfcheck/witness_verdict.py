@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ..errors import FingerprintError
 from ..fingerprint.divergence import ComparedField, Divergence, divergences
 from ..fingerprint.reader import RankLog, read_rank
-from ..reading import read_json
-from ..text import listed
+from ..util.files import read_json
+from ..util.text import listed
 
 LINES = re.compile(r'witness\.rank(\d+)\.jsonl')
 FILE = 'witness.rank{}.jsonl'

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import FingerprintError
+from ..facts.provenance import MAX_DIFF
 from ..fingerprint.manifest import Manifest, by_last_name, code_of, read_manifest
-from ..fingerprint.provenance import MAX_DIFF
 from ..fingerprint.reader import read_run
 from ..fingerprint.schema import FINGERPRINTS, FOLDER, MANIFEST
-from ..text import listed
+from ..util.text import listed
 
 UNKNOWN = 'not recorded'
 CODE = 'code'  # folder with the run's own code

@@ -29,12 +29,12 @@ from ..fingerprint.manifest import read_manifest
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FACTS as FACTS_SHAPE
 from ..fingerprint.schema import FOLDER
-from ..reading import checked, or_none, read_json, write_whole
 from ..report.report import plain
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, prepare
 from ..runs.launcher import one_thread_each, plan
 from ..runs.progress import run_with_progress
+from ..util.files import checked, or_none, read_json, write_whole
 
 RECIPE, FACTS = 'recipe.json', 'facts.json'
 FORMAT = 1

@@ -8,11 +8,11 @@ from typing import Any
 
 from mmengine.config import Config
 
-from ..digests import state_digest
 from ..errors import GoldenError
 from ..facts.collect import collect_facts
+from ..objects.digests import state_digest
 from ..ops import portable
-from ..reading import read_json, write_whole
+from ..util.files import read_json, write_whole
 from .golden import class_name, class_of
 
 _FORMAT = 1

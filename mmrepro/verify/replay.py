@@ -9,16 +9,16 @@ from typing import Any, Callable, NamedTuple
 
 from ..errors import ConfigError, FingerprintError
 from ..facts.compatibility import START
+from ..facts.provenance import repeated_environment
 from ..fingerprint.divergence import Divergence, compare_logs, difference_up_to
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
-from ..fingerprint.provenance import repeated_environment
 from ..fingerprint.reader import RankLog, read_ranks, read_run
 from ..fingerprint.schema import REPEATED
-from ..reading import checked
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
 from ..runs.config_files import merge_options, read_config
 from ..runs.launcher import plan, run_all
+from ..util.files import checked
 from .export import CODE
 
 

@@ -20,7 +20,7 @@ from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
 from ..runs.launcher import PlannedRun, one_thread_each, plan
 from ..runs.progress import run_with_progress
-from ..text import listed
+from ..util.text import listed
 from . import surroundings
 from .control import ITERATIONS, Control, control, only
 

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 from ..checkpoint.completeness import lacks
 from ..checkpoint.files import load
-from ..errors import CheckpointError, RunError
-from ..exit_codes import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, CheckpointError, RunError
 from ..fingerprint.schema import FOLDER
-from ..reading import or_none, read_json
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.config_files import read_config
@@ -19,7 +17,8 @@ from ..selfcheck import witness_verdict
 from ..selfcheck.recipe import FILE, Recipe, Registered
 from ..selfcheck.witness import AFTER, FIRST
 from ..selfcheck.witness_process import Start, WitnessProcess
-from ..text import listed
+from ..util.files import or_none, read_json
+from ..util.text import listed
 
 POLL = 0.2  # seconds between two looks at the witness
 SHAPE = {'runner': str, 'registered': [[str]], 'path': [str], 'folder': str,

@@ -21,7 +21,7 @@ from mmrepro.data import adopt_loader
 from mmrepro.data.sampling_orders import STOCK_FAULTS
 from mmrepro.errors import ConfigError, RandomnessError
 from mmrepro.patches import CAUSES
-from mmrepro.runner import ReproRunner
+from mmrepro.run.runner import ReproRunner
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SHIPPED = sorted(os.path.relpath(path, ROOT) for pattern in ('*.py', 'demo/*_demo.py')

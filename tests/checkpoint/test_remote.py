@@ -13,7 +13,7 @@ from mmengine.fileio.backends import registry_utils
 from mmengine.runner import CheckpointLoader, Runner
 from validated_runs import trained, validated
 
-from mmrepro import CheckpointError
+from mmrepro.errors import CheckpointError
 
 
 class Quiet(SimpleHTTPRequestHandler):

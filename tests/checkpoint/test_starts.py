@@ -28,9 +28,9 @@ from small_runs import (
 
 import mmrepro
 from mmrepro import on_virtual_ranks
-from mmrepro.checkpoint import outcome
-from mmrepro.digests import state_digest
 from mmrepro.errors import RandomnessError, ResumeError
+from mmrepro.objects.digests import state_digest
+from mmrepro.run import outcome
 
 LOOPS = {'epochs': dict(by_epoch=True, max_epochs=2),
          'iterations': dict(by_epoch=False, max_iters=8, val_interval=100)}

@@ -8,8 +8,7 @@ import pytest
 from command import exit_code
 from fake_runs import write_log
 
-from mmrepro.errors import SeedsError, TrainingError
-from mmrepro.exit_codes import PREEMPTED
+from mmrepro.errors import PREEMPTED, SeedsError, TrainingError
 from mmrepro.report.seed_study import report_of, study
 from mmrepro.report.seeds import metrics_of, value_of
 from mmrepro.runs import seed_runs

@@ -72,7 +72,7 @@ def trained(tmp_path_factory):
 def _weights(path):
     import torch
 
-    from mmrepro.digests import state_digest
+    from mmrepro.objects.digests import state_digest
     return state_digest(torch.load(path, map_location='cpu', weights_only=False)['state_dict'])
 
 

@@ -11,18 +11,17 @@ from harness import ROOT, fresh
 from mmengine.runner import Runner
 
 import mmrepro  # noqa: F401  attaches itself
-from mmrepro import cli, exit_codes
+from mmrepro import cli, errors
 from mmrepro.cli import training_arguments
-from mmrepro.errors import ConfigError, StepDiffersError
-from mmrepro.exit_codes import DIFFERENT, INTERRUPTED, READER_LEFT, USAGE
+from mmrepro.errors import DIFFERENT, INTERRUPTED, READER_LEFT, USAGE, ConfigError, StepDiffersError
 
 
 def test_the_help_names_all_verbs_and_exit_codes_and_unknown_verbs_are_refused(capsys):
     assert cli.main(['--help']) == 0
     out = capsys.readouterr().out
     assert all(verb in out for verb in cli.VERBS) and len(cli.VERBS) <= 12
-    assert all(f'{code:>3}  {text}' in out for code, text in exit_codes.MEANINGS.items())
-    assert (exit_codes.meaning(-15), exit_codes.meaning(77)) == ('killed by SIGTERM', 'unknown')
+    assert all(f'{code:>3}  {text}' in out for code, text in errors.MEANINGS.items())
+    assert (errors.meaning(-15), errors.meaning(77)) == ('killed by SIGTERM', 'unknown')
     assert cli.main(['trian']) == 2
     assert capsys.readouterr().err == (
         "mmrepro: unknown verb 'trian'; did you mean 'train'? (see mmrepro --help)\n")
@@ -53,7 +52,7 @@ def test_every_verb_has_help_with_an_example_and_wrong_usage_is_one_line(verb, c
     out = capsys.readouterr().out
     assert re.search(rf'examples?:\n  mmrepro {verb}', out) and '==SUPPRESS==' not in out
     assert not re.search(r'--?\w+-$', out, re.M)  # an option is in one piece
-    assert exit_code(verb, '--no-such-option') == exit_codes.USAGE
+    assert exit_code(verb, '--no-such-option') == errors.USAGE
     said = capsys.readouterr().err
     assert said.startswith(f'mmrepro {verb}: ') and said.count('\n') == 1
     assert said.endswith(f'(see mmrepro {verb} --help)\n')

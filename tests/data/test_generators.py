@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from mmrepro.data import generators
 from mmrepro.data.fetch import KeyedCollate, keyed_collate
 from mmrepro.errors import RandomnessError
-from mmrepro.reachable import inside
+from mmrepro.objects.walks import inside
 
 OF_MODULE = np.random.default_rng(0)
 

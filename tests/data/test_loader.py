@@ -36,7 +36,7 @@ from torch.utils.data import (
 from mmrepro import seeds
 from mmrepro.data import training_thread
 from mmrepro.errors import RandomnessError
-from mmrepro.runner import ReproRunner
+from mmrepro.run.runner import ReproRunner
 
 
 class OwnGenerator(InOrder):

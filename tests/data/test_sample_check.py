@@ -33,8 +33,8 @@ from mmrepro.data import adopt_loader, written_files
 from mmrepro.data.sample_check import checked, left_out
 from mmrepro.errors import RandomnessError, SampleDiffersError
 from mmrepro.fingerprint.sample_replay import explain
-from mmrepro.hooks import SelfCheckHook
-from mmrepro.runner import ReproRunner
+from mmrepro.run.hooks import SelfCheckHook
+from mmrepro.run.runner import ReproRunner
 
 HERE = os.path.abspath(__file__)
 EARLIER = []

@@ -16,8 +16,8 @@ from mmrepro.demo import dataset, photos, shipped_configs, two_runs
 from mmrepro.demo.classifier import CutOut, PhotoDataset
 from mmrepro.demo.photos import CLASSES
 from mmrepro.demo.shipped_configs import reads_coco, shipped
-from mmrepro.digests import state_digest
 from mmrepro.fingerprint.reader import RankLog
+from mmrepro.objects.digests import state_digest
 
 # of annotations alone: decoders of JPEG may differ in the last bit of a pixel
 ANNOTATIONS = {
@@ -241,7 +241,7 @@ cfg = prepare(sys.argv[1], RUNS[2:][int(sys.argv[2])], 'nowhere', 8, 1)
 cfg.work_dir, cfg.custom_hooks = sys.argv[3], []
 runner = build_runner(cfg)
 runner.train()
-from mmrepro.digests import state_digest
+from mmrepro.objects.digests import state_digest
 print(json.dumps([state_digest(runner.model.state_dict()),
                   sorted({name.partition('.')[0] for name in sys.modules} & {'mmdet', 'mmcv'})]))
 '''

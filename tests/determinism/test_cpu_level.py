@@ -4,15 +4,16 @@ import torch
 from harness import fresh
 from policy_state import nothing_leaks  # noqa: F401  a fixture
 
-from mmrepro import determinism, lifecycle
+from mmrepro import determinism
 from mmrepro.config import RandomnessConfig
 from mmrepro.determinism import cpu_level
 from mmrepro.distributed.agreement import start_fields
 from mmrepro.errors import DeterminismError, RandomnessError
 from mmrepro.facts import compatibility
 from mmrepro.facts.collect import cpu_features
-from mmrepro.lifecycle import RunLifecycle
 from mmrepro.ops.portable import known_answers
+from mmrepro.run import lifecycle
+from mmrepro.run.lifecycle import RunLifecycle
 from mmrepro.verify.golden import class_name
 
 NEEDED = cpu_level.CPU_LEVELS['avx2']

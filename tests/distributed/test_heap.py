@@ -6,8 +6,8 @@ import pytest
 import torch
 from harness import Child
 
-from mmrepro.distributed.virtual import heap
-from mmrepro.distributed.virtual.entry import on_virtual_ranks
+from mmrepro.virtual import heap
+from mmrepro.virtual.entry import on_virtual_ranks
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='a heap of glibc')
 

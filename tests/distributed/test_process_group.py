@@ -19,12 +19,12 @@ from small_runs import trained_runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmrepro.digests import state_digest
 from mmrepro.distributed import at_exit, lost_ranks, process_group
 from mmrepro.distributed.agreement import agree
 from mmrepro.distributed.process_group import ensure_process_group, launch_variables, wrap_model
-from mmrepro.distributed.virtual.exchange import Transport
 from mmrepro.errors import ConfigError
+from mmrepro.objects.digests import state_digest
+from mmrepro.virtual.exchange import Transport
 
 # what each launcher puts into the environment of one rank
 LAUNCHED = {

@@ -13,12 +13,12 @@ from sharded_runs import RANKS, settings
 from virtual_processes import alone
 from virtual_runs import run
 
-from mmrepro.digests import local
-from mmrepro.distributed.virtual import fsdp2, shards
-from mmrepro.distributed.virtual.sharded import Sharding
 from mmrepro.errors import RandomnessError
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.reader import read_run
+from mmrepro.objects.digests import local
+from mmrepro.virtual import fsdp2, shards
+from mmrepro.virtual.sharded import Sharding
 
 OPTIONS = {
     'AdamW, clipping, averages': dict(
@@ -179,10 +179,10 @@ def added_up_in_a_ring(self, output, inputs, opts):
 
 FAULTS = {
     'sums in the order of a ring': lambda: mock.patch(
-        'mmrepro.distributed.virtual.group.VirtualGroup.reduce_scatter_single',
+        'mmrepro.virtual.group.VirtualGroup.reduce_scatter_single',
         added_up_in_a_ring),
     'a norm of parts': lambda: mock.patch(
-        'mmrepro.distributed.virtual.sharded.whole_tensor', local),
+        'mmrepro.virtual.sharded.whole_tensor', local),
     "FSDP2's function in the graph": lambda: mock.patch.object(
         fsdp2, 'leave_graph_alone', lambda group: None),
     'zeros for parameters without a gradient': lambda: mock.patch.object(

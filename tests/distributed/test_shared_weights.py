@@ -18,8 +18,8 @@ from virtual_runs import run
 
 from mmrepro import keep_attributes, on_virtual_ranks
 from mmrepro.config import with_virtual_ranks
-from mmrepro.digests import state_digest
-from mmrepro.distributed.virtual.gradients import VirtualDataParallel
+from mmrepro.objects.digests import state_digest
+from mmrepro.virtual.gradients import VirtualDataParallel
 
 
 @pytest.fixture(scope='module')
@@ -378,7 +378,7 @@ WRITERS = [
     (weight, 'before_save_checkpoint', 1, WEIGHT, ''),  # the checkpoint that would hold it
     *((weight, f'before_val_epoch{high}', 2, WEIGHT, VALIDATES) for high in ('', ' HIGH')),
     (weight, 'after_val_epoch', 2, WEIGHT, ''),
-    (weight, 'after_train', LAST, WEIGHT, 'mmrepro.lifecycle.outcome'),
+    (weight, 'after_train', LAST, WEIGHT, 'mmrepro.run.lifecycle.outcome'),
     (weight, 'after_run', LAST, WEIGHT, 'mmengine.runner.loops.TestLoop.run'),
     (weight, 'before_test_epoch', LAST, WEIGHT, 'mmengine.runner.loops.TestLoop.run_iter')]
 

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from virtual_processes import alone, on_processes, same_for_every_number, written_out
 
-from mmrepro.digests import state_digest
 from mmrepro.distributed.agreement import agree
-from mmrepro.distributed.virtual import exchange
+from mmrepro.objects.digests import state_digest
+from mmrepro.virtual import exchange
 
 
 def own(*shape, kind=torch.float32, scale=3):

@@ -17,14 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from virtual_faults import FAULTS
 from virtual_processes import alone, on_processes, results_of, same_for_every_number
 
-from mmrepro import RandomnessError, on_virtual_ranks
-from mmrepro.digests import state_digest
-from mmrepro.distributed.virtual import entry, heap
-from mmrepro.distributed.virtual.gradients import VirtualDataParallel
-from mmrepro.distributed.virtual.scheduler import current
-from mmrepro.errors import CollectiveMismatch, Deadlock, VirtualRanksError
+from mmrepro import on_virtual_ranks
+from mmrepro.distributed.scheduler import current
+from mmrepro.errors import CollectiveMismatch, Deadlock, RandomnessError, VirtualRanksError
+from mmrepro.objects.digests import state_digest
 from mmrepro.ops.aten import sync_bn
-from mmrepro.scoped import replaced
+from mmrepro.util.scoped import replaced
+from mmrepro.virtual import entry, heap
+from mmrepro.virtual.gradients import VirtualDataParallel
 
 
 class Net(nn.Module):

@@ -25,13 +25,14 @@ from torch.utils.data import DataLoader
 from virtual_processes import alone, same_for_every_number
 from virtual_runs import run
 
-from mmrepro import RandomnessError, on_virtual_ranks
+from mmrepro import on_virtual_ranks
 from mmrepro.data import training_thread
-from mmrepro.digests import state_digest
-from mmrepro.distributed.virtual import process_state
-from mmrepro.distributed.virtual.cached_ranks import refuse_cached_ranks
-from mmrepro.distributed.virtual.gradients import VirtualDataParallel
-from mmrepro.distributed.virtual.process_state import LAUNCHED
+from mmrepro.distributed import process_state
+from mmrepro.distributed.process_state import LAUNCHED
+from mmrepro.errors import RandomnessError
+from mmrepro.objects.digests import state_digest
+from mmrepro.virtual.cached_ranks import refuse_cached_ranks
+from mmrepro.virtual.gradients import VirtualDataParallel
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from small_runs import Points
 from virtual_runs import run
 
 from dev.children import join_ranks
-from mmrepro import RandomnessError, on_virtual_ranks
+from mmrepro import on_virtual_ranks
+from mmrepro.errors import RandomnessError
 
 
 @pytest.fixture(scope='module')

@@ -11,11 +11,11 @@ import torch
 from mmengine.runner import Runner
 from small_runs import small_run
 
-from mmrepro import libraries
 from mmrepro.distributed import agreement
 from mmrepro.errors import AgreementError
 from mmrepro.facts import own_code
 from mmrepro.facts.compatibility import CHANGES, MAY, differences
+from mmrepro.util import libraries
 
 TEXT = 'GAIN = 1\n'
 
@@ -193,8 +193,8 @@ def test_packages_that_compute_are_never_harmless(name):
 
 def test_ranks_with_other_code_stop_with_file_rank_and_machine():
     files = own_code.files()
-    assert 'mmrepro/lifecycle.py' in files
-    other = {**files, 'mmrepro/lifecycle.py': 'edited', 'only/here.py': '1'}
+    assert 'mmrepro/run/lifecycle.py' in files
+    other = {**files, 'mmrepro/run/lifecycle.py': 'edited', 'only/here.py': '1'}
     with pytest.raises(AgreementError, match='lifecycle.py: rank 1 on node-b has edited') as caught:
         agreement._compare_files('code', [('node-a', files), ('node-b', other)])
     assert len(str(caught.value).splitlines()) == 2

@@ -14,9 +14,9 @@ from mmengine.runner import Runner
 from small_runs import config
 
 from mmrepro.errors import EmptyFingerprints, FingerprintError
+from mmrepro.facts import provenance
 from mmrepro.facts.compatibility import CHANGES, HARMLESS, MAY
 from mmrepro.facts.training_data import training_data
-from mmrepro.fingerprint import provenance
 from mmrepro.fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from mmrepro.fingerprint.reader import read_rank, read_run
 from mmrepro.fingerprint.writer import Writer

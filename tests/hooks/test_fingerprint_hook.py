@@ -19,12 +19,13 @@ from small_runs import (
     weights_of,
 )
 
-from mmrepro.digests import state_digest
 from mmrepro.distributed.unwrap import held_averages
 from mmrepro.fingerprint.digest import tensor_digest, to_hex, value_digest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.fingerprint.snapshot import named_averages
-from mmrepro.hooks import FingerprintHook, trackers
+from mmrepro.objects.digests import state_digest
+from mmrepro.run import trackers
+from mmrepro.run.hooks import FingerprintHook
 
 STATES = ('gradients', 'parameters', 'buffers', 'optimizer', 'averages')
 

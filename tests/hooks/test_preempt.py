@@ -12,7 +12,7 @@ from preempted_runs import Signals, run, settings
 from small_runs import hook_with
 
 from mmrepro import determinism
-from mmrepro.hooks import PreemptHook
+from mmrepro.run.hooks import PreemptHook
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 

@@ -11,7 +11,6 @@ from launches import text_of, write_steps
 from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
-from mmrepro.hooks.fingerprint import FingerprintHook
 from mmrepro.localise import search
 from mmrepro.localise.compared_runs import RunSpec, record, trainings_of
 from mmrepro.localise.entry import localise_runs, unused_folder
@@ -24,6 +23,7 @@ from mmrepro.localise.variation_effect import (
     not_known_equal,
     settings_without_effect,
 )
+from mmrepro.run.hooks.fingerprint import FingerprintHook
 
 
 def test_a_folder_with_files_is_not_used_again(tmp_path):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mmrepro.exit_codes import DIFFERENT
+from mmrepro.errors import DIFFERENT
 from mmrepro.report.report import Figure, Report
 from mmrepro.report.table import Table
 

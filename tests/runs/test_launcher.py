@@ -10,8 +10,7 @@ from unittest.mock import Mock
 import pytest
 from harness import python
 
-from mmrepro.errors import DeterminismError, SelfCheckError
-from mmrepro.exit_codes import DIFFERENT
+from mmrepro.errors import DIFFERENT, DeterminismError, SelfCheckError
 from mmrepro.runs import child, launcher, startup
 from mmrepro.runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 

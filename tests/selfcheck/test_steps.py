@@ -34,8 +34,8 @@ from mmrepro.facts.compatibility import HARMLESS
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.manifest import compare_manifests, read_manifest
 from mmrepro.fingerprint.reader import read_run
-from mmrepro.hooks import SelfCheckHook
-from mmrepro.hooks.self_check import self_checks
+from mmrepro.run.hooks import SelfCheckHook
+from mmrepro.run.hooks.self_check import self_checks
 from mmrepro.selfcheck import forked, steps
 
 

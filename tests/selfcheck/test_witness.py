@@ -16,13 +16,13 @@ from witnessed import SPOILED, config, log_of, train
 
 import mmrepro
 from mmrepro import on_virtual_ranks, reports
-from mmrepro.digests import state_digest
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
-from mmrepro.hooks.witness_records import attribute_texts
-from mmrepro.scoped import replaced
+from mmrepro.objects.digests import state_digest
+from mmrepro.run.hooks.witness_records import attribute_texts
 from mmrepro.selfcheck import recipe, witness, witness_verdict
 from mmrepro.selfcheck.witness import Witness
 from mmrepro.selfcheck.witness_process import Start, WitnessProcess
+from mmrepro.util.scoped import replaced
 
 
 @pytest.fixture(scope='module')

@@ -10,7 +10,7 @@ import sys
 import torch
 
 import mmrepro
-from mmrepro.digests import state_digest
+from mmrepro.objects.digests import state_digest
 
 
 def digest_of(sample):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
-from mmrepro.runner import ReproRunner
+from mmrepro.run.runner import ReproRunner
 
 SIZE, BATCH = 14, 4  # four batches an epoch, the last one of two
 

@@ -10,8 +10,8 @@ from mmengine.registry import METRICS, MODELS
 from mmengine.runner import Runner
 from small_runs import DumpNothing
 
-from mmrepro.digests import state_digest as digest
 from mmrepro.errors import Preempted
+from mmrepro.objects.digests import state_digest as digest
 
 
 @MODELS.register_module(force=True)

@@ -2,10 +2,10 @@
 from contextlib import contextmanager
 from unittest import mock
 
-from mmrepro.distributed.virtual.scheduler import Scheduler, VirtualRank
-from mmrepro.distributed.virtual.shared_weights import Shared
+from mmrepro.distributed.scheduler import Scheduler, VirtualRank
 from mmrepro.selfcheck.state import Attributes
 from mmrepro.selfcheck.steps import StepCheck
+from mmrepro.virtual.shared_weights import Shared
 
 
 @contextmanager

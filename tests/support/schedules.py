@@ -33,11 +33,11 @@ from virtual_processes import results_of
 from virtual_runs import whole
 
 from mmrepro.distributed.reduction_tree import shares
-from mmrepro.distributed.virtual import fsdp2
-from mmrepro.distributed.virtual.scheduler import current
-from mmrepro.distributed.virtual.shards import whole_tensor
+from mmrepro.distributed.scheduler import current
 from mmrepro.errors import Preempted
-from mmrepro.hooks.preempt import PreemptHook
+from mmrepro.run.hooks.preempt import PreemptHook
+from mmrepro.virtual import fsdp2
+from mmrepro.virtual.shards import whole_tensor
 
 RANKS = 4
 KINDS = ('quiet', 'error', 'condition', 'kill', 'signal')

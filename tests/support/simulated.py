@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mmrepro.distributed.virtual.guards import guarded
-from mmrepro.distributed.virtual.scheduler import Scheduler, Turns, VirtualRank
-from mmrepro.distributed.virtual.world import Worlds
+from mmrepro.distributed.scheduler import Scheduler, Turns, VirtualRank
 from mmrepro.errors import Deadlock
+from mmrepro.virtual.guards import guarded
+from mmrepro.virtual.world import Worlds
 
 LIMIT = 20_000  # turns of a schedule
 
@@ -83,7 +83,7 @@ class Network:
 
 
 class SimulatedTransport:
-    """As :class:`mmrepro.distributed.virtual.exchange.Transport`."""
+    """As :class:`mmrepro.virtual.exchange.Transport`."""
     device = torch.device('cpu')
 
     def __init__(self, network: Network, process: int, members: Sequence[int],

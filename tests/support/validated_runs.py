@@ -7,7 +7,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, METRICS, MODELS
 from small_runs import small_run, trained_runner, validating
 
-from mmrepro.digests import state_digest
+from mmrepro.objects.digests import state_digest
 
 
 @MODELS.register_module(force=True)

@@ -6,10 +6,10 @@ from unittest import mock
 import numpy as np
 import torch
 
+from mmrepro.distributed.process_state import ProcessState
 from mmrepro.distributed.reduction_tree import ReductionTree
-from mmrepro.distributed.virtual import guards
-from mmrepro.distributed.virtual.gradients import VirtualDataParallel
-from mmrepro.distributed.virtual.process_state import ProcessState
+from mmrepro.virtual import guards
+from mmrepro.virtual.gradients import VirtualDataParallel
 
 
 def _order_of_processes():

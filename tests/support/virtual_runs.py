@@ -9,8 +9,8 @@ from ranks import free_port
 from dev.children import join_ranks, silence_output
 from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.unwrap import unwrap
-from mmrepro.distributed.virtual.shards import whole_tensor
 from mmrepro.runs.startup import on_ranks
+from mmrepro.virtual.shards import whole_tensor
 
 
 def whole(value):

@@ -8,7 +8,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mmrepro.cli import verify
-from mmrepro.exit_codes import DONE, NOT_VERIFIED
+from mmrepro.errors import DONE, NOT_VERIFIED
 from mmrepro.runs.child import Training, train_here
 from mmrepro.runs.config_edits import add_fingerprints
 from mmrepro.verify import control as module

@@ -9,7 +9,7 @@ from mmengine.hooks import CheckpointHook
 from preempted_runs import settings
 
 from mmrepro.reports import campaign_report, interruptible
-from mmrepro.runner import ReproRunner
+from mmrepro.run.runner import ReproRunner
 from mmrepro.runs import startup
 from mmrepro.verify.kills import attempt
 from mmrepro.verify.kills.attempt import Attempt, Interruption

@@ -18,7 +18,7 @@ from launches import EndedTraining, folder_of, training_of, write_steps
 from mmengine.config import Config
 
 from mmrepro.determinism.cpu_level import CPU_LEVELS
-from mmrepro.exit_codes import NOTHING_TO_COMPARE
+from mmrepro.errors import NOTHING_TO_COMPARE
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
 from mmrepro.runs import progress

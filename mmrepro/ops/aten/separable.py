@@ -159,5 +159,5 @@ def pad_backward(kind: str, grad: Tensor, self: Tensor, padding: Sequence[int]) 
     ``kind`` is 'reflection' or 'replication'; ``padding`` is left, right, top, bottom; negative
     numbers crop.
     """
-    build = {'reflection': _reflect, 'replication': _replicate}[kind]
+    build = _reflect if kind == 'reflection' else _replicate
     return _transpose(grad, self.shape[-2:], [(build, (int(padding[i]),)) for i in (2, 0)])

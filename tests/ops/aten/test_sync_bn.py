@@ -7,7 +7,7 @@ from operators import batch_norm, draw, trained
 
 from mmrepro import ops
 from mmrepro.ops.aten import sync_bn
-from mmrepro.scoped import replaced
+from mmrepro.util.scoped import replaced
 
 
 def on_a_rank(rank, world, layer, x, upstream, sizes, kind):

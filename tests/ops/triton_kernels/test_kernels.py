@@ -380,7 +380,7 @@ def test_the_default_is_for_gpus_that_triton_supports(monkeypatch, capability, w
     ('triton', False, 'triton'), ('triton', True, 'triton'), ('torch', False, 'torch'),
     ('auto', False, 'auto'), (None, True, 'auto'), (None, False, None)])
 def test_a_run_asks_for_its_provider(monkeypatch, operators, deterministic, expected):
-    from mmrepro import process_settings
+    from mmrepro.run import process_settings
     asked = []
     monkeypatch.setattr(process_settings.ops, 'use_from_import', asked.append)
     monkeypatch.setattr(process_settings.patches, 'apply', lambda **settings: None)

@@ -1,0 +1,289 @@
+"""The objects that an object reaches: attributes, items, closures, globals that its functions name.
+
+Paths are the same in all processes of a run: those of generators are part of their streams' keys.
+"""
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from .generators import GENERATORS
+
+MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
+CONTAINERS = (dict, list, tuple, deque)
+PLAIN = (bool, int, float, complex, str, bytes, type(None))  # values that hold nothing
+Named = tuple[str, Any]  # path, object
+
+
+class Walk:
+    """A walk over objects, breadth first, each by the first path that leads to it.
+
+    Args:
+        start: tuples of path, object, and whatever else the visitor needs.
+        limit: visit so many objects; None: all.
+        known: objects that are not visited.
+    """
+
+    def __init__(self, start: Iterable[tuple[Any, ...]] = (), limit: int | None = None,
+                 known: Iterable[Any] = ()) -> None:
+        # the objects are kept: a freed one would lend its id to another
+        self._seen = {id(obj): obj for obj in known}
+        self.queue: list[tuple[Any, ...]] = []  # what was visited stays in it
+        self._limit = limit
+        self.add(start)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Visit the whole queue, and what is added to it meanwhile."""
+        return itertools.islice(self.queue, self._limit)
+
+    def is_new(self, obj: Any) -> bool:
+        """Whether this is the first time that the object is met."""
+        if id(obj) in self._seen:
+            return False
+        self._seen[id(obj)] = obj
+        return True
+
+    def add(self, things: Iterable[tuple[Any, ...]]) -> None:
+        """Visit new objects later."""
+        self.queue.extend(thing for thing in things if self.is_new(thing[1]))
+
+
+def items(content: Any, path: str, attributes: bool = False) -> list[Named]:
+    """Name the items of a container, or the attributes of an object in a mapping.
+
+    >>> items({'a': 1}, 'x'), items([2], 'x'), items({'a': 1}, 'x', attributes=True)
+    ([("x['a']", 1)], [('x[0]', 2)], [('x.a', 1)])
+
+    A key that is an object, such as a parameter in the state of an optimizer, is named by its
+    class and place: its text may be long, and reads a GPU.
+
+    >>> items({torch.zeros(9): 1}, 'x')
+    [('x[Tensor 0]', 1)]
+    """
+    if not isinstance(content, Mapping):
+        return [(f'{path}[{i}]', value) for i, value in enumerate(content)]
+    if attributes:
+        return [(f'{path}.{key}', value) for key, value in content.items()]
+    return [(f'{path}[{_key_text(key, i)}]', value)
+            for i, (key, value) in enumerate(content.items())]
+
+
+def _key_text(key: Any, number: int) -> str:
+    plain = isinstance(key, PLAIN) or isinstance(key, tuple) and all(
+        isinstance(part, PLAIN) for part in key)
+    return repr(key) if plain else f'{type(key).__name__} {number}'
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _slots(cls: Any) -> tuple[str, ...]:
+    slots = (vars(base).get('__slots__', ()) for base in cls.__mro__)
+    names = (name for given in slots for name in ((given, ) if isinstance(given, str) else given))
+    return tuple(name for name in names if name not in ('__dict__', '__weakref__'))
+
+
+def slot_names(obj: Any) -> tuple[str, ...]:
+    """Return the names of the attributes that objects of this class keep in slots."""
+    cls: Any = type(obj)
+    return _slots(cls)
+
+
+def in_slots(obj: Any) -> dict[str, Any]:
+    """Return the attributes that an object has in slots."""
+    return {name: getattr(obj, name) for name in slot_names(obj) if _has(obj, name)}
+
+
+def attributes(obj: Any) -> dict[str, Any]:
+    """Return the attributes of an object, in slots or not."""
+    return {**in_slots(obj), **(obj.__dict__ if _has(obj, '__dict__') else {})}
+
+
+def _has(obj: Any, name: str) -> bool:
+    """Whether an object has an attribute; a proxy of the user's may raise any error when asked."""
+    try:
+        return hasattr(obj, name)
+    except Exception:
+        return False
+
+
+# packages whose objects hold state of the process, not of the training
+_PROCESS = frozenset((
+    'builtins', 'enum', 'functools', 'logging', 'matplotlib', 'mmengine', 'mmrepro',
+    'multiprocessing', 'numpy', 'pathlib', 'queue', 're', 'threading', 'torch', 'types', 'weakref'))
+
+
+def is_stateful(obj: Any) -> bool:
+    """Whether an object may hold state of the training in its attributes.
+
+    Modules and classes do not count: they are looked at by themselves.
+    """
+    return (_has(obj, '__dict__') or bool(slot_names(obj))) and not (
+        isinstance(obj, (type, torch.nn.Module)) or _has(type(obj), '__get__')
+        or type(obj).__module__.partition('.')[0] in _PROCESS)
+
+
+# packages whose functions keep no generators for transforms; beside the standard library
+_LIBRARIES = frozenset((
+    'PIL', 'albumentations', 'cv2', 'matplotlib', 'mmcv', 'mmdet', 'mmengine', 'mmrepro', 'numpy',
+    'pycocotools', 'scipy', 'skimage', 'sklearn', 'torch', 'torchvision'))
+_STANDARD = sysconfig.get_paths()['stdlib']
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def belongs_to_user(module: str) -> bool:
+    """Whether a module is none of the libraries that every training has."""
+    top = (module or '').partition('.')[0]
+    if top in _LIBRARIES or top in sys.builtin_module_names:
+        return False
+    file = getattr(sys.modules.get(top), '__file__', None) or ''
+    return not file.startswith(_STANDARD) or 'site-packages' in file
+
+
+def _module(name: Any) -> str:
+    # the script that was started: a spawned worker imports it by the second name
+    return '__main__' if name == '__mp_main__' else str(name)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names in the code of a function and of those defined in it."""
+    codes = [code]
+    names: dict[str, None] = {}
+    while codes:
+        code = codes.pop()
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        names.update(dict.fromkeys(code.co_names))
+    return tuple(names)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_class_of_generators(cls: Any) -> bool:
+    # isinstance() runs Python code of torch.Generator, and most values are no generators
+    return issubclass(cls, GENERATORS)
+
+
+def _is_generator(value: Any) -> bool:
+    cls: Any = type(value)
+    return _is_class_of_generators(cls)
+
+
+def _used_globals(function: types.FunctionType) -> Iterator[Named]:
+    """Yield the generators, and functions of the same module, that a function names."""
+    for name in names_in(function.__code__):
+        value = function.__globals__.get(name)
+        if _is_generator(value) or (
+                isinstance(value, types.FunctionType)
+                and value.__globals__ is function.__globals__):
+            yield f'{_module(function.__module__)}:{name}', value
+
+
+def named_globals(function: types.FunctionType) -> dict[str, Any]:
+    """Return all globals that a function names, and what it names in modules of the user."""
+    names = names_in(function.__code__)
+    values: dict[str, Any] = {}
+    waiting = deque([(_module(function.__module__), function.__globals__)])
+    looked_at = {id(function.__globals__)}
+    while waiting:
+        module, namespace = waiting.popleft()
+        for name in names:
+            value = namespace.get(name)
+            if isinstance(value, types.ModuleType):
+                if belongs_to_user(value.__name__) and id(vars(value)) not in looked_at:
+                    looked_at.add(id(vars(value)))
+                    waiting.append((_module(value.__name__), vars(value)))
+            elif name in namespace:
+                values[f'{module}:{name}'] = value
+    return values
+
+
+def cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
+    """Yield name and cell of the bound variables of enclosing functions that a function uses."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        with suppress(ValueError):  # a name that is not bound
+            _ = cell.cell_contents
+            yield name, cell
+
+
+def closure(function: types.FunctionType) -> Iterator[Named]:
+    """Yield name and value of the variables of enclosing functions that a function uses."""
+    yield from ((name, cell.cell_contents) for name, cell in cells(function))
+
+
+def _inside_function(function: types.FunctionType, path: str) -> Iterator[Named]:
+    yield from ((f'{path}.{name}', value) for name, value in closure(function))
+    yield from ((f'{path}.default{i}', value)
+                for i, value in enumerate(function.__defaults__ or ()))
+    yield from _used_globals(function)
+
+
+def _inside_object(thing: Any, path: str) -> Iterator[Named]:
+    yield from _named(thing, path)
+    for cls in type(thing).__mro__[:-1]:
+        for name, value in vars(cls).items():
+            if isinstance(value, types.FunctionType):
+                # by its namespace: functools.wraps copies the name of another module
+                if belongs_to_user(value.__globals__.get('__name__', '')):
+                    yield from _used_globals(value)
+            elif _is_generator(value):
+                yield f'{path}.{name}', value
+
+
+def inside(thing: Any, path: str) -> Iterable[Named]:
+    """Return what a thing holds, each with its path."""
+    if isinstance(thing, types.FunctionType):
+        return _inside_function(thing, path)
+    if isinstance(thing, (types.MethodType, types.BuiltinMethodType)):
+        return [(path, thing.__self__), (path, getattr(thing, '__func__', None))]
+    if isinstance(thing, functools.partial):
+        return [(path, thing.func), (f'{path}.args', thing.args),
+                (f'{path}.keywords', thing.keywords)]
+    if isinstance(thing, CONTAINERS):
+        return items(thing, path) if len(thing) <= MAX_ITEMS else ()
+    return _inside_object(thing, path) if _has(thing, '__dict__') else ()
+
+
+def hidden(thing: Any, path: str) -> Iterator[Named]:
+    """Yield what a thing reaches beside what it holds: through decorators, methods of any kind,
+    slots, class attributes, and what its functions name in other modules of the user.
+    """
+    if isinstance(thing, types.FunctionType):
+        yield from items(vars(thing), path, attributes=True)
+        yield from items(thing.__kwdefaults__ or {}, path, attributes=True)
+        yield from (named for named in named_globals(thing).items() if _can_hold(named[1]))
+    elif isinstance(thing, (staticmethod, classmethod)):
+        yield path, thing.__func__
+    elif isinstance(thing, property):
+        yield from ((path, method) for method in (thing.fget, thing.fset, thing.fdel) if method)
+    elif isinstance(thing, type):
+        yield from _class_attributes(thing, path)
+    elif not isinstance(thing, CONTAINERS):
+        yield from items(in_slots(thing), path, attributes=True)
+        for cls in type(thing).__mro__[:-1]:
+            yield from _class_attributes(cls, path)
+
+
+def _class_attributes(cls: type, path: str) -> list[Named]:
+    return _named(cls, path) if belongs_to_user(cls.__module__) else []
+
+
+def _named(owner: Any, path: str) -> list[Named]:
+    """Return the attributes of an object or class, without those that mmrepro has attached."""
+    return [(f'{path}.{name}', value) for name, value in vars(owner).items()
+            if name not in ('__dict__', '__weakref__') and not name.startswith('_mmrepro_')]
+
+
+def _can_hold(value: Any) -> bool:
+    """Whether a global is, or may hold, a generator of the user."""
+    if isinstance(value, (*GENERATORS, *CONTAINERS)) or _has(value, '__wrapped__'):
+        return True
+    if isinstance(value, (type, types.FunctionType)):
+        return belongs_to_user(value.__module__)
+    return belongs_to_user(type(value).__module__)

@@ -1,0 +1,1 @@
+"""One run: the Runner, what happens at each of its moments, its hooks."""

@@ -1,0 +1,268 @@
+"""What a run notes of the iterations that a witness trains as well.
+
+The lines are those of a fingerprint file, with digests by name, so that the engine behind
+``compare`` names the first difference. They are in ``WORK_DIR/mmrepro/witness.rankN.jsonl``, where
+``mmrepro verify WORK_DIR`` finds them, and in memory.
+"""
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dist import get_rank, get_world_size
+from mmengine.logging import MessageHub
+from mmengine.runner import LogProcessor, Runner
+from mmengine.visualization import Visualizer
+from torch import nn
+
+from ...checkpoint.adapters import named_hooks
+from ...distributed.unwrap import optim_wrappers, unwrap
+from ...facts.hook_settings import WATCHERS, is_a
+from ...fingerprint import schema
+from ...fingerprint.digest import SCHEME, hex_of, value_digest
+from ...fingerprint.writer import Writer
+from ...objects.digests import state_digest
+from ...objects.walks import CONTAINERS, PLAIN, Walk, hidden, inside
+from ...selfcheck.witness_verdict import FILE, ITEMS, PREDICTIONS, TRUNCATED
+from ...util import libraries
+from .fingerprint import FingerprintHook
+
+VAL_BATCHES = 16  # of a validation that are compared, and that a witness predicts
+MAX_KEPT = 12  # notes on attributes that are kept beside the first
+MAX_DEPTH = 6  # of containers and data elements in a batch
+MAX_OBJECTS = 20_000  # that are looked at for attributes; the nearest ones first
+MAX_ITEMS = 2000  # of a container that is looked into
+MAX_BYTES = 1 << 20  # of a tensor or array whose content counts; others hold weights and data
+# of the message hub: written by MMEngine in each iteration, and by CheckpointHook
+_COUNTED = ('iter', 'epoch', 'last_ckpt', 'best_ckpt', 'cfg', 'seed', 'experiment_name')
+_MACHINERY = ('_pre_hooks', '_post_hooks', '_backward_hooks', '_is_full_backward_hook')
+# packages whose objects hold no state of a training, but for modules, tensors and arrays
+_WITHOUT_STATE = ('asyncio', 'concurrent', 'enum', 'logging', 'matplotlib', 'mmrepro',
+                  'multiprocessing', 'numpy', 'queue', 're', 'threading', 'torch', 'weakref')
+_OF_THE_PROCESS = (ModuleType, MessageHub, Visualizer, logging.Logger, LogProcessor, Runner)
+
+
+class WitnessRecords(FingerprintHook):
+    """Notes the iterations before ``until``; digests are taken as :class:`FingerprintHook` does.
+
+    Args:
+        folder: in which the lines are written; None: that of the work directory.
+
+    Attributes:
+        until: the iteration, counted from 0, before which all are noted.
+        attributes: Python attributes of rank 0 before an iteration, by path. In memory only: they
+            may hold what the user keeps secret.
+        own: paths of those that are part of objects of own code, of no library.
+        truncated: whether validations end before their last batch.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
+        self.level = 'witness'  # digests by name, and no recorder
+        self.until = 0
+        self.attributes: dict[int, dict[str, str]] = {}
+        self.own: set[str] = set()
+        self.truncated = False
+        self._is_off = False
+        self._folder = folder
+        self._items: dict[str, str] = {}
+        self._notes_attributes = False
+        self._predictions: list[str] = []
+
+    def note(self, until: int, attributes: bool = True) -> None:
+        """Note the iterations before ``until``, and attributes before the next one.
+
+        Args:
+            attributes: False where no witness will be compared while the run trains. Looking for
+                them takes up to a second.
+        """
+        self.until = max(self.until, until)
+        self._notes_attributes = attributes and get_rank() == 0
+
+    def before_train(self, runner: Any) -> None:
+        # its hook of the optimizer would be compiled as part of the step
+        self._is_off = hasattr(runner.model.train_step, '_torchdynamo_orig_callable')
+        if not self._is_off:
+            super().before_train(runner)
+
+    def _is_due(self, iteration: int) -> bool:
+        return iteration < self.until and not self._is_off
+
+    def _open(self, runner: Any) -> None:
+        folder = self._folder or os.path.join(runner.work_dir, schema.FOLDER)
+        self._writer = self._in_training.enter_context(closing(
+            Writer(os.path.join(folder, FILE.format(get_rank())))))
+        self._write(schema.START, format=schema.FORMAT, level='step', interval=1, rank=get_rank(),
+                    world_size=get_world_size(), scheme=SCHEME, iteration=runner.iter,
+                    manifest=None)
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        super().before_train_iter(runner, batch_idx, data_batch)
+        if self._step is None:
+            return
+        self._items = item_digests(data_batch)
+        if self._notes_attributes:
+            self._notes_attributes = False
+            self.attributes[runner.iter] = attribute_texts(runner, self.own)
+            noted = list(self.attributes)
+            for iteration in noted[1:-MAX_KEPT]:
+                del self.attributes[iteration]
+
+    def extra(self, runner: Any) -> dict[str, Any]:
+        return {ITEMS: self._items}
+
+    def record_variables(self) -> None:
+        """Do nothing: there is no manifest."""
+
+    def before_val_epoch(self, runner: Any) -> None:
+        self._predictions = []
+
+    def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                       outputs: Any = None) -> None:
+        if batch_idx < VAL_BATCHES:
+            self._predictions.append(prediction_digest(outputs))
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        numbers = {name: float(value).hex() for name, value in (metrics or {}).items()
+                   if isinstance(value, (int, float, np.number))}
+        self._write(schema.VAL, iteration=runner.iter, epoch=runner.epoch, metrics=numbers,
+                    **{PREDICTIONS: self._predictions, TRUNCATED: self.truncated})
+
+    def after_train(self, runner: Any) -> None:
+        self._write(schema.END, iteration=runner.iter)
+        self.close()
+
+
+# ------------------------------------------------------------------------------------ digests
+
+def item_digests(batch: Any) -> dict[str, str]:
+    """Return the digests of the parts of a batch by path, such as ``data_samples[0].bboxes``."""
+    return {path or 'batch': hex_of(int(value_digest(item))) for path, item in _leaves(batch)}
+
+
+def _leaves(value: Any, path: str = '', depth: int = MAX_DEPTH) -> Iterator[tuple[str, Any]]:
+    parts: list[tuple[str, Any]] | None = None
+    if depth and isinstance(value, Mapping):
+        parts = [(f'{path}.{key}' if path else str(key), item) for key, item in value.items()]
+    elif depth and isinstance(value, (list, tuple)):
+        parts = [(f'{path}[{number}]', item) for number, item in enumerate(value)]
+    elif depth and hasattr(value, 'all_items'):  # MMEngine's data elements
+        parts = [(f'{path}.{key}', item) for key, item in value.all_items()]
+    if parts is None:
+        yield path, value
+        return
+    for name, item in parts:
+        yield from _leaves(item, name, depth - 1)
+
+
+def prediction_digest(outputs: Any) -> str:
+    """Return a digest of what a model predicts; of data elements without their metainfo."""
+    return hex_of(int(value_digest(_data_of(outputs))))
+
+
+def _data_of(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_data_of(item) for item in value]
+    if hasattr(value, 'all_items'):
+        return {name: _data_of(item) for name, item in value.items()}
+    if isinstance(value, Mapping):
+        return {name: _data_of(item) for name, item in value.items()}
+    return value
+
+
+# -------------------------------------------------------------------------------- attributes
+
+def attribute_texts(runner: Any, own: set[str] | None = None) -> dict[str, str]:
+    """Return Python attributes that the code of a run can reach, by path, as text.
+
+    They explain a difference, and no two runs are compared by them: a list of places where state
+    may be is never complete.
+
+    Args:
+        own: gets the paths of attributes of objects, and of containers in them, whose class is
+            own code.
+    """
+    own = set() if own is None else own
+    walk = Walk(limit=MAX_OBJECTS, known=[runner, runner.model, runner.cfg])
+    walk.queue.extend(_roots(runner))
+    texts = {f'MessageHub info {name!r}': repr(value) for name, value
+             in MessageHub.get_current_instance().runtime_info.items()
+             if isinstance(value, PLAIN) and name not in _COUNTED}
+    texts.update((f'os.environ[{name!r}]', repr(value)) for name, value in os.environ.items())
+    for path, thing in walk:
+        if isinstance(thing, CONTAINERS):
+            is_own = path in own
+            texts.setdefault(f'len({path})', str(len(thing)))
+            if is_own:
+                own.add(f'len({path})')
+            if len(thing) > MAX_ITEMS:
+                continue
+        else:
+            is_own = _is_own(type(thing))
+        for name, value in _parts(thing, path):
+            if is_own:
+                own.add(name)
+            text = _text(value)
+            if text:  # not by the walk, which visits an object once: numbers are shared
+                texts.setdefault(name, text)
+            else:
+                walk.add([(name, value)])
+    return texts
+
+
+def _is_own(cls: type) -> bool:
+    file = libraries.file_of(sys.modules.get(cls.__module__))
+    return file is not None and not cls.__module__.startswith('mmrepro.') and \
+        libraries.is_own(file)
+
+
+def _parts(thing: Any, path: str) -> list[tuple[str, Any]]:
+    """Return what a thing holds; of an object whose attributes raise errors, nothing."""
+    with suppress(Exception):  # whatever code of a user or of a library raises when it is asked
+        return list(filter(_is_of_a_run, (*inside(thing, path), *hidden(thing, path))))
+    return []
+
+
+def _is_of_a_run(named: tuple[str, Any]) -> bool:
+    path, value = named
+    name = path.rpartition('.')[2]
+    machinery = '_mmrepro_' in path or name.startswith('__') or name.endswith(_MACHINERY)
+    if machinery or isinstance(value, (*_OF_THE_PROCESS, nn.Parameter)):
+        return False
+    return isinstance(value, (nn.Module, torch.Tensor, np.ndarray)) or (
+        type(value).__module__.partition('.')[0] not in _WITHOUT_STATE)
+
+
+def _roots(runner: Any) -> Iterator[tuple[str, Any]]:
+    for name, hook in named_hooks(runner.hooks):
+        if not is_a((*WATCHERS, 'WitnessRecords'), type(hook).__name__):
+            yield name.split(':')[1], hook
+    model = unwrap(runner.model)
+    yield type(model).__name__, model
+    loader = runner.train_dataloader
+    yield 'dataset', loader.dataset
+    yield 'batch_sampler', getattr(loader, 'batch_sampler', None)
+    yield 'sampler', getattr(loader, 'sampler', None)
+    yield 'collate_fn', getattr(loader, 'collate_fn', None)
+    for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
+        yield f'optim_wrapper{name and "." + name}', wrapper
+    yield 'train_loop', runner.train_loop
+
+
+def _text(value: Any) -> str:
+    """Return a plain value as it reads, of a tensor or array a digest; '' for what is walked."""
+    if isinstance(value, PLAIN):
+        return repr(value)[:200]
+    if not isinstance(value, (torch.Tensor, np.ndarray)):
+        return ''
+    kind, content = 'tensor' if isinstance(value, torch.Tensor) else 'array', ''
+    with suppress(Exception):  # of a tensor without memory, of a masked array
+        content = state_digest(value)[:16] if value.nbytes <= MAX_BYTES else ''
+    return f'{kind} {tuple(value.shape)} {content}'

@@ -1,0 +1,508 @@
+"""What mmrepro does in a run, from its first moment to its last, in order.
+
+:class:`mmrepro.ReproRunner` calls the method of each moment. Methods with the name of an event of
+MMEngine are generators: the code before ``yield`` runs before all hooks of the event, the code
+after it when all of them have run, whatever their priority.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from mmengine.device import get_device
+from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
+from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
+from mmengine.runner import BaseLoop, Runner
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from .. import determinism, seeds, virtual
+from ..checkpoint.adapters import keep_orders
+from ..checkpoint.choosing import writing
+from ..checkpoint.evaluated import EvaluatedModel
+from ..checkpoint.files import without_code
+from ..checkpoint.resuming import Resume
+from ..checkpoint.saving import CheckpointWriter
+from ..checkpoint.training_start import TrainingStart
+from ..config import RandomnessConfig
+from ..data import placement_of, use_stream
+from ..data.sample_check import left_out
+from ..distributed import agreement
+from ..distributed.process_state import keep_attributes
+from ..distributed.scheduler import current
+from ..distributed.unwrap import unwrap
+from ..facts import own_code
+from ..facts.collect import collect_facts
+from ..facts.compatibility import HISTORY
+from ..facts.own_code import code_facts
+from ..facts.provenance import variable_facts
+from ..facts.training_data import sampled_files, training_facts
+from ..fingerprint.schema import FOLDER
+from ..objects.digests import exact_digest
+from ..ops.contract import run_deferred_checks
+from ..selfcheck import recipe
+from ..selfcheck.recipe import NotRebuilt, environment, recipe_of
+from ..selfcheck.validation import ValidationCheck
+from ..selfcheck.witness import AFTER, FIRST, Witness
+from ..util.scoped import replaced
+from ..version import __version__
+from . import trackers
+from .hooks import FingerprintHook, OperatorGuardHook, PreemptHook, SelfCheckHook
+from .hooks.preempt import handling, stop_announced
+from .hooks.witness_records import WitnessRecords
+from .outcome import config_name, digests_of, end_of, outcome
+from .process_settings import ProcessSettings
+
+
+class RunLifecycle:
+    """The moments of one run.
+
+    Args:
+        settings: arguments of the runner that is being built, changed in place.
+
+    Attributes:
+        config: the randomness in effect, the seed included.
+        facts: settings, versions and hardware, see :mod:`mmrepro.facts.collect`.
+        process: flags, variables and replacements in this process.
+        resume: the checkpoint that the run continues from.
+        checkpoints: writes checkpoints.
+        start: weights and loops at the start of ``train()``.
+        evaluated: buffers of the model that is validated or tested.
+        validation: what a validation may not change.
+    """
+    resuming = False  # MMEngine resumes from the checkpoint that it loads
+    _overridden: int | None = None  # seed that the program had set before
+
+    # ------------------------------------------------------------------ the runner is built
+
+    def __init__(self, settings: dict[str, Any], runner_class: type = Runner) -> None:
+        variables, as_given = environment(), dict(settings)
+        self._objects = [name for name, value in settings.items()
+                         if isinstance(value, (Dataset, DataLoader, Module, BaseLoop,
+                                               OptimWrapper))]
+        given = virtual.settings_on_ranks(settings)
+        self.witness = _witness(given, runner_class, as_given, variables)
+        self.records = WitnessRecords()
+        self._configured: list[Hook] = []  # hooks of the config
+        self._by_code: list[Hook] = []  # hooks that were registered later
+        self.resume = Resume(settings, given.resume_strict)
+        settings.update(self.resume.settings)
+        # now, because the model, the loaders and their workers are built from this seed
+        self.config = self.resume.seeded(given)
+        self.facts: dict[str, Any] = {}
+        self.process = ProcessSettings(self.config)
+        self.checkpoints = CheckpointWriter(self.config.legacy)
+        self.start = TrainingStart(
+            self.config, settings, self.resume.point is not None)
+        self.evaluated = EvaluatedModel(self.config.legacy)
+        self.validation = ValidationCheck(self.config)
+
+    def set_seed(self, config: RandomnessConfig, cfg: Any) -> None:
+        """Put the randomness in force, once all ranks know the seed; ``cfg`` is the run's."""
+        self.config = config
+        self._overridden = seeds.seed_of_program()
+        self.process.apply(config)
+        self.facts = {**collect_facts(cfg, config.as_dict(), get_world_size()), **variable_facts()}
+        self.resume.differences = self.resume.compare(self.facts)
+        if is_distributed():
+            agreement.check_files('code', own_code.files())
+            agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
+
+    def hooks(self, present: Sequence[Hook]) -> list[Hook]:
+        """Return the hooks to register beside ``present``, those of the config."""
+        hooks: list[Hook] = [PreemptHook()]
+        if self.config.deterministic:
+            hooks.insert(0, self._guard())
+        if self.config.deterministic is True:
+            hooks.insert(1, SelfCheckHook())
+        if self._is_witnessed:
+            hooks.append(self.records)
+        # a hook of the config, with other settings, replaces ours
+        return [hook for hook in hooks
+                if not any(isinstance(other, type(hook)) for other in present)]
+
+    @property
+    def _is_witnessed(self) -> bool:
+        """Whether a witness is possible, now or when the run has ended."""
+        return self.config.deterministic is True and not self.config.legacy and (
+            self.config.self_checks.witness is not False)
+
+    def _guard(self) -> OperatorGuardHook:
+        """Return the operator guard; a portable run has a table of torch's operators anyway."""
+        if self.config.numerics.cpu != 'portable' or get_device() != 'cpu':
+            return OperatorGuardHook()
+        on_unknown = 'error' if self.config.deterministic is True else 'warn'
+        return OperatorGuardHook(allow=['aten::*'], devices=['cpu'], on_unknown=on_unknown)
+
+    def built(self, logger: Any, hooks: Sequence[Hook]) -> None:
+        """Log the resume and the randomness in effect; the log file has every value and flag."""
+        self._configured = list(hooks)
+        self.resume.log(logger)
+        if self._overridden not in (None, self.config.seed):
+            logger.warning(
+                f'mmrepro.set_random_seed({self._overridden}) was called before, and this run has '
+                f'the seed {self.config.seed} of its own randomness: call mmrepro.activate('
+                f'randomness=dict(seed={self._overridden})) instead, or write it into the config')
+        report = self.process.report
+        changes = len(report.changes) if report is not None else 0
+        summary, table = self.config.summary(), self.config.table()
+        conditions = [self.start.condition] if self.start.condition else []
+        if self.resume.history:
+            conditions.append(f'if no bit depends on what differs ({self.resume.history})')
+        for condition in conditions:
+            what, _, promises = summary.partition('\n')
+            summary, table = f'{what}\n  {condition}:\n{promises}', f'{table}\n  {condition}'
+        logger.info(f'mmrepro {__version__}: {summary}\n  {changes} flags and '
+                    'variables were changed: the log file says which, and why')
+        details = logger.makeRecord(
+            logger.name, logging.INFO, __file__, 0,
+            f'mmrepro {__version__}\n{table}\n\n{report}', (), None)
+        for handler in logger.handlers:
+            if isinstance(handler, logging.FileHandler) and logger.isEnabledFor(logging.INFO):
+                handler.handle(details)
+
+    # ------------------------------------------------------------------- train() is called
+
+    @contextmanager
+    def training(self, runner: Any) -> Iterator[None]:
+        """Call MMEngine's ``train`` in this block."""
+        self.process.hold()
+        if self.config.deterministic is True:
+            determinism.check_compiled(runner.model, runner.cfg.get('compile'),
+                                       self.config.numerics.cpu)
+        try:
+            with writing(runner.work_dir), handling(runner), self.start.training(runner):
+                yield
+                virtual.check_shared_weights(runner)  # hooks of ``after_run`` were the last
+        finally:
+            self.witness.close()
+            for hook in runner.hooks:  # an error ends a training without ``after_train``
+                if isinstance(hook, FingerprintHook):
+                    hook.close()
+
+    def train_loop_built(self, runner: Any, loop: Any) -> None:
+        """Compare the training data with those of the resumed run, and continue its loop."""
+        data = {**training_facts(loop.dataloader.dataset), **agreement.late_fields()}
+        self.facts.update(data)
+        for line in self.resume.check_data(data):
+            runner.logger.warning(line)
+        point = self.resume.point
+        self._observe(runner.logger, () if point is None else point.facts)
+        self.resume.continue_loop(loop)
+
+    def _observe(self, logger: Any, then: Iterable[str] = ()) -> None:
+        """Add facts on what was imported or read since the last look, and compare them.
+
+        Variables that only the resumed run has read by now have the value that they have here.
+        """
+        known = {**code_facts(), **variable_facts(then)}
+        new = {name: value for name, value in known.items() if name not in self.facts}
+        self.facts.update(new)
+        for line in self.resume.compare_late(new):
+            logger.warning(line)
+        if self.resume.history:
+            self.facts[HISTORY] = self.resume.history
+
+    def before_run(self, runner: Any) -> Iterator[None]:
+        yield
+        loops = (runner._train_loop, runner._val_loop, runner._test_loop)
+        for name in left_out(self.config, [
+                runner._train_dataloader, runner._val_dataloader, runner._test_dataloader,
+                *(getattr(loop, 'dataloader', None) for loop in loops)]):
+            runner.logger.info(f'samples of {name} are not checked: '
+                               'randomness.self_checks.nonrepeatable_datasets')
+        self._by_code = [hook for hook in runner.hooks if hook not in self._configured]
+        self.witness.add_hooks(self._by_code)
+        self.seed('init', 'weights')
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
+        yield
+        if self.resuming and not self.config.legacy:
+            self.resume.take_state(checkpoint, runner)
+
+    def _check_start(self, runner: Any) -> None:
+        """Refuse a training whose ranks would begin elsewhere, with other data or other weights.
+
+        Where nodes have disks of their own, so have their ranks checkpoints and data.
+        """
+        if get_world_size() == 1:
+            return
+        agreement.check_files('code', own_code.files())  # what was imported since the start
+        agreement.check_files('training data', sampled_files(runner.train_dataloader.dataset))
+        start = {name: value for name, value in self.facts.items() if name.startswith('train_')}
+        replicated = isinstance(runner.model,
+                                (DistributedDataParallel, virtual.VirtualDataParallel))
+        if replicated and self.config.virtual_ranks.memory != 'sharded':  # compares by itself
+            # they are copied from rank 0 before a checkpoint is loaded, and never after that
+            start['weights at the start'] = exact_digest(
+                dict(unwrap(runner.model).named_parameters()))
+        agreement.check_agreement({'resume.iteration': runner.iter, **start})
+
+    def before_train(self, runner: Any) -> Iterator[None]:
+        self._check_start(runner)
+        self.resume.check_streams(runner)
+        self.evaluated.leave()  # an error may have ended an evaluation early
+        yield
+        trackers.start(runner, self.facts)
+        self.evaluated.leave()  # a hook may have evaluated
+        self.validation.training_begins()
+        if self.config.legacy:
+            return
+        virtual.refuse_cached_ranks()
+        if current() is not None:
+            keep_attributes([*runner.hooks, *runner.model.modules()])
+        self.checkpoints.check_hooks(runner)
+        self.start.begin(runner)
+        if self.resume.restore(runner):
+            # checkpoints are written before a validation, on which best checkpoints and early
+            # stopping depend
+            runner.logger.info(f'the run ended before the validation at iteration {runner.iter}: '
+                               'it comes first')
+            runner.val_loop.run()
+        virtual.share_weights(runner)
+        if self._is_witnessed:
+            self._begin_witness(runner)
+
+    def _begin_witness(self, runner: Any) -> None:
+        """Decide what a witness tries, and note the first iterations."""
+        reason = ''
+        if get_world_size() > 1 and current() is None:
+            reason = 'a witness is one process, and these ranks are several without virtual ranks'
+        elif runner.cfg.get('compile') and hasattr(
+                runner.model.train_step, '_torchdynamo_orig_callable'):
+            reason = 'a second process would compile the model again'
+        elif sys.platform != 'linux':
+            reason = 'a witness needs Linux'
+        elif self.config.worker_seed != 'sample':
+            reason = f'randomness.worker_seed={self.config.worker_seed!r}'
+        self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
+                           is_main_process(), self.records.attributes, self.records.own,
+                           self.resume.point.path if self.resume.point and runner.iter else None)
+        self.records.note(runner.iter + FIRST, attributes=not self.witness.not_tried)
+        if is_main_process():
+            recipe.write(os.path.join(runner.work_dir, FOLDER, recipe.FILE), self.witness.recipe,
+                         config_name(runner), [type(hook).__name__ for hook in self._by_code],
+                         runner.iter)
+
+    # ----------------------------------------------------------------- epochs and iterations
+
+    def before_train_epoch(self, runner: Any) -> Iterator[None]:
+        _tell_epoch(runner)
+        # a run that resumes within the epoch comes here as well, and hooks keep what they draw
+        self.seed('hook', 'epoch', runner.epoch)
+        yield
+        self._key_exchanged(runner, runner.train_dataloader, 'sample')
+        keep_orders(runner.train_dataloader)
+        _tell_epoch(runner)  # again: a hook may have given the loop another loader
+        self.resume.seek_data(runner)  # after all hooks that move the data
+        self.seed('hook', 'loop', runner.iter)
+
+    def before_train_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
+        self.process.check_flags(runner.logger)
+        self.evaluated.leave()
+        self.validation.training_goes_on(runner)
+        placement = placement_of(runner.train_dataloader)
+        if placement is not None:
+            placement.begin_iteration()
+        self.seed('hook', runner.iter)
+        yield
+        self.evaluated.leave()
+        self.resume.check_set_up(runner)
+        self.checkpoints.begin_iteration(runner.epoch, runner.iter, batch_idx)
+        if self._is_witnessed:
+            self.witness.advance(runner, runner.iter)
+        self.seed('step', runner.iter)
+
+    def after_train_iter(self, runner: Any, **details: Any) -> Iterator[None]:
+        yield
+        if self._is_witnessed and runner.iter + 1 == self.witness.early:
+            self._save_for_witness(runner)
+        self.seed('hook', 'loop', runner.iter + 1)
+
+    def after_train_epoch(self, runner: Any) -> Iterator[None]:
+        self.seed('hook', 'end of epoch', runner.epoch)
+        yield
+        self.seed('hook', 'loop', runner.iter)
+
+    # ----------------------------------------------------------------- validation and test
+
+    def before_val_epoch(self, runner: Any) -> Iterator[None]:
+        self.evaluated.leave()
+        self.validation.begin(runner)
+        use_stream(runner.val_dataloader, 'val')
+        self.seed('val', runner.iter)
+        yield
+        self._key_exchanged(runner, runner.val_dataloader, 'val')
+        virtual.check_shared_weights(runner)
+        self.evaluated.enter(runner.model)  # after EMAHook has put its averages in
+
+    def before_val_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
+        yield
+        self._seed_images('val', runner.iter, batch_idx)
+
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
+        run_deferred_checks()
+        self.evaluated.leave()  # before EMAHook takes its averages out
+        with self.checkpoints.validated(runner.iter, metrics):
+            yield
+        self.evaluated.leave()
+        self.validation.end(runner)
+
+    def after_val(self, runner: Any) -> Iterator[None]:
+        yield
+        self.seed('hook', 'loop', runner.iter)
+
+    def before_test_epoch(self, runner: Any) -> Iterator[None]:
+        self.evaluated.leave()
+        use_stream(runner.test_dataloader, 'test')
+        self.seed('test')
+        yield
+        self._key_exchanged(runner, runner.test_dataloader, 'test')
+        virtual.check_shared_weights(runner)
+        self.evaluated.enter(runner.model)
+
+    def before_test_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
+        yield
+        self._seed_images('test', batch_idx)
+
+    def after_test_epoch(self, runner: Any, metrics: Any = None) -> Iterator[None]:
+        run_deferred_checks()
+        self.evaluated.leave()
+        yield
+        self.evaluated.leave()
+
+    # ----------------------------------------------------------------------- a checkpoint
+
+    def _save_for_witness(self, runner: Any) -> None:
+        """Write a checkpoint that only the witness reads; it is gone with this run."""
+        folder, problem = '', ''
+        if is_main_process():
+            try:
+                folder = tempfile.mkdtemp(prefix='mmrepro-witness-')
+            except OSError as error:
+                problem = f'{type(error).__name__}: {error}'
+        problem = agreement.agree('a folder for the witness', problem, max)
+        if not problem:
+            try:
+                with replaced(self.witness, saving=True):
+                    runner.save_checkpoint(folder, 'early.pth', by_epoch=False,
+                                           save_param_scheduler=bool(runner.param_schedulers))
+            except (OSError, RuntimeError) as error:  # a full disk; what no file can hold
+                problem = f'{type(error).__name__}: {error}'
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        if problem:
+            self.witness.notes.append(f'no early checkpoint: {problem}')
+            runner.logger.warning(f'witness: {self.witness.notes[-1]}')
+
+    def saved(self, runner: Any, folder: str, name: str, resumable: bool,
+              arguments: Mapping[str, Any]) -> None:
+        """Let the witness resume from a checkpoint that was written; all ranks call this."""
+        if not resumable or not self._is_witnessed or not isinstance(runner._train_loop, BaseLoop):
+            return
+        iteration = (arguments.get('meta') or {}).get('iter')
+        if iteration is None:
+            iteration = runner.iter + (arguments.get('by_epoch') is False)
+        self.records.note(iteration + AFTER, attributes=not self.witness.not_tried)
+        if is_main_process():
+            self.witness.saved(f'{folder.rstrip("/")}/{name}' if '://' in folder else
+                               os.path.join(folder, name), iteration, self.witness.saving)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
+        yield
+        virtual.check_shared_weights(runner)
+        run_deferred_checks()
+        self._observe(runner.logger)
+        self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
+        if not self.witness.saving:
+            trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}',
+                             lambda: digests_of(checkpoint))
+
+    # ---------------------------------------------------------------------------- the end
+
+    def after_train(self, runner: Any) -> Iterator[None]:
+        self.validation.training_ends(runner)
+        with without_code():  # CheckpointHook publishes: it loads what it has written
+            yield
+        virtual.check_shared_weights(runner)
+        run_deferred_checks()
+        self._observe(runner.logger)
+        if self._is_witnessed:
+            self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
+        with virtual.gathered_weights(runner):
+            end = functools.cache(lambda: end_of(runner))
+            if is_main_process() and not self.config.legacy:
+                runner.logger.info(outcome(runner, end(), [*self._remarks(runner)],
+                                           self._by_program()))
+            trackers.results(runner, 'last', lambda: end().digests)
+
+    def _by_program(self) -> str:
+        """Return what the run has from the program that built it, and no config has."""
+        hooks = [type(hook).__name__ for hook in self._by_code
+                 if not type(hook).__module__.startswith('mmrepro.')]  # these change no bits
+        if self._objects:
+            return f'{", ".join(self._objects)} given as objects'
+        return f'hooks that code has registered: {", ".join(hooks)}' if hooks else ''
+
+    def _remarks(self, runner: Any) -> Iterator[str]:
+        """Yield what the last line of the log says beside the digests."""
+        if self._is_witnessed:
+            yield self.witness.summary(runner.work_dir)
+        if self.resume.history:
+            yield f'{self.resume.history}: bits may not be those of an uninterrupted run'
+
+    # -------------------------------------------------------------------------------------
+
+    def event(self, name: str, runner: Any, details: Mapping[str, Any]
+              ) -> AbstractContextManager[None]:
+        """Return the context in which the hooks of an event are called."""
+        self.process.hold()  # a hook may have built a runner of its own
+        moment = getattr(self, name, None) if name.startswith(('before_', 'after_')) else None
+        return nullcontext() if moment is None else contextmanager(moment)(runner, **details)
+
+    def seed(self, stream: str, *key: seeds.Key) -> None:
+        """Start a stream in this process, one of its own for the rank with ``diff_rank_seed``."""
+        if not self.config.legacy:
+            ranks = (get_rank(),) if self.config.diff_rank_seed else ()
+            seeds.seed_all(self.config.root, stream, *key, *ranks)
+
+    def _key_exchanged(self, runner: Any, loader: Any, stream: str) -> None:
+        """Key a loader that a hook or a loop has made by itself."""
+        if not self.config.legacy and isinstance(loader, DataLoader) and \
+                placement_of(loader) is None:
+            runner.key_loader(loader, stream)
+
+    def _seed_images(self, stream: str, *key: seeds.Key) -> None:
+        if self.config.independent_predictions:
+            # the same numbers for all images, wherever an image is tested
+            seeds.seed_all(self.config.root, 'test', 'image')
+        else:
+            self.seed(stream, *key)
+
+
+def _witness(config: RandomnessConfig, cls: type, settings: Mapping[str, Any],
+             variables: Mapping[str, str]) -> Witness:
+    """Return the witness of a runner that is being built."""
+    mode = config.self_checks.witness
+    if mode is False or config.deterministic is not True or config.legacy:
+        return Witness(mode, 'it is switched off')
+    try:
+        return Witness(mode, recipe_of(cls, settings, variables))
+    except NotRebuilt as problem:
+        return Witness(mode, str(problem))
+
+
+def _tell_epoch(runner: Any) -> None:
+    """Tell the sampler its epoch; a config may have removed MMEngine's DistSamplerSeedHook."""
+    loader = runner.train_dataloader
+    if placement_of(loader) is not None and runner.train_loop.max_epochs > 1:
+        loader.batch_sampler.sampler.set_epoch(runner.epoch)

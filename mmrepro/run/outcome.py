@@ -1,0 +1,165 @@
+"""The last line of a training: its weights, their file, and the command that repeats it."""
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import mmengine.registry
+from mmengine.dist import get_world_size
+from mmengine.hooks import EMAHook
+
+from ..checkpoint.files import load
+from ..distributed.process_group import process_count
+from ..distributed.unwrap import unwrap
+from ..objects.digests import state_digest
+
+# packages that are imported whatever a config says
+_PROVIDED = ('builtins', 'mmcv', 'mmdet', 'mmengine', 'mmrepro', 'torch')
+DIGITS = 16  # of the digest, in hexadecimal
+
+
+def digests_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """Return digests of trained ``weights`` and of ``averages``, see :func:`.state_digest`.
+
+    In a checkpoint with averages, ``state_dict`` has these, and ``ema_state_dict`` the trained
+    weights, with ``module.`` before their names.
+    """
+    states = dict(weights=checkpoint['state_dict'])
+    if 'ema_state_dict' in checkpoint:
+        trained = {name.removeprefix('module.'): value
+                   for name, value in checkpoint['ema_state_dict'].items()
+                   if name.startswith('module.')}
+        states = dict(weights=trained, averages=checkpoint['state_dict'])
+    return {kind: state_digest(state)[:DIGITS] for kind, state in states.items()}
+
+
+class End(NamedTuple):
+    """The end of a training."""
+    digests: dict[str, str]  # of its file, if it was saved, else of the model
+    where: str  # the file, or that there is none
+
+
+def end_of(runner: Any) -> End:
+    """Return the digests of the end of a training; a local file of CheckpointHook is read."""
+    path = runner.message_hub.get_info('last_ckpt', None)  # also in a folder of its own
+    where = path or 'not saved'
+    if path is not None and os.path.isfile(path):
+        content = load(path, mapped=True, checked=True)
+        if content['meta']['iter'] == runner.iter:
+            return End(digests_of(content), where)
+        where = f'not saved (last file: {path})'
+    content = dict(state_dict=unwrap(runner.model).state_dict())
+    for hook in runner.hooks:
+        if isinstance(hook, EMAHook):
+            content['ema_state_dict'] = hook.ema_model.state_dict()
+            hook._swap_ema_state_dict(content)
+    return End(digests_of(content), where)
+
+
+def outcome(runner: Any, end: End, remarks: Sequence[str] = (), by_program: str = '') -> str:
+    """Return the line.
+
+    Args:
+        remarks: what else it says.
+        by_program: what the run had from the program that built it, beside its config.
+    """
+    said = ', '.join(f'{kind} {digest}' for kind, digest in end.digests.items())
+    text = f'{said} after {runner.iter} iterations, {end.where}'
+    reason = by_program or not_in_config(runner.cfg)
+    if reason:
+        again = f'start the program again, with another work_dir (no command does it: {reason})'
+    else:
+        again = command_to_repeat(runner)
+    return '; '.join([text, *remarks, f'to repeat: {again}'])
+
+
+def not_in_config(cfg: Any) -> str:
+    """Return why a config alone does not train what its run has trained; '' if it does."""
+    if 'model' not in cfg:
+        return 'the runner was built from arguments, not from a config'
+    imports = (cfg.get('custom_imports') or {}).get('imports') or []
+    imported = [imports] if isinstance(imports, str) else list(imports)
+    packages = {*_PROVIDED, cfg.get('default_scope'), *map(_package, imported)}
+    for wanted in _types(cfg.to_dict()):
+        by_name = isinstance(wanted, str)
+        modules = _modules_of(wanted) if by_name else [wanted.__module__]
+        # a config has the path of a class, which only the script itself cannot be imported by
+        missing = not packages.intersection(map(_package, modules)) if by_name else \
+            modules == ['__main__']
+        if modules and missing and not _imported_by([*imported]).intersection(modules):
+            name = wanted if by_name else wanted.__name__
+            return f'{name} is defined in {modules[0]}, which the config does not import'
+    return ''
+
+
+def _package(module: str) -> str:
+    return str(module).partition('.')[0]
+
+
+def _imported_by(names: list[str]) -> set[str]:
+    """Return modules that modules import, as far as their namespaces show."""
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        module = sys.modules.get(name)
+        if module is None or name in found or _package(name) in _PROVIDED:
+            continue
+        found.add(name)
+        for value in list(vars(module).values()):
+            other = value.__name__ if isinstance(value, ModuleType) else \
+                getattr(value, '__module__', None)
+            if isinstance(other, str):
+                names.append(other)
+    return found
+
+
+def _types(value: Any) -> Iterator[Any]:
+    """Yield each ``type`` in a config: a name, or a class or function."""
+    if isinstance(value, Mapping):
+        wanted = value.get('type')
+        if isinstance(wanted, str) or hasattr(wanted, '__module__'):
+            yield wanted
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _types(item)
+
+
+def _modules_of(name: str) -> list[str]:
+    """Return the modules of what is registered by a name, in any registry."""
+    registries = [value for value in vars(mmengine.registry).values()
+                  if isinstance(value, mmengine.registry.Registry)]
+    found = []
+    for registry in registries:  # children are added to the list meanwhile
+        registries.extend(registry.children.values())
+        thing = registry.module_dict.get(name.rpartition('.')[2])
+        if thing is not None:
+            found.append(str(getattr(thing, '__module__', '')))
+    return found
+
+
+def command_to_repeat(runner: Any) -> str:
+    """Return the command that trains the config again in another folder."""
+    cfg = runner.cfg
+    words = ['mmrepro', 'train', os.path.join(runner.work_dir, config_name(runner)), '--work-dir',
+             f'{os.path.normpath(runner.work_dir)}-again']
+    launcher = cfg.get('launcher', 'none')
+    if launcher != 'none':
+        count = process_count()
+        # virtual ranks do not know how many of the processes are on this machine
+        local = int(os.environ.get('LOCAL_WORLD_SIZE', count)) \
+            if get_world_size() == count else count
+        nodes = [] if local == count else [f'--nnodes={count // local}']
+        words = ['torchrun', *nodes, f'--nproc_per_node={local}', '-m', *words,
+                 '--launcher', 'pytorch']
+    return shlex.join(words)
+
+
+def config_name(runner: Any) -> str:
+    """Return the name of the config that MMEngine has written, with all options in effect."""
+    name = runner.cfg.filename
+    return os.path.basename(name) if name else f'{runner.timestamp}.py'

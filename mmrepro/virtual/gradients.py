@@ -1,0 +1,400 @@
+"""The wrapper of a model on virtual ranks, in the place of DistributedDataParallel."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from mmengine.model import MMDistributedDataParallel
+from mmengine.registry import MODEL_WRAPPERS
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from ..distributed.reduction_tree import ReductionTree, combine_of, nodes_of
+from ..distributed.scheduler import current
+from ..errors import CollectiveMismatch, VirtualRanksError
+from ..objects.nested import tensors
+from ..util.scoped import replaced
+from .exchange import Processes
+
+BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
+_SUM = dist.ReduceOp.SUM
+
+
+def _uses(flat: Tensor) -> Any:
+    """Count who refers to the memory of a tensor."""
+    # torch 2.1 cannot tell: everybody may
+    count = getattr(torch._C, '_storage_Use_Count', lambda pointer: object())
+    return count(flat.untyped_storage()._cdata)
+
+
+class _Row:
+    """A sum of each gradient of a bucket: ``flat``, and as views."""
+
+    def __init__(self, bucket: _Bucket) -> None:
+        self.flat = bucket.like.new_zeros(bucket.size + bucket.rest)
+        self.views = bucket.split(self.flat)
+        self._uses = _uses(self.flat)
+
+    def is_free(self) -> bool:
+        """Whether nobody else has views, as gradients."""
+        return bool(_uses(self.flat) == self._uses)
+
+
+class _Bucket:
+    """Gradients that travel together, and their sums, in memory that is kept from step to step.
+
+    A node of the trees of gradients is a row.
+
+    Args:
+        tensors: Like the gradients, by number.
+        processes: The number of processes, among which a sum is divided.
+        nodes: The number of rows that are kept.
+    """
+
+    def __init__(self, tensors: dict[int, Tensor], processes: int, nodes: int) -> None:
+        self.numbers, self._shapes = list(tensors), [one.shape for one in tensors.values()]
+        self.size = sum(shape.numel() for shape in self._shapes)
+        self.rest = -self.size % processes  # each process adds up a part of the same size
+        self.like = next(iter(tensors.values())).detach()
+        memory = self.like.new_empty(max(shape.numel() for shape in self._shapes))
+        self.products = [memory[:shape.numel()].view(shape) for shape in self._shapes]
+        self.received: Any = None  # memory for what processes send
+        self.rows: list[_Row] = []  # of the pass under way
+        self._kept: list[_Row] = []
+        self._nodes = nodes
+        self.left = 0  # gradients that are still to come
+        self.finish: Any = None  # returns the sum, see Processes.begin
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([*(shape.numel() for shape in self._shapes), self.rest])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes)]
+
+    def row(self, number: int) -> _Row:
+        if number == len(self.rows):
+            row = next((row for row in self._kept if row not in self.rows and row.is_free()), None)
+            if row is None:
+                row = _Row(self)
+                self._kept.append(row)
+                del self._kept[:-self._nodes]
+            self.rows.append(row)
+        return self.rows[number]
+
+
+class GradientSums:
+    """Adds up the gradients of a model over the ranks, as backward passes make them.
+
+    The ranks of a process share it. Every gradient has a tree of its own, so that a rank that waits
+    keeps none. With several processes, a bucket is sent when the last rank of this process has
+    filled it; all processes send buckets in the same order.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._mine = processes.members[processes.mine]
+        self._order = [*self._mine, -1]  # in which a tree takes ranks
+        # the gradients of a process with one rank stay to take the mean
+        self.direct = len(self._mine) == 1 and not processes.alone
+        self._kinds: list[Any] = []
+        self._buckets: list[_Bucket] = []
+        self._places: dict[int, tuple[_Bucket, int]] = {}  # by number of the gradient
+        self._trees: list[ReductionTree] = []  # of the pass under way; values are views of rows
+        self._come: list[int] = []  # how many ranks each tree has
+        self._early: dict[tuple[int, int], Tensor] = {}  # of ranks that a lower one has to precede
+        self._begun = 0  # buckets that were sent
+        self.coming = 0  # ranks that wait for the sums
+        self.holders = 0  # ranks that have still to copy the last ones, or have views as gradients
+
+    def open(self, tensors: Sequence[Tensor]) -> None:
+        """Take on the gradients of a pass, which are like ``tensors``; every rank calls it."""
+        kinds = [(one.shape, one.dtype, one.device) for one in tensors]
+        if self._trees and kinds != self._kinds:
+            raise CollectiveMismatch('the trainable parameters of this rank have other shapes or '
+                                     'types than those of another rank')
+        if self._trees:
+            return
+        if kinds != self._kinds:
+            self._make_buckets(tensors)
+        self._kinds, self._begun = kinds, 0
+        self._trees = [ReductionTree(combine_of(_SUM)) for _ in kinds]
+        self._come = [0] * len(kinds)
+        for bucket in self._buckets:
+            bucket.left, bucket.rows = len(self._mine) * len(bucket.numbers), []
+
+    def _make_buckets(self, tensors: Sequence[Tensor]) -> None:
+        """Fill buckets in the order in which backward passes come to most parameters."""
+        groups: list[dict[int, Tensor]] = []
+        filling: dict[Any, dict[int, Tensor]] = {}
+        last = len(tensors) - 1  # is complete when the pass is
+        for number in [*reversed(range(last)), last]:
+            tensor = tensors[number]
+            group = filling.get((tensor.dtype, tensor.device))
+            if group is None or sum(
+                    one.numel() * one.element_size() for one in group.values()) >= BUCKET:
+                group = filling[tensor.dtype, tensor.device] = {}
+                groups.append(group)
+            group[number] = tensor
+        self._buckets = [_Bucket(group, len(self._processes.members),
+                                 len(self._mine).bit_length() + 1) for group in groups]
+        if not self._processes.alone:
+            nodes = max(len(nodes_of(ranks)) for ranks in self._processes.members)
+            for bucket in self._buckets:
+                bucket.received = torch.empty(
+                    nodes * bucket.row(0).flat.nbytes, dtype=torch.uint8,
+                    device=self._processes.device)
+        self._places = {number: (bucket, place) for bucket in self._buckets
+                        for place, number in enumerate(bucket.numbers)}
+
+    def put(self, rank: int, number: int, gradient: Tensor, factor: float) -> None:
+        """Add a gradient, times ``factor``."""
+        if rank != self._order[self._come[number]]:
+            self._early[number, rank] = gradient * factor
+            return
+        self._add(rank, number, gradient, factor)
+        while self._early and (key := (number, self._order[self._come[number]])) in self._early:
+            self._add(key[1], number, self._early.pop(key), 1)
+        while not self._processes.alone and self._begun < len(self._buckets) and \
+                not self._buckets[self._begun].left:
+            self._begin(self._buckets[self._begun])
+            self._begun += 1
+
+    def _add(self, rank: int, number: int, gradient: Tensor, factor: float) -> None:
+        """Add the gradient of the next rank: to a row of its own, or to that of the rank before."""
+        bucket, place = self._places[number]
+        tree = self._trees[number]
+        joins = rank % 2 and tree.nodes and tree.nodes[-1][:2] == (0, rank - 1)
+        memory = bucket.products if joins else bucket.row(len(tree.nodes)).views
+        tree.add_leaf(rank, torch.mul(gradient, factor, out=memory[place]))
+        self._come[number] += 1
+        bucket.left -= 1
+
+    def _begin(self, bucket: _Bucket) -> None:
+        nodes = len(self._trees[bucket.numbers[0]].nodes)
+        bucket.finish = self._processes.begin([row.flat for row in bucket.rows[:nodes]],
+                                              bucket.received, aside=True)
+
+    # an operation in which the ranks meet, see Meeting
+
+    def add(self, rank: int, used: Tensor) -> None:
+        """Take the last tensor of the pass."""
+        self.put(rank, len(self._kinds) - 1, used, 1)
+
+    def finish(self) -> list[Tensor]:
+        trees, self._trees = self._trees, []
+        self.holders, self.coming = self.coming, 0
+        roots: dict[int, Tensor] = {}
+        for bucket in self._buckets:
+            if self._processes.alone:
+                for number in bucket.numbers:
+                    trees[number].root()
+                flat = bucket.rows[0].flat
+            else:
+                flat, bucket.finish = bucket.finish(combine_of(_SUM)), None
+            roots.update(zip(bucket.numbers, bucket.split(flat)))
+        return [roots[number] for number in range(len(roots))]
+
+
+@MODEL_WRAPPERS.register_module()
+class VirtualDataParallel(nn.Module):
+    """Averages the gradients over the virtual ranks in a backward pass.
+
+    Each gradient is multiplied by 1/V and then added up in a fixed tree over the ranks, see
+    :mod:`mmrepro.distributed.reduction_tree`. A parameter without a gradient on some ranks counts
+    as zero there; without one on all ranks it has none. As with DistributedDataParallel, weights
+    and buffers are those of rank 0 at first, and ``no_sync`` around a forward pass leaves the
+    gradients of this rank alone.
+
+    Args:
+        module: The model, on its device.
+        broadcast_buffers: Take the buffers of rank 0 before every forward pass.
+        detect_anomalous_params: As with MMDistributedDataParallel.
+        find_unused_parameters, static_graph, gradient_as_bucket_view, bucket_cap_mb: Accepted;
+            unused parameters are always found.
+    """
+
+    # methods that MMEngine calls; they need `module` and `detect_anomalous_params` only
+    train_step = MMDistributedDataParallel.train_step
+    val_step = MMDistributedDataParallel.val_step
+    test_step = MMDistributedDataParallel.test_step
+    _run_forward = MMDistributedDataParallel._run_forward
+
+    def __init__(self, module: nn.Module, broadcast_buffers: bool = True,
+                 detect_anomalous_params: bool = False, find_unused_parameters: bool = False,
+                 static_graph: bool = False, gradient_as_bucket_view: bool = False,
+                 bucket_cap_mb: float | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.detect_anomalous_params = detect_anomalous_params
+        self._group: Any = dist.group.WORLD  # a VirtualGroup
+        self._broadcast_buffers, self._take_buffers = broadcast_buffers, True
+        self._average = True
+        self.sharing: Any = None  # this rank's part in shared weights
+        self.sharding: Any = None  # its Sharding, of sharded weights
+        self._sums: Any = None  # GradientSums of this process
+        self._task: int | None = None  # the backward pass under way
+        self._streams: bool | None = None  # it moves gradients when they are made; None: the first
+        self._nested = False  # a backward pass had others inside
+        self._handles: list[Any] = []
+        self._views = False  # gradients are parts of sums that other ranks have as well
+        self._take([*module.parameters(), *module.buffers()])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this rank; a copy shares no weights and no process group."""
+        return {**self.__dict__, '_group': None, 'sharing': None, 'sharding': None,
+                '_sums': None, '_views': False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._group = dist.group.WORLD
+
+    def _take(self, values: list[Tensor]) -> None:
+        """Overwrite ``values`` with those of rank 0."""
+        for value in values:
+            dist.broadcast(value.detach(), 0, group=self._group)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Leave the gradients of forward passes in a block as they are on this rank."""
+        return replaced(self, _average=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        average = self._average and torch.is_grad_enabled()
+        if self._broadcast_buffers and self._take_buffers:
+            self._take([*self.module.buffers()])
+        if average and self._sums is None:
+            self._sums = self._group.of_processes(GradientSums, 'the sums of gradients')
+        if torch.is_grad_enabled():
+            self._leave_common_sums()
+        if average and self._sums.holders:
+            # the sums of this pass can take the memory
+            scheduler: Any = current()
+            scheduler.wait(lambda: not self._sums.holders, 'a forward pass')
+        outputs = self.module(*args, **kwargs)
+        self._take_buffers = average
+        begin = self._begin if average else self._begin_local
+        if average or self.sharding is not None and torch.is_grad_enabled():
+            for tensor in tensors(outputs):
+                if tensor.requires_grad:
+                    tensor.register_hook(begin)
+        return outputs
+
+    def _begin(self, gradient: Tensor) -> None:
+        """Average gradients in the backward pass that has begun, and wait for them at its end.
+
+        Activation checkpointing has backward passes inside of the backward pass, which come to
+        parameters more than once. What they make is averaged at the end, and the first pass of all
+        is for finding that out.
+        """
+        task = torch._C._current_graph_task_id()
+        if task == self._task:
+            return
+        if self._task is not None:
+            raise VirtualRanksError(
+                'a backward pass on this virtual rank ended with an error that was caught, and '
+                'another pass begins. Other ranks may have added up gradients of the first one')
+        self._task, self._streams = task, self._streams is not None and not self._nested
+        if self.sharding is not None:
+            self.sharding.begin_backward(average=True)
+        self._leave_common_sums()
+        parameters = self.module.parameters() if self.sharding is None else \
+            self.sharding.left_whole
+        self._trained = [value for value in parameters if value.requires_grad]
+        self._used = np.zeros(len(self._trained), np.int32)
+        self._missing = dict.fromkeys(range(len(self._trained)))
+        if self._trained:
+            self._sums.open([*self._trained, torch.from_numpy(self._used)])
+        if hasattr(Tensor, 'register_post_accumulate_grad_hook'):  # torch 2.1
+            self._handles = [
+                value.register_post_accumulate_grad_hook(functools.partial(self._ready, number))
+                for number, value in enumerate(self._trained)]
+        Variable._execution_engine.queue_callback(self._reduce)
+
+    def _begin_local(self, gradient: Tensor) -> None:
+        """Leave the gradients of sharded weights on this rank in the pass that has begun."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            self.sharding.begin_backward(average=False)
+            Variable._execution_engine.queue_callback(self._end_local)
+
+    @torch.no_grad()
+    def _end_local(self) -> None:
+        self._task = None
+        self.sharding.end_backward(average=False)
+
+    def _ready(self, number: int, parameter: Tensor) -> None:
+        if torch._C._current_graph_task_id() == self._task:
+            if self._streams:
+                self._move_gradient(number)
+            return
+        self._nested = True
+        if number not in self._missing:
+            raise VirtualRanksError(
+                f'a parameter of shape {tuple(parameter.shape)} is used inside and outside of '
+                'torch.utils.checkpoint, which began later than the first step: give it '
+                'use_reentrant=False')
+
+    def _move_gradient(self, number: int) -> None:
+        """Move a gradient into the sums, to free it while other ranks run."""
+        del self._missing[number]
+        parameter = self._trained[number]
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        elif gradient.is_sparse:
+            raise VirtualRanksError(f'a sparse gradient of a parameter of shape '
+                                    f'{tuple(parameter.shape)}: virtual ranks average dense ones')
+        else:
+            self._used[number] = 1
+            if not self._sums.direct:
+                parameter.grad = None
+        # without the graph that create_graph=True gives it
+        self._sums.put(self._group.rank(), number, gradient.detach(), 1. / self._group.size())
+
+    def _rest(self) -> Tensor:
+        """Move the gradients that are left, and return which there are."""
+        for number in list(self._missing):
+            self._move_gradient(number)
+        return torch.from_numpy(self._used)
+
+    @torch.no_grad()
+    def _reduce(self) -> None:
+        self._task = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self.sharding is not None:
+            self.sharding.end_backward(average=True)
+        if not self._trained:
+            return
+        self._views = self.sharing is not None and self.sharing.views
+        self._sums.coming += 1
+        *means, counts = self._group.meet(
+            f'the average of {len(self._trained)} gradients', self._rest, lambda: self._sums)
+        taken: set[int] = set()
+        for parameter, mean, count in zip(self._trained, means, counts.tolist()):
+            if count and self._views:
+                parameter.grad = mean
+            elif count:
+                # memory of its own, with the layout of the parameter, whatever the bucket is
+                own = parameter.grad
+                place = 0 if own is None else own.untyped_storage().data_ptr()
+                if own is None or own.stride() != parameter.stride() or place in taken:
+                    own = parameter.grad = torch.empty_like(parameter)
+                taken.add(place)
+                own.copy_(mean)
+        if not self._views:
+            self._sums.holders -= 1
+
+    def _leave_common_sums(self) -> None:
+        """Copy gradients that are views of sums of all ranks, before this rank adds to them."""
+        if not self._views:
+            return
+        for parameter in self._trained:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+        self._views = False
+        self._sums.holders -= 1

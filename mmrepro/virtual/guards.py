@@ -1,0 +1,107 @@
+"""Attributes of torch and MMEngine that are replaced while virtual ranks run."""
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable
+
+import mmengine.logging.logger
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from ..distributed.scheduler import Turns
+from ..errors import VirtualRanksError
+from ..util.scoped import replaced
+from .world import ThreadLocalWorld
+
+# module, attribute, why it is refused
+REFUSED: tuple[tuple[str, str, str], ...] = (
+    ('torch', 'compile', 'compiled code may be shared by ranks'),
+    ('torch.cuda', 'graph', 'a captured graph cannot hand over to another rank'),
+    ('torch.cuda', 'make_graphed_callables', 'a captured graph cannot hand over to another rank'),
+)
+
+
+def _refusal(name: str, why: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise VirtualRanksError(
+            f'{name} cannot be used with randomness.virtual_ranks: {why}; leave it out, or start '
+            'as many processes as there are ranks without virtual_ranks')
+    return refuse
+
+
+@contextmanager
+def autocast_cache() -> Iterator[None]:
+    """Keep autocast's cache of cast weights until no rank is inside of autocast.
+
+    The cache belongs to the process, the nesting to a thread: a rank that leaves would drop the
+    weights that another rank has cast. Their next use would cast again, and the gradients of the
+    two casts would be added up in float32 instead of half precision. Entries are found by tensor,
+    and each rank has its own tensors.
+    """
+    increase, decrease = torch.autocast_increment_nesting, torch.autocast_decrement_nesting
+    clear = torch.clear_autocast_cache
+    inside: set[int] = set()
+
+    def enter() -> int:
+        inside.add(threading.get_ident())
+        return increase()
+
+    def leave() -> int:
+        left = decrease()
+        if left == 0:
+            inside.discard(threading.get_ident())
+        return left
+
+    def clear_if_last() -> None:
+        if not inside:
+            clear()
+
+    with replaced(torch, autocast_increment_nesting=enter, autocast_decrement_nesting=leave,
+                   clear_autocast_cache=clear_if_last):
+        yield
+    clear()
+
+
+@contextmanager
+def guarded(turns: Turns) -> Iterator[None]:
+    """Put everything of this module, and the worlds of the ranks, into force for a block.
+
+    Raises:
+        RuntimeError: virtual ranks run in this process already.
+    """
+    if isinstance(c10d._world, ThreadLocalWorld):
+        raise VirtualRanksError('virtual ranks run in this process already')
+    make, barrier = c10d._new_process_group_helper, c10d._store_based_barrier
+    world = ThreadLocalWorld(c10d._world, turns)
+
+    def new_group(size: int, rank: int, ranks: list[int], backend: Any, *args: Any,
+                  **kwargs: Any) -> Any:
+        worlds = getattr(world, 'virtual', None)
+        if worlds is None:  # a group of the real processes
+            return make(size, rank, ranks, backend, *args, **kwargs)
+        with worlds.new_group(ranks) as virtual_backend:
+            return make(size, rank, ranks, virtual_backend, *args, **kwargs)
+
+    def wait(*args: Any, **kwargs: Any) -> None:
+        if not hasattr(world, 'virtual'):  # virtual ranks have met when the group was made
+            barrier(*args, **kwargs)
+
+    with ExitStack() as stack:
+        # newer torch: gives each thread its own registry of process groups by name
+        isolate = getattr(torch._C._distributed_c10d, '_set_thread_isolation_mode', bool)
+        isolate(True)
+        stack.callback(isolate, False)
+        stack.enter_context(autocast_cache())
+        # in the names of log files; MMEngine takes LOCAL_RANK for the number of a device
+        stack.enter_context(replaced(
+            mmengine.logging.logger, _get_device_id=lambda:
+            torch.cuda.current_device() if torch.cuda.is_initialized() else 0))
+        stack.enter_context(replaced(c10d, _world=world, _new_process_group_helper=new_group,
+                                     _store_based_barrier=wait))
+        for module, name, why in REFUSED:
+            stack.enter_context(replaced(
+                sys.modules[module], **{name: _refusal(f'{module}.{name}', why)}))
+        yield

@@ -1,0 +1,262 @@
+"""Weights, gradients and the optimizer's state, divided among the virtual ranks by FSDP2.
+
+``fully_shard`` runs on the process group of the virtual ranks: each rank keeps a part of every
+tensor, so a process that has all ranks keeps all of it, and one of N processes a share of 1/N. The
+group adds up gradients in the tree of :mod:`mmrepro.distributed.reduction_tree`, scaled as
+:class:`.gradients.VirtualDataParallel` scales them, and the optimizer steps element by element: so
+the bits are those of whole weights.
+
+Weights are divided when the training begins, with everything loaded, and are gathered on rank 0
+when a checkpoint is written: files do not depend on it.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from mmengine.dist import is_main_process
+from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from torch import Tensor, nn
+
+from ..distributed.agreement import agree
+from ..distributed.unwrap import unwrap
+from ..errors import RandomnessError
+from ..objects.digests import exact_digest, local
+from . import fsdp2, weight_hooks
+from .shards import is_sharded, part_of, whole_tensor
+
+SINCE = '2.13'  # of torch: parameters without a gradient take part in a sum
+# optimizers of torch whose step computes each element from the same element of other tensors
+BY_ELEMENT = ('SGD', 'Adam', 'AdamW', 'NAdam', 'RAdam', 'Adamax', 'Adagrad', 'Adadelta', 'RMSprop',
+              'ASGD', 'Rprop')
+
+
+def problem(runner: Any) -> str:
+    """Return why the weights of a run cannot be divided; '' if they can."""
+    wrapper = runner.optim_wrapper
+    optimizer = getattr(wrapper, 'optimizer', None)
+    if runner.model.sharding is not None:
+        return 'runner.train() was called before: build a new runner'
+    if not hasattr(fsdp2.library().FSDPModule, 'set_reduce_scatter_unused_params'):
+        return f'torch {torch.__version__} does not have what it needs: {SINCE} has'
+    if type(wrapper) not in (OptimWrapper, AmpOptimWrapper):
+        return (f'the optimizer wrapper is {type(wrapper).__name__}: allowed are OptimWrapper and '
+                'AmpOptimWrapper')
+    if not type(optimizer).__module__.startswith('torch.optim') or \
+            type(optimizer).__name__ not in BY_ELEMENT:
+        return (f'the step of the optimizer {type(optimizer).__name__} is not known to compute '
+                f'each element by itself: allowed are {", ".join(BY_ELEMENT)}')
+    if wrapper.clip_grad_kwargs and wrapper.clip_func not in _CLIPS:
+        name = getattr(wrapper.clip_func, '__qualname__', wrapper.clip_func)
+        return (f'the optimizer wrapper clips gradients with {name}, which sees a part of each: '
+                f'allowed are {" and ".join(clip.__name__ for clip in _CLIPS)} of torch')
+    return weight_hooks.problem(runner.hooks)
+
+
+class Sharding:
+    """The sharded weights of one rank's model, and the state of its optimizer.
+
+    The runner has them loaded, the same on all ranks.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+        self._model: Any = unwrap(runner.model)
+        averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
+        self._optimizer = runner.optim_wrapper.optimizer
+        group = dist.new_group(list(range(dist.get_world_size())))
+        device = next(self._model.parameters()).device.type
+        self._mesh = DeviceMesh.from_group(group, device)
+        # frozen ones have no gradient that says when their last use in a backward pass is over;
+        # FSDP2 does not divide scalars
+        whole = {name: value for name, value in self._model.named_parameters()
+                 if not value.requires_grad or value.ndim == 0}
+        self.left_whole, self._names_of_whole = list(whole.values()), list(whole)
+        parameters, records = self._divide(self._model)
+        self._sums = fsdp2.LocalSums(self._mesh, records)
+        for old, new in parameters.items():
+            if old.grad is not None and is_sharded(new):  # of the iterations before a resume
+                self._sums.show(new, old.grad)
+        self._divide_optimizer(parameters)
+        self._divided = {self._model: dict(self._model.named_parameters())}
+        for average in averages:
+            self._divide(average.module)
+            divided = self._divided[average.module] = dict(
+                average.module.named_parameters(remove_duplicate=False))
+            average.avg_parameters = {name: divided.get(name, value)
+                                      for name, value in average.avg_parameters.items()}
+        wrapper = runner.optim_wrapper
+        if wrapper.clip_grad_kwargs:
+            wrapper.clip_func = _CLIPS[wrapper.clip_func]
+        if hasattr(wrapper, 'loss_scaler'):
+            wrapper.loss_scaler._unscale_grads_ = functools.partial(
+                _unscale, wrapper.loss_scaler._unscale_grads_)
+        for hook in runner.hooks:
+            weight_hooks.adapter_of(hook).adapt_sharded(hook)
+
+    def _divide(self, model: nn.Module) -> tuple[dict[nn.Parameter, nn.Parameter], dict]:
+        """Divide the weights of a model.
+
+        Returns:
+            tuple: the new parameters by those that it had, and FSDP2's records by the new ones.
+        """
+        before = dict(model.named_parameters())
+        records = fsdp2.divide(model, self._mesh, {before[name] for name in self._names_of_whole})
+        after = dict(model.named_parameters())
+        return {value: after[name] for name, value in before.items()}, records
+
+    def _divide_optimizer(self, parameters: dict[nn.Parameter, nn.Parameter]) -> None:
+        state = dict(self._optimizer.state)
+        for group in self._optimizer.param_groups:
+            group['params'] = [parameters[old] for old in group['params']]
+        self._optimizer.state.clear()
+        for old, entries in state.items():
+            self._optimizer.state[parameters[old]] = {
+                key: self._part_of(value, parameters[old])
+                if is_sharded(parameters[old]) and isinstance(value, Tensor)
+                and value.shape == old.shape else value
+                for key, value in entries.items()}
+
+    def _part_of(self, value: Tensor, parameter: Any) -> Tensor:
+        """Return this rank's part of a tensor, divided as the parameter is."""
+        from torch.distributed.tensor import DTensor
+        return DTensor.from_local(
+            part_of(value, parameter).clone(), self._mesh, parameter.placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride())
+
+    def begin_backward(self, average: bool) -> None:
+        """Go on with what this rank has added up, and average it over the ranks or not."""
+        self._model.set_requires_gradient_sync(average)
+        self._sums.hide()
+
+    def end_backward(self, average: bool) -> None:
+        """Show what this rank has added up; or drop the gradients that no rank has computed."""
+        if not average:
+            self._sums.show_all()
+            return
+        # FSDP2 puts zeros where no rank has computed a gradient
+        unused = fsdp2.noted()
+        parameters = [value for value in self._divided[self._model].values()
+                      if is_sharded(value)]
+        used = torch.tensor([value.grad is not None and id(value) not in unused
+                             for value in parameters], dtype=torch.int32)
+        unused.clear()
+        dist.all_reduce(used)
+        for value, count in zip(parameters, used.tolist()):
+            if not count:
+                value.grad = None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Gather weights and the optimizer's state: rank 0 saves them inside of the block.
+
+        A collective operation. Tensors are gathered one at a time, into the memory of the host.
+        """
+        weights = {id(value): _kept(value) for parameters in self._divided.values()
+                   for value in parameters.values() if is_sharded(value)}
+        states = [{key: _kept(value) for key, value in self._optimizer.state[value].items()}
+                  if value in self._optimizer.state else {}
+                  for group in self._optimizer.param_groups for value in group['params']]
+        if not is_main_process():
+            yield
+            return
+
+        def put_weights(module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
+            for name, value in module.named_parameters(remove_duplicate=False):
+                if prefix + name in state and id(value) in weights:
+                    state[prefix + name] = weights[id(value)]
+
+        def put_states(optimizer: Any, state: dict[str, Any]) -> None:
+            state['state'] = {number: states[number] for number in state['state']}
+
+        with ExitStack() as handles:
+            for model in self._divided:
+                handles.enter_context(model._register_state_dict_hook(put_weights))
+            handles.enter_context(self._optimizer.register_state_dict_post_hook(put_states))
+            yield
+
+
+def _kept(value: Any) -> Any:
+    """Return all of a divided tensor on rank 0, in the memory of the host; others as they are."""
+    if not is_sharded(value):
+        return value
+    whole = whole_tensor(value)
+    return whole.cpu() if is_main_process() else None
+
+
+def _clip_norm(parameters: list[Any], max_norm: float, norm_type: float = 2.,
+               error_if_nonfinite: bool = False, foreach: bool | None = None) -> Tensor:
+    """Clip by the norm of whole gradients, computed as in torch's ``clip_grad_norm_``."""
+    norms = [torch.linalg.vector_norm(whole_tensor(value.grad), norm_type) for value in parameters]
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if error_if_nonfinite and not total.isfinite():
+        raise RuntimeError(f'the norm of order {norm_type} of the gradients is {total.item()}')
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for value in parameters:
+        local(value.grad).mul_(factor)
+    return total
+
+
+def _clip_values(parameters: list[Any], clip_value: float, foreach: bool | None = None) -> None:
+    for value in parameters:
+        local(value.grad).clamp_(-clip_value, clip_value)
+
+
+def _unscale(unscale: Callable, optimizer: Any, *args: Any) -> dict[torch.device, Tensor]:
+    """Unscale the parts of gradients; a step is skipped if any rank has found an infinity."""
+    groups = [[_with_gradient(local(value.grad)) for value in group['params']
+               if value.grad is not None] for group in optimizer.param_groups]
+    found: dict[torch.device, Tensor] = unscale(
+        SimpleNamespace(param_groups=[dict(params=group) for group in groups]), *args)
+    for value in found.values():
+        dist.all_reduce(value, dist.ReduceOp.MAX)
+    return found
+
+
+def _with_gradient(gradient: Tensor) -> Tensor:
+    value = gradient.detach()
+    value.grad = gradient
+    return value
+
+
+_CLIPS: dict[Callable, Callable] = {
+    nn.utils.clip_grad_norm_: _clip_norm, nn.utils.clip_grad_value_: _clip_values}
+
+
+def shard_weights(runner: Any) -> None:
+    """Divide the weights of a training that is about to begin among the virtual ranks.
+
+    Every rank calls this function when its weights are loaded and its hooks are ready.
+
+    Raises:
+        RandomnessError: it is not possible, says why.
+    """
+    text = problem(runner)
+    wrapper = runner.optim_wrapper
+    digest = '' if text else exact_digest([
+        {name: value.detach() for name, value in unwrap(runner.model).named_parameters()},
+        wrapper.state_dict()])
+    starts = agree('the start of a training with sharded weights', (text, digest), list)
+    text = next(filter(None, (start[0] for start in starts)), '')
+    if not text and len({start[1] for start in starts}) > 1:
+        text = 'weights or the state of the optimizer are not the same on all ranks'
+    if text:
+        raise RandomnessError(f"randomness.virtual_ranks.memory='sharded', and {text}. Other kinds "
+                              "of memory are None, 'shared' and 'separate'")
+    runner.model.sharding = Sharding(runner)
+    values = list(unwrap(runner.model).parameters())
+    kept, total = (sum(map(size, values)) / 1e6 for size in (
+        lambda value: local(value).numel(), Tensor.numel))
+    runner.logger.info(f'sharded weights: of {total:.1f} million, this rank keeps {kept:.1f} '
+                       'million, with their gradients and the state of the optimizer')
+
+
+def gathered_weights(runner: Any) -> AbstractContextManager[None]:
+    """Let rank 0 see whole weights in state dicts inside the block; collective if divided."""
+    sharding = getattr(runner.model, 'sharding', None)
+    return nullcontext() if sharding is None else sharding.whole()
