@@ -37,7 +37,7 @@ import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 from dev import figures  # noqa: E402
 from dev.children import Child, join_ranks, silence_output  # noqa: E402
 from mmrepro.distributed.unwrap import unwrap  # noqa: E402
-from mmrepro.objects.digests import local  # noqa: E402
+from mmrepro.objects.digests import local_part  # noqa: E402
 from mmrepro.objects.nested import tensors  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
@@ -65,7 +65,7 @@ class Watch(Hook):
             self.peaks.append(resident('VmHWM'))
             for value in [*unwrap(runner.model).parameters(),
                           *tensors(list(runner.optim_wrapper.optimizer.state.values()))]:
-                storage = local(value).untyped_storage()
+                storage = local_part(value).untyped_storage()
                 self.storages[storage.data_ptr()] = storage.nbytes()
 
 

@@ -12,7 +12,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from mmrepro.distributed.unwrap import unwrap
-from mmrepro.objects.digests import local
+from mmrepro.objects.digests import local_part
 
 __all__ = ['RunFactsHook', 'facts_of']
 
@@ -37,7 +37,7 @@ class RunFactsHook(Hook):
         from mmrepro.run.hooks.self_check import self_checks
         memory = [name for name in ('sharing', 'sharding')
                   if getattr(runner.model, name, None) is not None]
-        finite = self._finite and all(bool(torch.isfinite(local(one)).all())
+        finite = self._finite and all(bool(torch.isfinite(local_part(one)).all())
                                       for one in unwrap(runner.model).parameters())
         facts = dict(process=os.getpid(), memory=MEMORY[memory[0] if memory else ''],
                      finite=finite,

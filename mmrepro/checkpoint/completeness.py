@@ -14,7 +14,7 @@ from torch import nn
 from ..errors import CheckpointError, ConfigError
 from ..facts.collect import read_settings, settings_of
 from ..facts.compatibility import inexact
-from ..objects.digests import local
+from ..objects.digests import local_part
 from ..seeds import MAX_SEED
 from ..util.files import SCALAR, Rule, mismatch, or_none
 from ..util.text import qualified_name, shorten
@@ -95,9 +95,9 @@ def left_out(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, torch
     written = {name.removeprefix('module.') for name in state_dict}
     weights = {name: value for name, value in get_state_dict(model).items()
                if isinstance(value, torch.Tensor) and not nn.parameter.is_lazy(value)}
-    memory = {local(value).data_ptr() for name, value in weights.items() if name in written}
+    memory = {local_part(value).data_ptr() for name, value in weights.items() if name in written}
     return {name: value for name, value in weights.items()
-            if name not in written and local(value).data_ptr() not in memory}
+            if name not in written and local_part(value).data_ptr() not in memory}
 
 
 def is_weights(content: Any) -> bool:

@@ -22,7 +22,7 @@ from torch import nn
 from ..data import dataset_tree
 from ..distributed.unwrap import class_of, optim_wrappers, param_schedulers, unwrap
 from ..facts.compatibility import ABSENT, CHANGES, FactDifference, inexact, table
-from ..objects.digests import local, state_digest
+from ..objects.digests import local_part, state_digest
 from ..objects.walks import belongs_to_user
 from ..util.text import listed
 
@@ -51,8 +51,8 @@ def parts_of(runner: Any) -> dict[str, str]:
                if isinstance(value, torch.Tensor)}
     modules = dict(model.named_modules(remove_duplicate=False))
     parts = {f'weights.{name}': _size(value) for name, value in weights.items()}
-    parts.update(_aliases((name, local(value).data_ptr()) for name, value in weights.items()
-                          if local(value).numel() and not nn.parameter.is_lazy(value)))
+    parts.update(_aliases((name, local_part(value).data_ptr()) for name, value in weights.items()
+                          if local_part(value).numel() and not nn.parameter.is_lazy(value)))
     parts.update(_aliases((name, id(module)) for name, module in modules.items()))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
@@ -166,7 +166,7 @@ def _source(cls: type) -> str:
     return state_digest(sources)[:12]
 
 
-class Fit:
+class Compatibility:
     """Compares the parts of a training with ``parts``, those of the checkpoint at ``path``."""
 
     def __init__(self, path: str, parts: Mapping[str, str], strict: bool) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from ..data import placement_of
 from ..distributed.agreement import agree, gather_objects
 from ..distributed.unwrap import optim_wrappers, unwrap
-from ..objects.digests import exact_digest, local
+from ..objects.digests import exact_digest, local_part
 from . import adapters
 
 
@@ -129,7 +129,7 @@ def _gradients(runner: Any) -> dict[str, torch.Tensor]:
     if len(wrappers) < 2 and all(wrapper._inner_count % wrapper._accumulative_counts == 0
                                  for wrapper in wrappers):
         return {}
-    return {name: local(parameter.grad.detach())
+    return {name: local_part(parameter.grad.detach())
             for name, parameter in unwrap(runner.model).named_parameters()
             if parameter.grad is not None}
 

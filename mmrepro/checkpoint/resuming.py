@@ -23,7 +23,7 @@ from . import rank_state
 from .choosing import lies_in, newest_good, pointed, with_paths_beside
 from .completeness import is_weights, judge, lacks, left_out, stock_facts
 from .files import load, without_code
-from .fit import Fit
+from .fit import Compatibility
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Resume:
         self._asked = settings.get('resume')
         self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
-        self._fit: Fit | None = None
+        self._compatibility: Compatibility | None = None
         self._start: int | None = None  # iteration to which the data still have to move
         self._order: dict[str, Any] = {}  # what the order of data was drawn from
         self.loop: Any = None  # the training loop, once it was built and moved
@@ -287,8 +287,8 @@ class Resume:
         self._state = checkpoint.get('mmrepro', {})
         parts = self._state.get('parts')
         if parts:
-            self._fit = Fit(self.point.path, parts, self._strict)
-            self._fit.check_restored(runner)
+            self._compatibility = Compatibility(self.point.path, parts, self._strict)
+            self._compatibility.check_restored(runner)
         self._check_weights(runner, checkpoint.get('state_dict', {}))
         if self._state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
             text = (f'the run that wrote the checkpoint was in pass {self._state["passes"] + 1} '
@@ -348,8 +348,8 @@ class Resume:
         if self.point is None or runner.iter == 0:
             return False
         self._start = runner.iter
-        if self._fit is not None:
-            self._fit.training_begins(runner)
+        if self._compatibility is not None:
+            self._compatibility.training_begins(runner)
         state, self._state = self._state, {}
         of_rank = state.get('ranks', {}).get(get_rank(), {})
         self._order = {**state.get('order', {}), **of_rank.get('order', {})}
@@ -372,8 +372,8 @@ class Resume:
         Raises:
             ResumeError: it is not what the resumed run had, with ``resume_strict``.
         """
-        if self._fit is not None:
-            self._fit.check_set_up(runner)
+        if self._compatibility is not None:
+            self._compatibility.check_set_up(runner)
 
     def seek_data(self, runner: Any) -> None:
         """Move the data at the start of the first epoch, after all hooks that move them."""

@@ -17,7 +17,14 @@ import torch
 from .. import seeds
 from ..errors import RandomnessError
 from ..objects.generators import GENERATORS, kind_of, read_state, restore_state
-from ..objects.walks import PLAIN, Named, Walk, belongs_to_user, hidden, inside
+from ..objects.walks import (
+    PLAIN,
+    Named,
+    Walk,
+    belongs_to_user,
+    direct_references,
+    indirect_references,
+)
 
 Generators = dict[str, Any]  # path -> generator
 
@@ -75,15 +82,15 @@ def find(thing: Any, name: str, data: bool = True) -> Generators:
                     generators[path] = value
 
     for path, obj in walk:
-        look(inside(obj, path))
+        look(direct_references(obj, path))
     # Paths are part of the keys of streams, so the order of the two is fixed: a generator has the
-    # path by which `inside` reaches it, and `hidden` adds others.
+    # path by which `direct_references` reaches it, and `indirect_references` adds others.
     del walk.queue[MAX_OBJECTS:]
     already_inside = len(walk.queue)
     for number, (path, obj) in enumerate(walk):
-        look(hidden(obj, path), late=True)
+        look(indirect_references(obj, path), late=True)
         if number >= already_inside:
-            look(inside(obj, path), late=True)
+            look(direct_references(obj, path), late=True)
     return generators
 
 

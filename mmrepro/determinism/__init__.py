@@ -15,7 +15,7 @@ from ..errors import DeterminismError
 from .compiled import check_compiled
 from .initial_memory import filled_memory, unwritten
 from .policy import (
-    Report,
+    PolicyReport,
     deterministic,
     disable,
     drifted,

@@ -61,7 +61,7 @@ class Change(NamedTuple):
     why: str
 
 
-class Report(NamedTuple):
+class PolicyReport(NamedTuple):
     """The settings that ``enable`` put in force, the changes in order, and its warnings."""
     settings: PolicySettings
     changes: tuple[Change, ...] = ()
@@ -80,12 +80,12 @@ class _InForce(threading.local):
     Each virtual rank has a thread and enables for itself. A thread begins with what was put in
     force last, because most flags belong to the process.
     """
-    latest: tuple[_Saved, Report] | None = None  # of the process
+    latest: tuple[_Saved, PolicyReport] | None = None  # of the process
 
     def __init__(self) -> None:
         self.value = _InForce.latest
 
-    def set(self, value: tuple[_Saved, Report] | None) -> None:
+    def set(self, value: tuple[_Saved, PolicyReport] | None) -> None:
         self.value = _InForce.latest = value
 
 
@@ -99,7 +99,7 @@ def enable(mode: Mode = True,
            num_threads: int | None = None,
            cudnn_benchmark: bool | None = None,
            cpu: str | None = None,
-           env: MutableMapping[str, str] = os.environ) -> Report:
+           env: MutableMapping[str, str] = os.environ) -> PolicyReport:
     """Put the policy in force; an earlier ``enable`` is undone first.
 
     Call it as early as possible: before CUDA is used and before processes are started. It imports
@@ -118,7 +118,7 @@ def enable(mode: Mode = True,
         env: The environment, changed in place.
 
     Returns:
-        Report: every change relative to the state before.
+        PolicyReport: every change relative to the state before.
 
     Raises:
         DeterminismError: settings that contradict each other, all in one message, with the values
@@ -138,7 +138,7 @@ def enable(mode: Mode = True,
             from ..ops.portable import known_answers
             known_answers.check()
         before, after = ({**saved.variables, **saved.flags} for saved in (baseline, _save(env)))
-        report = Report(settings, tuple(
+        report = PolicyReport(settings, tuple(
             Change(name, before[name], after[name], _WHY[name]) for name in before
             if before[name] != after[name]), warned)
     except BaseException:
@@ -155,7 +155,7 @@ def enable(mode: Mode = True,
     return report
 
 
-def _put_in_force(policy: tuple[_Saved, Report] | None) -> None:
+def _put_in_force(policy: tuple[_Saved, PolicyReport] | None) -> None:
     _active.set(policy)
     for module in _LATE_MODULES if policy is not None else ():
         after_import(module, _set_late)
@@ -200,7 +200,7 @@ def is_enabled() -> Mode:
     return False if report is None else report.settings.mode
 
 
-def in_force() -> Report | None:
+def in_force() -> PolicyReport | None:
     """Return the report of the ``enable`` that counts; None if nothing is in force."""
     return None if _active.value is None else _active.value[1]
 
@@ -209,7 +209,7 @@ def in_force() -> Report | None:
 def deterministic(mode: Mode = True,
                   *,
                   env: MutableMapping[str, str] = os.environ,
-                  **settings: Any) -> Iterator[Report]:
+                  **settings: Any) -> Iterator[PolicyReport]:
     """Put the policy in force for the length of a block; takes the arguments of :func:`enable`.
 
     On the way out, also by an exception, every flag of the tables, and every variable that the

@@ -60,7 +60,7 @@ class Meeting:
 _thread = threading.local()  # `rank`: the virtual rank whose thread this is
 
 
-class Turns:
+class Baton:
     """Hands the baton from thread to thread. Every choice between ranks is made here.
 
     There are several schedulers, one for each process, only in simulations.
@@ -69,7 +69,7 @@ class Turns:
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self.schedulers = list(schedulers)
         for scheduler in self.schedulers:
-            scheduler.turns = self
+            scheduler.baton = self
 
     @property
     def ranks(self) -> list[VirtualRank]:
@@ -200,7 +200,7 @@ class Scheduler:
     def __init__(self, numbers: Sequence[int], world_size: int, processes: int = 1) -> None:
         self.ranks = [VirtualRank(number, self) for number in numbers]
         self.world_size, self.processes = world_size, processes
-        self.turns: Any = None  # the Turns that hand the baton to these ranks
+        self.baton: Any = None  # hands itself to one of these ranks at a time
         self.failed: BaseException | None = None
         self.failed_rank: int | None = None
         self._meetings: dict[Hashable, Meeting] = {}
@@ -240,7 +240,7 @@ class Scheduler:
         """
         rank = self.me
         rank.ready, rank.where = ready, where
-        self.turns.wait(rank)
+        self.baton.wait(rank)
         rank.ready = None
         if self.failed is not None:
             raise RankStopped
@@ -307,7 +307,7 @@ def wait_for_processes(work: Any) -> None:
     rank: VirtualRank = _thread.rank
     scheduler = rank.scheduler
     rank.work = work
-    scheduler.turns.wait(rank)
+    scheduler.baton.wait(rank)
     rank.work = None
     if scheduler.failed is None:
         try:

@@ -77,7 +77,7 @@ def file_digest(file: BinaryIO, size: int = sys.maxsize) -> str:
     return digest.hexdigest()
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor that is divided among ranks (``DTensor``)."""
     part: torch.Tensor = getattr(tensor, '_local_tensor', tensor)
     return part
@@ -85,7 +85,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor, flat; in the same memory if it is contiguous."""
-    flat = local(tensor).detach().contiguous().view(-1)
+    flat = local_part(tensor).detach().contiguous().view(-1)
     if flat.stride() != (1, ):  # a single element counts as contiguous with any stride
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)

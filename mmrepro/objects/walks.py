@@ -236,7 +236,7 @@ def _inside_object(thing: Any, path: str) -> Iterator[Named]:
                 yield f'{path}.{name}', value
 
 
-def inside(thing: Any, path: str) -> Iterable[Named]:
+def direct_references(thing: Any, path: str) -> Iterable[Named]:
     """Return what a thing holds, each with its path."""
     if isinstance(thing, types.FunctionType):
         return _inside_function(thing, path)
@@ -250,7 +250,7 @@ def inside(thing: Any, path: str) -> Iterable[Named]:
     return _inside_object(thing, path) if _has(thing, '__dict__') else ()
 
 
-def hidden(thing: Any, path: str) -> Iterator[Named]:
+def indirect_references(thing: Any, path: str) -> Iterator[Named]:
     """Yield what a thing reaches beside what it holds: through decorators, methods of any kind,
     slots, class attributes, and what its functions name in other modules of the user.
     """

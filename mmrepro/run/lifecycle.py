@@ -57,7 +57,7 @@ from ..util.scoped import replaced
 from ..version import __version__
 from . import trackers
 from .hooks import FingerprintHook, OperatorGuardHook, PreemptHook, SelfCheckHook
-from .hooks.preempt import handling, stop_announced
+from .hooks.preempt import signal_handlers, stop_announced
 from .hooks.witness_records import WitnessRecords
 from .outcome import config_name, digests_of, end_of, outcome
 from .process_settings import ProcessSettings
@@ -180,7 +180,7 @@ class RunLifecycle:
             determinism.check_compiled(runner.model, runner.cfg.get('compile'),
                                        self.config.numerics.cpu)
         try:
-            with writing(runner.work_dir), handling(runner), self.start.training(runner):
+            with writing(runner.work_dir), signal_handlers(runner), self.start.training(runner):
                 yield
                 virtual.check_shared_weights(runner)  # hooks of ``after_run`` were the last
         finally:

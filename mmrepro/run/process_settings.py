@@ -26,7 +26,7 @@ class ProcessSettings:
     def __init__(self, config: RandomnessConfig) -> None:
         self._config = config
         self._cudnn_benchmark: bool | None = None
-        self.report: determinism.Report | None = None
+        self.report: determinism.PolicyReport | None = None
         self._thread = 0  # for which the settings are in force: some flags of torch are a thread's
         self._steps = 0
         self._reported: set[str] = set()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..fingerprint.digest import hex_of
 from ..fingerprint.snapshot import Snapshot, gradients_of
-from ..objects.digests import local
+from ..objects.digests import local_part
 from ..util.scoped import replaced
 
 # what is compared, in causal order, and how a message calls a part of it
@@ -103,7 +103,7 @@ class Observer:
             return
         self._watching.close()
         with _disable_current_modes():
-            snapshot.add('sums', [(name, local(gradient)) for name, gradient in gradients_of(
+            snapshot.add('sums', [(name, local_part(gradient)) for name, gradient in gradients_of(
                 self._names, list(self._model.parameters()))])
             content = snapshot.fetch()
         digests = [{name: hex_of(value) for name, value in content.bits.get(field, {}).items()}

@@ -23,7 +23,7 @@ from ..checkpoint.adapters import kept_attributes
 from ..distributed.scheduler import current
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..errors import DeterminismError
-from ..objects.digests import as_bytes, local
+from ..objects.digests import as_bytes, local_part
 from ..objects.generators import GENERATORS, read_state, restore_state
 from ..objects.nested import named_tensors
 from ..objects.walks import PLAIN, Walk, attributes, is_stateful, items, slot_names
@@ -180,7 +180,7 @@ class Attributes:
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
-    return local(tensor).untyped_storage().data_ptr() if _has_content(tensor) else None
+    return local_part(tensor).untyped_storage().data_ptr() if _has_content(tensor) else None
 
 
 def _has_content(obj: Any) -> bool:

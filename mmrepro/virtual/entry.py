@@ -16,7 +16,7 @@ from ..config import RandomnessConfig
 from ..distributed.control import default_timeout
 from ..distributed.lost_ranks import naming_lost_ranks
 from ..distributed.process_group import LAUNCHERS, ensure_process_group
-from ..distributed.scheduler import Turns
+from ..distributed.scheduler import Baton
 from ..errors import RandomnessError
 from . import heap
 from .exchange import Transport
@@ -72,11 +72,11 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
         number = scheduler.failed_rank
         return '' if number is None else f'virtual rank {number} of {ranks}'
 
-    turns = Turns([scheduler])
+    baton = Baton([scheduler])
     numbers = ', '.join(str(rank.number) for rank in scheduler.ranks)
     with naming_lost_ranks(f'the process of virtual ranks {numbers}', failed), \
-            guarded(turns):
-        turns.run(begin)
+            guarded(baton):
+        baton.run(begin)
         error = scheduler.failed
         if error is not None:
             if failed() and isinstance(error, Exception):

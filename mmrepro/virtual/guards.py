@@ -11,7 +11,7 @@ import mmengine.logging.logger
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from ..distributed.scheduler import Turns
+from ..distributed.scheduler import Baton
 from ..errors import VirtualRanksError
 from ..util.scoped import replaced
 from .world import ThreadLocalWorld
@@ -66,7 +66,7 @@ def autocast_cache() -> Iterator[None]:
 
 
 @contextmanager
-def guarded(turns: Turns) -> Iterator[None]:
+def guarded(baton: Baton) -> Iterator[None]:
     """Put everything of this module, and the worlds of the ranks, into force for a block.
 
     Raises:
@@ -75,7 +75,7 @@ def guarded(turns: Turns) -> Iterator[None]:
     if isinstance(c10d._world, ThreadLocalWorld):
         raise VirtualRanksError('virtual ranks run in this process already')
     make, barrier = c10d._new_process_group_helper, c10d._store_based_barrier
-    world = ThreadLocalWorld(c10d._world, turns)
+    world = ThreadLocalWorld(c10d._world, baton)
 
     def new_group(size: int, rank: int, ranks: list[int], backend: Any, *args: Any,
                   **kwargs: Any) -> Any:

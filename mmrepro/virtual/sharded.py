@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
 from ..errors import RandomnessError
-from ..objects.digests import exact_digest, local
+from ..objects.digests import exact_digest, local_part
 from . import fsdp2, weight_hooks
 from .shards import is_sharded, part_of, whole_tensor
 
@@ -198,18 +198,18 @@ def _clip_norm(parameters: list[Any], max_norm: float, norm_type: float = 2.,
         raise RuntimeError(f'the norm of order {norm_type} of the gradients is {total.item()}')
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for value in parameters:
-        local(value.grad).mul_(factor)
+        local_part(value.grad).mul_(factor)
     return total
 
 
 def _clip_values(parameters: list[Any], clip_value: float, foreach: bool | None = None) -> None:
     for value in parameters:
-        local(value.grad).clamp_(-clip_value, clip_value)
+        local_part(value.grad).clamp_(-clip_value, clip_value)
 
 
 def _unscale(unscale: Callable, optimizer: Any, *args: Any) -> dict[torch.device, Tensor]:
     """Unscale the parts of gradients; a step is skipped if any rank has found an infinity."""
-    groups = [[_with_gradient(local(value.grad)) for value in group['params']
+    groups = [[_with_gradient(local_part(value.grad)) for value in group['params']
                if value.grad is not None] for group in optimizer.param_groups]
     found: dict[torch.device, Tensor] = unscale(
         SimpleNamespace(param_groups=[dict(params=group) for group in groups]), *args)
@@ -251,7 +251,7 @@ def shard_weights(runner: Any) -> None:
     runner.model.sharding = Sharding(runner)
     values = list(unwrap(runner.model).parameters())
     kept, total = (sum(map(size, values)) / 1e6 for size in (
-        lambda value: local(value).numel(), Tensor.numel))
+        lambda value: local_part(value).numel(), Tensor.numel))
     runner.logger.info(f'sharded weights: of {total:.1f} million, this rank keeps {kept:.1f} '
                        'million, with their gradients and the state of the optimizer')
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..objects.digests import local
+from ..objects.digests import local_part
 
 
 def is_sharded(value: Any) -> bool:
@@ -19,7 +19,7 @@ def part_of(whole: Tensor, like: Any) -> Tensor:
     """Return the rows of a tensor that this rank keeps if it is divided as ``like`` is."""
     # as torch.chunk: all ranks but the last ones have the same number of rows
     start = -(-len(whole) // dist.get_world_size()) * dist.get_rank()
-    return whole[start:start + len(local(like))]
+    return whole[start:start + len(local_part(like))]
 
 
 def whole_tensor(value: Any) -> Tensor:
@@ -29,7 +29,7 @@ def whole_tensor(value: Any) -> Tensor:
     """
     if not is_sharded(value):
         return value
-    part = local(value).detach()
+    part = local_part(value).detach()
     if value.placements[0].is_partial():
         return part
     padded = part.new_zeros(-(-len(value) // dist.get_world_size()), *value.shape[1:])

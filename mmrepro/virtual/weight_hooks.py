@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..distributed.process_state import KNOWN
-from ..objects.digests import local
+from ..objects.digests import local_part
 from ..util.text import qualified_name
 from .shards import is_sharded, part_of, whole_tensor
 
@@ -102,7 +102,7 @@ def _adapt_sharded_norms(hook: Any) -> None:
         for layer, whole in zip(layers, copies):
             for name, value in layer.named_parameters():
                 changed = getattr(whole, name).detach()
-                local(value.detach()).copy_(
+                local_part(value.detach()).copy_(
                     part_of(changed, value) if is_sharded(value) else changed)
 
     hook.before_val_epoch = synchronized

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..distributed.reduction_tree import shares
-from ..distributed.scheduler import Scheduler, Turns
+from ..distributed.scheduler import Baton, Scheduler
 from ..errors import VirtualRanksError
 from ..util.scoped import replaced
 from .exchange import Processes
@@ -29,15 +29,15 @@ class ThreadLocalWorld:
     rank, and a thread that is not a rank's sees that of the rank which has the baton.
     """
 
-    def __init__(self, process: Any, turns: Turns) -> None:
-        vars(self).update(_process=process, _turns=turns)
+    def __init__(self, process: Any, baton: Baton) -> None:
+        vars(self).update(_process=process, _baton=baton)
 
     def of_process(self) -> AbstractContextManager[None]:
         """Let the running rank see the world of the process inside the block."""
-        return replaced(self._turns.running(), world=self._process)
+        return replaced(self._baton.running(), world=self._process)
 
     def _world(self) -> Any:
-        rank = self._turns.running()
+        rank = self._baton.running()
         return self._process if rank is None else rank.world
 
     def __getattr__(self, name: str) -> Any:

@@ -80,7 +80,7 @@ def test_a_call_that_fails_leaves_the_earlier_one_in_force(monkeypatch):
     with pytest.raises(DeterminismError):
         determinism.enable(env={**env, 'NCCL_ALGO': 'Tree'})
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(policy, 'Report', lambda *args: 1 / 0)
+        patch.setattr(policy, 'PolicyReport', lambda *args: 1 / 0)
         determinism.enable(False, env=env)
     assert flags() == inside and env['NCCL_ALGO'] == 'Ring' and determinism.is_enabled() is True
 

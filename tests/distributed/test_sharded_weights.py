@@ -16,7 +16,7 @@ from virtual_runs import run
 from mmrepro.errors import RandomnessError
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.reader import read_run
-from mmrepro.objects.digests import local
+from mmrepro.objects.digests import local_part
 from mmrepro.virtual import fsdp2, shards
 from mmrepro.virtual.sharded import Sharding
 
@@ -100,8 +100,9 @@ def test_each_rank_keeps_its_share(tmp_path):
         runner.train()
         state = [value for entries in runner.optim_wrapper.optimizer.state.values()
                  for value in entries.values()]
-        return [sum(local(value).numel() for value in values if value.ndim) / whole for values in (
-            [value for value in runner.model.parameters() if value.requires_grad], state)]
+        weights = [value for value in runner.model.parameters() if value.requires_grad]
+        return [sum(local_part(value).numel() for value in values if value.ndim) / whole
+                for values in (weights, state)]
 
     for weights, momentum in alone(shares, RANKS):
         assert max(weights, momentum) < 1.01 / RANKS
@@ -182,7 +183,7 @@ FAULTS = {
         'mmrepro.virtual.group.VirtualGroup.reduce_scatter_single',
         added_up_in_a_ring),
     'a norm of parts': lambda: mock.patch(
-        'mmrepro.virtual.sharded.whole_tensor', local),
+        'mmrepro.virtual.sharded.whole_tensor', local_part),
     "FSDP2's function in the graph": lambda: mock.patch.object(
         fsdp2, 'leave_graph_alone', lambda group: None),
     'zeros for parameters without a gradient': lambda: mock.patch.object(

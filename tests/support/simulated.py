@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mmrepro.distributed.scheduler import Scheduler, Turns, VirtualRank
+from mmrepro.distributed.scheduler import Baton, Scheduler, VirtualRank
 from mmrepro.errors import Deadlock
 from mmrepro.virtual.guards import guarded
 from mmrepro.virtual.world import Worlds
@@ -124,7 +124,7 @@ class SimulatedTransport:
             lambda parts: received.copy_(torch.cat([part[mine] for part in parts])))
 
 
-class SeededTurns(Turns):
+class SeededBaton(Baton):
     """Chooses by a generator, and lets things happen to processes between two turns."""
 
     def __init__(self, simulation: Simulation, schedulers: Sequence[Scheduler], seed: int) -> None:
@@ -189,7 +189,7 @@ class Simulation:
         self.worlds = [Worlds(ranks, mine, processes, None if processes == 1 else
                               SimulatedTransport(self.network, mine, everyone), store)
                        for mine in everyone]
-        self.turns = SeededTurns(self, [world.scheduler for world in self.worlds], seed)
+        self.baton = SeededBaton(self, [world.scheduler for world in self.worlds], seed)
 
     def happen(self, turn: int) -> None:
         """Let the events before this turn happen; ended processes close their connections."""
@@ -211,9 +211,9 @@ class Simulation:
         self.worlds[process].scheduler.fail(Killed())
 
     def run(self, main: Callable[[], Any]) -> Outcome:
-        with guarded(self.turns):
-            self.turns.run(main)
+        with guarded(self.baton):
+            self.baton.run(main)
         schedulers = [world.scheduler for world in self.worlds]
-        return Outcome(self.turns.turn, {
+        return Outcome(self.baton.turn, {
             rank.number: rank.result for scheduler in schedulers for rank in scheduler.ranks
             if rank.ended == 'has ended'}, [scheduler.failed for scheduler in schedulers])

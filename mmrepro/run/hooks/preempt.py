@@ -157,7 +157,7 @@ def _steps_of(runner: Any) -> int:
 
 
 @contextmanager
-def handling(runner: Any) -> Iterator[None]:
+def signal_handlers(runner: Any) -> Iterator[None]:
     """Train in this block; afterwards all handlers are back, however the training ended."""
     ours = [hook for hook in runner._hooks if isinstance(hook, PreemptHook)]
     # behind hooks that were registered meanwhile: when they have run, the iteration is finished

@@ -29,7 +29,7 @@ from ...fingerprint import schema
 from ...fingerprint.digest import SCHEME, hex_of, value_digest
 from ...fingerprint.writer import Writer
 from ...objects.digests import state_digest
-from ...objects.walks import CONTAINERS, PLAIN, Walk, hidden, inside
+from ...objects.walks import CONTAINERS, PLAIN, Walk, direct_references, indirect_references
 from ...selfcheck.witness_verdict import FILE, ITEMS, PREDICTIONS, TRUNCATED
 from ...util import libraries
 from .fingerprint import FingerprintHook
@@ -226,7 +226,8 @@ def _is_own(cls: type) -> bool:
 def _parts(thing: Any, path: str) -> list[tuple[str, Any]]:
     """Return what a thing holds; of an object whose attributes raise errors, nothing."""
     with suppress(Exception):  # whatever code of a user or of a library raises when it is asked
-        return list(filter(_is_of_a_run, (*inside(thing, path), *hidden(thing, path))))
+        references = [*direct_references(thing, path), *indirect_references(thing, path)]
+        return list(filter(_is_of_a_run, references))
     return []
 
 
