@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from mmrepro.data import generators
 from mmrepro.data.fetch import KeyedCollate, keyed_collate
 from mmrepro.errors import RandomnessError
-from mmrepro.objects.walks import inside
+from mmrepro.objects.walks import direct_references
 
 OF_MODULE = np.random.default_rng(0)
 
@@ -45,8 +45,8 @@ class Draws:
 
 
 def test_globals_are_looked_for_in_methods_of_users_and_not_in_those_of_libraries():
-    assert ('numpy:OF_MODULE', OF_MODULE) in list(inside(Draws(), 'x'))
-    assert [path for path, _ in inside(torch.nn.Flatten(), 'x') if ':' in path] == []
+    assert ('numpy:OF_MODULE', OF_MODULE) in list(direct_references(Draws(), 'x'))
+    assert [path for path, _ in direct_references(torch.nn.Flatten(), 'x') if ':' in path] == []
 
 
 def shuffled(dataset):
