@@ -155,16 +155,16 @@ def test_what_cannot_be_used_is_one_clear_line(process, run, capsys, tmp_path):
 
 def test_the_goldens_of_the_repository_can_be_read():
     """They are checked by CI, where there is one for its machine."""
-    for recipe in module.read_recipes(os.path.join(ROOT, 'goldens')):
+    for recipe in module.read_recipes(os.path.join(ROOT, 'tests', 'goldens')):
         assert os.path.isfile(os.path.join(ROOT, recipe.config))
 
 
 def test_the_portable_golden_is_that_of_this_cpu(tmp_path):
     """Recorded on an Intel CPU with AVX-512; the command as it is typed in the repository."""
-    for name in ('configs', 'goldens'):
+    for name in ('configs', 'tests'):
         os.symlink(os.path.join(ROOT, name), tmp_path / name)
     said = python('-m', 'mmrepro', 'golden', 'check', 'configs/demo/rtmdet_tiny_demo.py',
-                  cwd=tmp_path)
+                  '--goldens', 'tests/goldens', cwd=tmp_path)
     assert 'EQUAL: rtmdet_tiny_demo, 3 iterations, x86-64_torch-2.13.0-cpu_' in said
 
 
