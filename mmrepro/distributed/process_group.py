@@ -84,6 +84,21 @@ def process_count() -> int:
     return get_world_size() if scheduler is None else scheduler.processes
 
 
+def node_count(processes: int, env: Mapping[str, str]) -> int:
+    """Return on how many nodes the processes of a run are, as its launcher says.
+
+    1 where no launcher says so, or where nodes have different numbers of processes.
+    """
+    local = env.get('OMPI_COMM_WORLD_LOCAL_SIZE', '')
+    if 'GROUP_WORLD_SIZE' in env:  # torchrun; it has LOCAL_WORLD_SIZE, which virtual ranks change
+        nodes = env['GROUP_WORLD_SIZE']
+    elif LAUNCHERS['slurm'].rank in env:
+        nodes = env.get('SLURM_NNODES', '')
+    else:
+        nodes = str(processes // int(local)) if local.isdecimal() and int(local) else ''
+    return int(nodes) if nodes.isdecimal() and int(nodes) and processes % int(nodes) == 0 else 1
+
+
 def launch_variables(launcher: str, env: Mapping[str, str],
                      port: int | None = None) -> dict[str, str]:
     """Return torch's five variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).

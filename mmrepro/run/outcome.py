@@ -9,11 +9,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import mmengine.registry
-from mmengine.dist import get_world_size
 from mmengine.hooks import EMAHook
 
 from ..checkpoint.files import load
-from ..distributed.process_group import process_count
+from ..distributed.process_group import node_count, process_count
 from ..distributed.unwrap import unwrap
 from ..objects.digests import state_digest
 
@@ -149,14 +148,20 @@ def command_to_repeat(runner: Any) -> str:
              f'{os.path.normpath(runner.work_dir)}-again']
     launcher = cfg.get('launcher', 'none')
     if launcher != 'none':
-        count = process_count()
-        # virtual ranks do not know how many of the processes are on this machine
-        local = int(os.environ.get('LOCAL_WORLD_SIZE', count)) \
-            if get_world_size() == count else count
-        nodes = [] if local == count else [f'--nnodes={count // local}']
-        words = ['torchrun', *nodes, f'--nproc_per_node={local}', '-m', *words,
+        words = ['torchrun', *_nodes(process_count(), os.environ), '-m', *words,
                  '--launcher', 'pytorch']
     return shlex.join(words)
+
+
+def _nodes(processes: int, env: Mapping[str, str]) -> list[str]:
+    """Return the arguments of torchrun for as many nodes and processes as this run has."""
+    nodes = node_count(processes, env)
+    local = f'--nproc_per_node={processes // nodes}'
+    if nodes == 1:
+        return [local]
+    # to be started on every node; they meet at the machine of rank 0
+    return [f'--nnodes={nodes}', local, '--rdzv_backend=c10d',
+            f'--rdzv_endpoint={env.get("MASTER_ADDR", "HOST")}']
 
 
 def config_name(runner: Any) -> str:

@@ -339,20 +339,36 @@ def test_it_has_the_weights_and_a_command_with_the_seed_in_effect(trained, tmp_p
     assert Config.fromfile(words[2]).randomness.seed == runner.seed
 
 
+TWO = '--nnodes=2 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_endpoint=first'
+# variables of launchers, and the arguments of torchrun for the same nodes and processes
+STARTED = [
+    ({}, '--nproc_per_node=4'),
+    (dict(GROUP_WORLD_SIZE='1'), '--nproc_per_node=4'),
+    (dict(GROUP_WORLD_SIZE='2'), TWO),
+    (dict(SLURM_PROCID='0', SLURM_NNODES='2'), TWO),
+    (dict(OMPI_COMM_WORLD_LOCAL_SIZE='2'), TWO),
+    (dict(OMPI_COMM_WORLD_LOCAL_SIZE='3'), '--nproc_per_node=4'),  # other numbers on other nodes
+    (dict(SLURM_NNODES='2'), '--nproc_per_node=4'),  # of a job whose steps have not started this
+]
+
+
 def test_the_command_has_the_processes_of_a_launcher_and_needs_a_config(trained, monkeypatch):
     runner, _ = trained
     monkeypatch.setattr(runner, 'cfg', Config(dict(model=dict(), launcher='pytorch')))
     # two ranks in one process
     command = on_virtual_ranks(2, lambda: outcome.command_to_repeat(runner))
     assert '--nproc_per_node=1 ' in command
-    for name in ('process_count', 'get_world_size'):
-        monkeypatch.setattr(outcome, name, lambda: 4)
-    for local, said in (('4', ''), ('2', '--nnodes=2 ')):
-        monkeypatch.setenv('LOCAL_WORLD_SIZE', local)
-        command = outcome.command_to_repeat(runner)
-        assert command.startswith(
-            f'torchrun {said}--nproc_per_node={local} -m mmrepro train '), command
-    assert command.endswith(' --launcher pytorch')
+    monkeypatch.setattr(outcome, 'process_count', lambda: 4)
+    monkeypatch.setenv('MASTER_ADDR', 'first')
+    for variables, said in STARTED:
+        with monkeypatch.context() as env:
+            for name, value in variables.items():
+                env.setenv(name, value)
+            # virtual ranks have as many processes as they were started with
+            for command in (outcome.command_to_repeat(runner), *on_virtual_ranks(
+                    2, lambda: [outcome.command_to_repeat(runner)])):
+                assert command.startswith(f'torchrun {said} -m mmrepro train '), command
+                assert command.endswith(' --launcher pytorch')
     monkeypatch.setattr(runner, 'cfg', Config(dict(randomness=dict(seed=1))))
     line = outcome.outcome(runner, outcome.End(dict(weights='0'), ''))
     assert line.endswith('(no command does it: the runner was built from arguments, not from a '
