@@ -14,6 +14,7 @@ from ..config import AUTO, RandomnessConfig
 from ..data import placement_of
 from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
+from ..distributed.elastic import check_starts
 from ..distributed.unwrap import unwrap
 from ..errors import CheckpointError, ConfigError, RandomnessError
 from ..facts import compatibility, own_code
@@ -95,7 +96,7 @@ class Resume:
         self.doubts: list[str] = []  # what differs, and may change bits
         self._said: set[str] = set()  # names of the facts that differ
         self._strict = strict
-        self._asked = settings.get('resume')
+        self._asked, self._folder = settings.get('resume'), settings['work_dir']
         self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
         self._compatibility: Compatibility | None = None
@@ -106,7 +107,7 @@ class Resume:
             return
         if self._asked not in (True, AUTO):
             raise ConfigError(f'resume={self._asked!r}: allowed are True, False and {AUTO!r}')
-        folder, named = settings['work_dir'], settings.get('load_from')
+        folder, named = self._folder, settings.get('load_from')
         self._end = _end_of(settings.get('train_cfg'))
         if named is None or self._asked == AUTO:
             self._take_own(folder)
@@ -185,6 +186,16 @@ class Resume:
         if self.point is not None:
             return dict(load_from=self.point.path, resume=True)
         return dict(resume=False) if self._asked else {}
+
+    def check_ranks(self) -> None:
+        """Let all ranks resume from one iteration. A collective operation.
+
+        Raises:
+            AgreementError: ranks have other checkpoints; names them and their machines.
+        """
+        point = self.point
+        check_starts(self._folder, 0 if point is None else point.iteration,
+                     '' if point is None else point.path)
 
     def log(self, logger: Any) -> None:
         """Log what was passed over, what is resumed, and how this run differs."""

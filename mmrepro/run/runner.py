@@ -91,6 +91,7 @@ class ReproRunnerMixin(_Base):
             RandomnessError: for a value that is not allowed, or one that a setting contradicts.
         """
         config = RandomnessConfig.parse(randomness)
+        self.lifecycle.resume.check_ranks()  # before the seed, which a checkpoint has as well
         config = config.with_seed(broadcast_seed(config.seed))
         self._seed, self._deterministic = config.seed, bool(config.deterministic)
         # BaseLoop and resume() read this dict; the effective values belong into config and dumps

@@ -1,6 +1,7 @@
 """Tools under torchrun: a node is lost, the run goes on without it, the bits and metrics stay."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from harness import ROOT, environment, python
 from preempted_runs import settings
 from ranks import free_port
 
+from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.reader import read_run
 
@@ -27,11 +29,13 @@ def dump(cfg, tmp_path):
     return path
 
 
-def config(tmp_path):
+def config(tmp_path, hooks=(), **changes):
     cfg = settings(tmp_path, **{
         'train_cfg.max_epochs': 40, 'train_cfg.val_interval': 20,
         'train_dataloader.dataset.size': 64, 'randomness.deterministic': True,
-        'default_hooks.checkpoint': dict(type='CheckpointHook', by_epoch=False, interval=5)})
+        'default_hooks.checkpoint': dict(type='CheckpointHook', by_epoch=False, interval=5),
+        **changes})
+    cfg.custom_hooks += hooks
     return dump(cfg, tmp_path)
 
 
@@ -40,18 +44,18 @@ def training(config, work_dir):
             str(work_dir), '--fingerprint', '--resume']
 
 
-def agent(port, number, nodes, command, log):
-    """Start a node: an agent of torchrun with one process."""
+def agent(port, number, nodes, command, log, restarts=3, cwd=None):
+    """Start a node: an agent of torchrun with one process. Node 0 has the meeting point."""
     # otherwise processes that start again find the addresses of those before them
     env = {**environment(), 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'}
-    with open(log, 'wb') as output:
+    with open(log, 'ab') as output:
         return subprocess.Popen(
             [sys.executable, '-m', 'torch.distributed.run', f'--nnodes=1:{nodes}',
-             '--nproc_per_node=1', '--max-restarts=3', '--rdzv_backend=c10d',
+             '--nproc_per_node=1', f'--max-restarts={restarts}', '--rdzv_backend=c10d',
              f'--rdzv_endpoint=127.0.0.1:{port}',
-             f'--rdzv_conf=is_host={int(number == 0)},last_call_timeout=5',
+             f'--rdzv_conf=is_host={int(number == 0)},last_call_timeout=5,keep_alive_interval=1',
              '--local_addr=127.0.0.1', *command, '--launcher', 'pytorch'],
-            env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=cwd)
 
 
 def descendants(pid):
@@ -99,6 +103,92 @@ def test_a_run_that_loses_a_node_goes_on_with_the_others_and_keeps_its_bits(tmp_
     for rank in range(RANKS):
         assert list(elastic.ranks[rank].steps) == list(range(160)) == list(whole.ranks[rank].steps)
     assert first_divergence(whole.ranks, elastic.ranks) is None
+
+
+ALONE = 12  # iterations that a node does by itself before others come
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """A function that starts a node; what it has started is gone after the test."""
+    started, port = [], free_port()
+
+    def start(number, command, **options):
+        log = tmp_path / f'node{number}.txt'
+        started.append(agent(port, number, 2, command, log, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        kill_with_children(one)
+
+
+def wait_for(happened, healthy, log):
+    end = time.monotonic() + WAIT
+    while not happened():
+        assert time.monotonic() < end and healthy.poll() is None, log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+def starts(folder):
+    """Return the numbers of processes of all starts of a run until now."""
+    try:
+        return [one['processes'] for one in read_run(str(folder)).manifests]
+    except FingerprintError:  # nothing yet, or half of a line
+        return []
+
+
+@pytest.mark.nightly
+def test_a_node_joins_leaves_and_comes_back_and_the_bits_stay(tmp_path, nodes):
+    longer = {'train_cfg.max_epochs': 60, 'randomness.self_checks': dict(witness=False)}
+    python(*training(config(tmp_path, **longer), tmp_path / 'whole'))
+    path = config(tmp_path, [dict(type='HeldAlone', after=ALONE)], **longer)
+    folder, log = tmp_path / 'elastic', tmp_path / 'node0.txt'
+    command = training(path, folder)
+    healthy = nodes(0, command)
+    for times in (1, 2):
+        wait_for(lambda times=times: iterations_done(folder) >= ALONE * times and starts(
+            folder)[-1:] == [1], healthy, log)
+        other = nodes(1, command)
+        wait_for(lambda: starts(folder)[-1:] == [2], healthy, log)
+        if times == 1:
+            before = iterations_done(folder)
+            wait_for(lambda before=before: iterations_done(folder) >= before + 4, healthy, log)
+            other.send_signal(signal.SIGTERM)
+            other.wait(WAIT)
+    for one in (healthy, other):
+        assert one.wait(WAIT) == 0, log.read_text()[-3000:]
+    whole, elastic = (read_run(str(tmp_path / name)) for name in ('whole', 'elastic'))
+    changes = [count for count, before in zip(starts(folder), [0, *starts(folder)])
+               if count != before]
+    assert changes == [1, 2, 1, 2], changes
+    assert sorted(elastic.ranks) == list(range(RANKS)) and elastic.ranks[0].ended
+    for rank in range(RANKS):
+        assert list(elastic.ranks[rank].steps) == list(range(240)) == list(whole.ranks[rank].steps)
+    assert first_divergence(whole.ranks, elastic.ranks) is None
+
+
+@pytest.mark.nightly
+def test_a_node_without_the_checkpoint_leaves_and_the_restarts_of_the_other_last(tmp_path, nodes):
+    path = config(tmp_path, [dict(type='HeldAlone', after=ALONE)], **{
+        'randomness.self_checks': dict(witness=False)})
+    command = training(path, 'run')  # the same text, on disks of their own
+    disks = [tmp_path / f'disk{number}' for number in (0, 1)]
+    for disk in disks:
+        disk.mkdir()
+    log = tmp_path / 'node0.txt'
+    healthy = nodes(0, command, cwd=disks[0], restarts=1)
+    wait_for(lambda: iterations_done(disks[0] / 'run') >= ALONE, healthy, log)
+    other = nodes(1, command, cwd=disks[1])
+    assert other.wait(WAIT) != 0
+    (disks[0] / 'run' / 'go').touch()
+    assert healthy.wait(WAIT) == 0, log.read_text()[-3000:]
+    for number in (0, 1):
+        assert re.search(r'has no checkpoint of iteration \d+; share the work directory',
+                         (tmp_path / f'node{number}.txt').read_text())
+    found = read_run(str(disks[0] / 'run'))
+    assert set(starts(disks[0] / 'run')) == {1}  # nothing was trained with the other
+    assert list(found.ranks[0].steps) == list(range(160)) and found.ranks[0].ended
 
 
 # ranks of the training, which have BatchNorm statistics of their own: processes, and what to add

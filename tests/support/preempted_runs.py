@@ -1,17 +1,20 @@
 """A small training that sends signals to itself."""
 import os
 import signal
+import time
 
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import METRICS, MODELS
+from mmengine.registry import HOOKS, METRICS, MODELS
 from mmengine.runner import Runner
 from small_runs import DumpNothing
 
+from mmrepro.distributed.process_group import process_count
 from mmrepro.errors import Preempted
 from mmrepro.objects.digests import state_digest as digest
+from mmrepro.run.hooks.preempt import stop_announced
 
 
 @MODELS.register_module(force=True)
@@ -89,6 +92,30 @@ class Signals(Hook):
         self.records['end', runner.iter] = digest(
             [model.state_dict(), average.state_dict(), runner.optim_wrapper.state_dict(),
              [scheduler.state_dict() for scheduler in runner.param_schedulers]])
+
+
+@HOOKS.register_module(force=True)
+class HeldAlone(Hook):
+    """Makes iterations slow, and lets a process that has no others wait for them.
+
+    It waits after ``after`` iterations of a start, until it is asked to stop, as torchrun does when
+    a node has come, or until there is a file ``go`` in the work directory.
+    """
+    priority = 'LOWEST'  # the iteration is recorded by then
+
+    def __init__(self, after):
+        self.after = after
+
+    def before_train(self, runner):
+        self.done = 0
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        time.sleep(0.02)
+        self.done += 1
+        go = os.path.join(runner.work_dir, 'go')
+        while self.done == self.after and process_count() == 1 and not (
+                stop_announced(runner) or os.path.exists(go)):
+            time.sleep(0.05)
 
 
 def run(cfg, resume=False, hook=None):
