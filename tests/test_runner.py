@@ -157,6 +157,14 @@ def test_effective_values_are_in_config_dump_log_and_checkpoint(tmp_path, capfd)
     assert meta['mmrepro']['scheme'] == 1
 
 
+def test_the_log_has_a_line_for_each_flag_and_why_it_was_changed(tmp_path):
+    ReproRunner.from_cfg(config(tmp_path, log_level='INFO'))
+    lines = next(tmp_path.glob('*/*.log')).read_text().splitlines()
+    assert not [line for line in lines if 'PolicySettings' in line]
+    changed = [line for line in lines if line.startswith('NCCL_PROTO: not set -> Simple (')]
+    assert len(changed) == 1 and changed[0].endswith(')') and len(changed[0]) < 200
+
+
 @pytest.mark.parametrize('deterministic', [True, False])
 def test_determinism_wins_over_a_config_that_lets_cudnn_choose(deterministic, tmp_path):
     """As in MMEngine: YOLACT, PSPNet and many others ask for both."""

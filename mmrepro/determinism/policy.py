@@ -67,6 +67,16 @@ class PolicyReport(NamedTuple):
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """Return a line for each change and each warning."""
+        lines = [f'{change.name}: {_shown(change.before)} -> {_shown(change.after)} ({change.why})'
+                 for change in self.changes]
+        return '\n'.join([*lines, *self.warnings])
+
+
+def _shown(value: Any) -> str:
+    return 'not set' if value is None else str(value)
+
 
 class _Saved(NamedTuple):
     env: MutableMapping[str, str]
