@@ -14,14 +14,11 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
 from mmengine.dist import get_world_size
-from torch.distributed import distributed_c10d as c10d
 
 from .. import determinism, ops
 from ..errors import AgreementError
@@ -231,7 +228,6 @@ def broadcast_seed(seed: int | None) -> int:
 # -------------------------------------------------------------------------------- in a loop
 
 WITHIN = 2.  # seconds between two exchanges of a flag
-ALONE = timedelta(seconds=30)  # for other ranks, which are in the same iteration
 LONGEST = 6  # power of two of the iterations between them: a step may suddenly take longer
 
 
@@ -292,64 +288,3 @@ class RepeatedFlag:
         tensor = torch.tensor(values, dtype=torch.int8)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         self._finish = tensor.tolist
-
-
-class StepsTaken:
-    """Notices a rank that takes no step in an iteration in which other ranks take one.
-
-    It would go on, and its next gradients would be added to those of an iteration before. A rank
-    without a step waits for all others to say the same.
-    """
-
-    def __init__(self) -> None:
-        self._before: int | None = None
-        self._counted = True  # losses of this run are counted by its optimizer wrappers
-
-    def begin(self, count: int) -> None:
-        """Note the steps of this rank before an iteration."""
-        self._before = count
-
-    def end(self, count: int, iteration: int) -> None:
-        """Compare the steps behind the iteration.
-
-        Raises:
-            AgreementError, CollectiveMismatch: other ranks take a step.
-        """
-        without, self._before = count == self._before, None
-        self._counted |= not without
-        if without and self._counted and get_world_size() > 1:
-            _all_come(f'the end of iteration {iteration + 1} without a step of the optimizer (was '
-                      'its loss not finite?)')
-            self._counted = False  # if they never count, they need not be asked again
-
-
-def _all_come(where: str) -> None:
-    """Wait until all ranks have come to a point that ranks must not come to alone."""
-    number = next(_points)
-    if current() is None:
-        _await([dist.get_rank()], where, number)
-        return
-    group: Any = dist.group.WORLD
-    group.of_processes(lambda processes: _await(
-        processes.members[processes.mine], where, number), where)
-
-
-_points = itertools.count()
-
-
-def _await(ranks: Sequence[int], where: str, number: int) -> None:
-    base = c10d._get_default_store()
-    if base is None:  # MPI
-        return
-    store = dist.PrefixStore(f'mmrepro/come/{number}', base)
-    for rank in ranks:
-        store.set(str(rank), where)
-    keys = list(map(str, range(get_world_size())))
-    with suppress(RuntimeError):  # of a rank that does not come
-        store.wait(keys, ALONE)
-    missing = [key for key in keys if not store.check([key])]
-    if missing:
-        raise AgreementError(
-            f'rank {", ".join(map(str, ranks))} has come to {where}, and within '
-            f'{ALONE.total_seconds():g} s rank {", ".join(missing)} has not. A step is taken or '
-            'left out on all ranks: decide it from a value that was reduced over them')

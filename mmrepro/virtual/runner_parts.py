@@ -11,6 +11,7 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
 from ..config import RandomnessConfig
+from ..determinism.compiled import compiles
 from ..distributed.scheduler import current
 from ..errors import RandomnessError
 from ..ops.aten import sync_bn
@@ -43,7 +44,7 @@ def settings_on_ranks(settings: dict[str, Any]) -> RandomnessConfig:
         raise RandomnessError("randomness.worker_seed='mmengine' and randomness.virtual_ranks="
                               f'{scheduler.world_size} exclude each other; remove one of them')
     cfg = settings.get('cfg') or {}
-    if cfg.get('compile'):
+    if compiles(cfg.get('compile')):
         raise RandomnessError(f'compile={cfg["compile"]!r} and randomness.virtual_ranks='
                               f'{scheduler.world_size} exclude each other; remove one of them')
     # to MMEngine, a distributed run whose process group exists

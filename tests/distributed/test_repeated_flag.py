@@ -18,10 +18,10 @@ from ranks import joined, on_ranks
 
 from mmrepro import on_virtual_ranks
 from mmrepro.checkpoint import rank_state
-from mmrepro.distributed import agreement, control
+from mmrepro.distributed import agreement, control, skipped_steps
 from mmrepro.distributed.agreement import RepeatedFlag, agree, gather_objects
 from mmrepro.distributed.process_group import ensure_process_group
-from mmrepro.errors import ConnectionFailed
+from mmrepro.errors import AgreementError, ConnectionFailed
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
@@ -154,7 +154,6 @@ def skipping(cfg, ranks):
     cfg.merge_from_dict(dict(randomness=dict(seed=5, deterministic=False)))
     cfg.model = dict(type='Line')
     cfg.custom_hooks = []
-    agreement.ALONE = timedelta(seconds=3)
     runner = Runner.from_cfg(cfg)
     runner.register_hook(SkipHook(ranks))
     runner.train()
@@ -166,26 +165,56 @@ def skipping_rank(rank, world, port, cfg, work_dir, ranks):
         return skipping(cfg, ranks)
 
 
-WITHOUT = 'has come to the end of iteration 2 without a step of the optimizer'
+# the same words on one process and on two, and only from a rank that has been asked: at once
+WITHOUT = ('rank 1 takes no step of the optimizer in iteration 1 (counted from 0; is its loss not '
+           'finite?), and rank 0 takes one. A step is taken or left out on all ranks')
 
 
-def test_a_rank_that_skips_its_step_alone_ends_the_run(tmp_path):
+def virtual_rank(rank, world, port, cfg, work_dir, ranks):
+    with joined(rank, world, port, cfg):
+        return on_virtual_ranks(2, lambda: skipping(cfg.copy(), ranks), 'pytorch')
+
+
+PROCESSES = {'a rank each': skipping_rank, 'a virtual rank each': virtual_rank}
+
+
+@pytest.mark.parametrize('function', PROCESSES)
+def test_a_rank_that_skips_its_step_alone_ends_the_run(function, tmp_path):
     said = on_ranks(2, settings(tmp_path), tmp_path,
-                    function=lambda *args: skipping_rank(*args, [1]))
-    assert re.search(f'AgreementError: rank 1 {WITHOUT}', said[1]), said
-    assert re.search(f'RankEnded: rank 1 has ended with AgreementError: rank 1 {WITHOUT}', said[0])
+                    function=lambda *args: PROCESSES[function](*args, [1]))
+    assert f'AgreementError: {WITHOUT}' in said[1], said
+    assert re.search(f'RankEnded: .*rank 1.* has ended with AgreementError: {re.escape(WITHOUT)}',
+                     said[0]), said
 
 
-def test_so_does_a_virtual_rank_at_once(tmp_path):
-    cfg = settings(tmp_path)
-    with pytest.raises(Exception, match=f'virtual rank 1 {WITHOUT}|virtual rank 1 waits in the end '
-                                        'of iteration 2 without a step'):
-        on_virtual_ranks(2, lambda: skipping(cfg.copy(), [1]))
+@pytest.mark.parametrize('skipping_ranks', [[0], [1]])
+@pytest.mark.parametrize('counts', [1, 3])
+def test_so_does_a_virtual_rank_of_one_process(skipping_ranks, counts, tmp_path):
+    cfg = settings(tmp_path, **{'optim_wrapper.accumulative_counts': counts})
+    rank, = skipping_ranks
+    words = WITHOUT.replace('rank 1', f'rank {rank}').replace('and rank 0', f'and rank {1 - rank}')
+    with pytest.raises(AgreementError, match=re.escape(words)):
+        on_virtual_ranks(2, lambda: skipping(cfg.copy(), skipping_ranks))
 
 
-def test_a_step_that_all_ranks_skip_is_none_of_ours(tmp_path):
-    assert on_ranks(2, settings(tmp_path), tmp_path, function=lambda *args: skipping_rank(
+def test_a_rank_that_gives_no_sign_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(skipped_steps, 'ALONE', 0.2)
+    monkeypatch.setattr(skipped_steps, 'get_world_size', lambda: 3)
+    process = skipped_steps._Process(set(), dist.HashStore())
+    process.close()
+    process.store.set('7/without1', '')
+    with pytest.raises(AgreementError, match='rank 0 takes no step .* iteration 7 .* For 0.2 s '
+                                             'there is no sign of rank 2'):
+        process.ask(0, 7)
+
+
+@pytest.mark.parametrize('function', PROCESSES)
+def test_a_step_that_all_ranks_skip_is_none_of_ours(function, tmp_path):
+    assert on_ranks(2, settings(tmp_path), tmp_path, function=lambda *args: PROCESSES[function](
         *args, [0, 1])) == ['trained'] * 2
+
+
+def test_nor_one_that_all_virtual_ranks_skip(tmp_path):
     assert on_virtual_ranks(2, lambda: skipping(settings(tmp_path), [0, 1])) == 'trained'
 
 

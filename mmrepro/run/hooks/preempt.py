@@ -16,7 +16,8 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 
 from ...checkpoint.resuming import refusal_after
-from ...distributed.agreement import RepeatedFlag, StepsTaken, agree
+from ...distributed.agreement import RepeatedFlag, agree
+from ...distributed.skipped_steps import StepsTaken
 from ...distributed.unwrap import optim_wrappers
 from ...errors import PREEMPTED, ConfigError, Preempted
 from ...util.files import write_whole
@@ -63,7 +64,7 @@ class PreemptHook(Hook):
         self._active = False  # all ranks have the same
         self._interval = interval
         self._training = self._validating = RepeatedFlag(interval)
-        self._steps = StepsTaken()
+        self._steps: StepsTaken | None = None
         self._common_batches: int | float = float('inf')
 
     # ------------------------------------------------------------------------- the signals
@@ -83,23 +84,30 @@ class PreemptHook(Hook):
                 self._before[number] = signal.signal(number, self._receive)
         else:
             runner.logger.info('this is not the main thread: signals are left as they are')
-        self._training, self._steps = RepeatedFlag(self._interval), StepsTaken()
+        self._training = RepeatedFlag(self._interval)
         self._active = True
 
     def end(self) -> None:
         """Put the handlers back. May be called at any time."""
         self._active = False
+        if self._steps is not None:
+            self._steps.close()
         restore_handlers(self._before)
         self._before = {}
 
     # ------------------------------------------------------------------------- the events
 
+    def before_train(self, runner: Any) -> None:
+        self._steps = StepsTaken(optim_wrappers(runner.optim_wrapper).values())
+
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        self._steps.begin(_steps_of(runner))
+        if self._steps is not None:
+            self._steps.begin(_steps_of(runner), runner.iter)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
-        self._steps.end(_steps_of(runner), runner.iter)
+        if self._steps is not None:
+            self._steps.end(_steps_of(runner), runner.iter)
         if self._asked(self._training):
             self._leave(runner, runner.iter + 1)
 
