@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -301,6 +302,9 @@ class Resume:
             self._compatibility = Compatibility(self.point.path, parts, self._strict)
             self._compatibility.check_restored(runner)
         self._check_weights(runner, checkpoint.get('state_dict', {}))
+        of_rank = self._state.get('ranks', {}).get(get_rank(), {})
+        if self._state.get('gradients') or of_rank.get('gradients'):
+            runner.logger.addFilter(_is_no_lost_gradient)  # MMEngine counts iterations next
         if self._state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
             text = (f'the run that wrote the checkpoint was in pass {self._state["passes"] + 1} '
                     f'over the data of epoch {checkpoint["meta"]["epoch"]}, and '
@@ -359,6 +363,7 @@ class Resume:
         if self.point is None or runner.iter == 0:
             return False
         self._start = runner.iter
+        runner.logger.removeFilter(_is_no_lost_gradient)
         if self._compatibility is not None:
             self._compatibility.training_begins(runner)
         state, self._state = self._state, {}
@@ -395,6 +400,11 @@ class Resume:
             # in an iteration-based loop, DistSamplerSeedHook has put the sampler to its first pass
             seek(loader, *cursor_at(loop, self._start, self._cursor), again=self._order)
             self._start = None
+
+
+def _is_no_lost_gradient(record: logging.LogRecord) -> bool:
+    """Drop MMEngine's warning of lost gradients, for a checkpoint that holds them."""
+    return 'the gradient of some iterations is lost' not in record.getMessage()
 
 
 def _validates_here(runner: Any, saved: DataCursor | None) -> bool:

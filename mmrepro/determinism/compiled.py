@@ -12,6 +12,13 @@ _DYNAMIC = (
     'randomness.deterministic=True every size gets kernels of its own')
 
 
+def compiles(settings: Any) -> bool:
+    """Whether MMEngine compiles the model for these ``compile`` settings of a config."""
+    if isinstance(settings, dict):
+        return not settings.get('disable', False)
+    return bool(settings)
+
+
 def check_compiled(model: Any, settings: Any, cpu: str | None = None) -> None:
     """Refuse what makes compiled kernels depend on the past of a run.
 
@@ -24,10 +31,10 @@ def check_compiled(model: Any, settings: Any, cpu: str | None = None) -> None:
         DeterminismError: names the setting or the module.
     """
     import torch
-    if isinstance(settings, dict) and settings.get('dynamic'):
+    if isinstance(settings, dict) and compiles(settings) and settings.get('dynamic'):
         raise DeterminismError(f'compile.dynamic={settings["dynamic"]!r}: {_DYNAMIC}')
     compiled = _compiled_modules(model)
-    if isinstance(settings, dict) or settings is True:  # MMEngine compiles a method, later
+    if compiles(settings):  # MMEngine compiles a method, later
         compiled.insert(0, ('compile', None))
     if not compiled:
         return

@@ -278,6 +278,7 @@ def repeated_text(finding: Finding, others: list[Finding | str | None], until: i
     return '\n'.join([
         'This run is not what its config trains: two other processes that were built from the '
         'config agree, and this one has different bits.', *where,
-        'Its script may change model, data or hooks after the runner was built, or code that ran '
-        'before has left something behind. A start of the same script may repeat it; this was '
+        'Its script may change model, data or hooks after the runner was built; code that ran '
+        'before may have left something behind; or the run depends on what changes rarely (a '
+        'clock of hours, the date, a file). A start of the same script may repeat it; this was '
         'not proved']), False

@@ -193,6 +193,23 @@ def test_every_resume_point(variant, tmp_path):
     check_every_resume_point(tmp_path, VARIANTS[variant], expected)
 
 
+@pytest.mark.parametrize('kept', [True, False])
+def test_gradients_are_said_to_be_lost_only_where_they_are(kept, tmp_path, caplog):
+    changes = {'optim_wrapper.accumulative_counts': 3}
+    finish(small_run(tmp_path / 'run', **changes))
+    if not kept:
+        path = tmp_path / 'run' / 'iter_1.pth'
+        content = torch.load(path, weights_only=False)
+        assert content['mmrepro'].pop('gradients')
+        torch.save(content, path)
+    runner = Runner.from_cfg(continued(
+        tmp_path / 'run', 1, log_level='WARNING', **changes))
+    handler = caplog.handler
+    runner.logger.addHandler(handler)
+    runner.train()
+    assert ('the gradient of some iterations is lost' in caplog.text) is not kept
+
+
 @pytest.mark.parametrize('accumulate', [1, 3])
 def test_the_scaler_of_mixed_precision(accumulate, tmp_path, monkeypatch, amp_on_cpu):
     """Its scale doubles every two steps and halves at overflow, here at the seventh iteration."""

@@ -7,6 +7,7 @@ from mmengine.runner import Runner
 from small_runs import NoisyLine, small_run
 
 from mmrepro import determinism
+from mmrepro.determinism import check_compiled
 from mmrepro.errors import DeterminismError
 
 SIZES = (4, 5, 6)
@@ -100,3 +101,14 @@ def test_a_release_that_cannot_say_it_gives_up_is_refused(tmp_path, monkeypatch)
     cfg = small_run(tmp_path, randomness=DETERMINISTIC, compile=True)
     with pytest.raises(DeterminismError, match='^compile: torch .* uncompiled, without a word'):
         Runner.from_cfg(cfg).train()
+
+
+@pytest.mark.parametrize('settings', [True, {}, dict(disable=False), dict(backend='eager')])
+def test_portable_bits_and_a_compiled_model_exclude_each_other(settings):
+    with pytest.raises(DeterminismError, match='^compile: torch.compile makes kernels for the CPU'):
+        check_compiled(None, settings, 'portable')
+
+
+@pytest.mark.parametrize('settings', [None, False, dict(disable=True, dynamic=True)])
+def test_a_model_that_is_not_compiled_is_not_refused(settings):
+    check_compiled(None, settings, 'portable')
