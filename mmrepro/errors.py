@@ -27,6 +27,10 @@ class ConfigError(MMReproError, ValueError):
     """A config cannot be read, or an option does not fit it."""
 
 
+class TooShortError(ConfigError):
+    """A training has fewer iterations than were asked for; it has not begun."""
+
+
 class MissingDataError(MMReproError, RuntimeError):
     """A file that the config reads is not on this disk."""
 

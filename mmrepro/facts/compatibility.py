@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 
 from ..errors import ResumeError
 from ..util.text import listed
-from .hook_settings import counts_from_the_end, is_watching, without_watchers
+from .hook_settings import counting_from_the_end, is_watching, without_watchers
 from .own_code import MMREPRO, PREFIX
 
 CHANGES, MAY, HARMLESS = SEVERITIES = ('changes bits', 'may change bits', 'harmless')
@@ -52,10 +52,10 @@ class FactRule(NamedTuple):
     about: str = ''  # START, WEIGHTS or ''
 
 
-def _reacts_to_metrics(facts: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, str) and (
-        value.endswith('EarlyStoppingHook') or 'ReduceOnPlateau' in value)
-        for value in facts.values())
+def _reacts_to_metrics(facts: Mapping[str, Any]) -> list[str]:
+    """Return the hooks and schedules that do."""
+    return [value for value in facts.values() if isinstance(value, str) and (
+        value.endswith('EarlyStoppingHook') or 'ReduceOnPlateau' in value)]
 
 
 def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
@@ -88,14 +88,14 @@ _BY_CONTENT = 'the data are compared by what they hold'
 
 class Condition(NamedTuple):
     """When a fact matters, and why it does not otherwise, or what may follow then."""
-    holds: Callable[[Mapping[str, Any]], bool]
+    holds: Callable[[Mapping[str, Any]], Any]  # a list names why it does
     otherwise: str
     severity: str = HARMLESS  # otherwise
 
 
 CONDITIONS = {
     'end': Condition(
-        lambda facts: counts_from_the_end(facts) or _reacts_to_metrics(facts)
+        lambda facts: [*counting_from_the_end(facts), *_reacts_to_metrics(facts)]
         or _averages_at_validation(facts), 'nothing counts from the end of the training'),
     'no annotations': Condition(_no_digest_of('train_annotations'), _BY_CONTENT),
     'no images': Condition(_no_digest_of('train_images'), _BY_CONTENT),
@@ -167,9 +167,14 @@ def _rule(name: str) -> FactRule:
 
 def _judged(rule: FactRule, *runs: Mapping[str, Any]) -> tuple[str, str]:
     """Return severity and consequence of a value that differs between these runs."""
-    if rule.only and not any(map(CONDITIONS[rule.only].holds, runs)):
+    if not rule.only:
+        return rule.severity, rule.consequence
+    reasons = [reason for reason in map(CONDITIONS[rule.only].holds, runs) if reason]
+    if not reasons:
         return CONDITIONS[rule.only].severity, CONDITIONS[rule.only].otherwise
-    return rule.severity, rule.consequence
+    names = dict.fromkeys(name for reason in reasons if isinstance(reason, list) for name in reason)
+    named = f': {listed(list(names))}' if names else ''
+    return rule.severity, f'{rule.consequence}{named}'
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDifference]:

@@ -51,23 +51,26 @@ def is_watching(name: str, facts: Mapping[str, Any]) -> bool:
     return is_a(WATCHERS, _hook(name, facts)[1])
 
 
-def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> bool:
-    """Whether the effect of a setting depends on where the training ends."""
+def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> str:
+    """Return what may depend on where the training ends because of a setting; ''."""
     value, (hook, kind) = facts[name], _hook(name, facts)
+    setting = name.removeprefix('config.')
     if hook and kind is not None:
-        return not is_a((*WATCHERS, *FROM_THE_START), kind)
+        return '' if is_a((*WATCHERS, *FROM_THE_START), kind) else str(kind).rpartition('.')[2]
     if name in (hook, 'config.custom_hooks'):
-        return value is not None  # an object
-    if name.startswith('config.param_scheduler'):
-        if name.endswith('.type'):
-            return f'{name[:-len(".type")]}.end' not in facts
-        return name == 'config.param_scheduler' and value not in (None, '[]', '{}')
+        return '' if value is None else setting  # an object
+    if name.startswith('config.param_scheduler') and name.endswith('.type'):
+        return '' if f'{name[:-len(".type")]}.end' in facts else str(value)
+    if name == 'config.param_scheduler':
+        return '' if value in (None, '[]', '{}') else setting
     if name.startswith('config.optim_wrapper') and name.endswith('.accumulative_counts'):
-        return bool(value != 1)  # the last cycle is shorter
-    return name == 'config.train_cfg.type' and not is_a(
-        ('EpochBasedTrainLoop', 'IterBasedTrainLoop'), value)
+        return '' if value == 1 else setting  # the last cycle is shorter
+    if name == 'config.train_cfg.type':
+        return '' if is_a(('EpochBasedTrainLoop', 'IterBasedTrainLoop'), value) else str(value)
+    return ''
 
 
-def counts_from_the_end(facts: Mapping[str, Any]) -> bool:
-    """Whether a schedule has no ``end``, or a hook may count back from the end of the training."""
-    return any(_ends_with_the_training(name, facts) for name in facts)
+def counting_from_the_end(facts: Mapping[str, Any]) -> list[str]:
+    """Return schedules without an ``end``, hooks that may count back from the end, and the like."""
+    return list(dict.fromkeys(filter(None, (
+        _ends_with_the_training(name, facts) for name in facts))))

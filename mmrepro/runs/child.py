@@ -11,12 +11,14 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from ..config import randomness_of
-from ..errors import DIFFERENT, DONE, SelfCheckError
+from ..errors import DIFFERENT, DONE, USAGE, SelfCheckError, TooShortError
 from .config_files import read_config
 from .startup import build_runner, on_ranks, restart_for
 
 # prefix of the line of output with the message of a failed self-check, as JSON
 FINDING = '@mmrepro-finding '
+# the same for why a training has not begun
+REFUSAL = '@mmrepro-refusal '
 
 
 class Training(NamedTuple):
@@ -29,6 +31,7 @@ class Training(NamedTuple):
     checkpoint: str | None = None  # path
     # numbers of iterations, counted from the first of the run
     iterations: int | None = None  # end after so many; None: all
+    whole: bool = False  # do not begin if the training has fewer
     kill_after: int | None = None  # kill this process after so many
     validate_after: int | None = None  # validate after so many
     prepare: str | None = None  # 'module:function', called before the config is read
@@ -57,7 +60,8 @@ def _train(cfg: Any, training: Training) -> None:
     from .stopping import EventHook, StopTraining  # imports torch: after the restart
     runner = build_runner(cfg)
     runner.register_hook(EventHook(training.iterations, training.kill_after,
-                                   training.validate_after), priority=EventHook.priority)
+                                   training.validate_after, training.whole),
+                         priority=EventHook.priority)
     if training.attach is not None:
         resolve_name(training.attach)(runner, **training.given)
     done = None
@@ -78,6 +82,9 @@ def outcome(training: Training) -> int:
     except SelfCheckError as error:
         print(f'\n{FINDING}{json.dumps(str(error))}', flush=True)
         return DIFFERENT
+    except TooShortError as error:
+        print(f'\n{REFUSAL}{json.dumps(str(error))}', flush=True)
+        return USAGE
     return DONE
 
 

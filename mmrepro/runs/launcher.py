@@ -29,7 +29,7 @@ from typing import Any, Callable, NamedTuple
 from ..errors import TrainingError, meaning
 from ..fingerprint.schema import FOLDER
 from ..util.scoped import restore_handlers
-from .child import FINDING, Training
+from .child import FINDING, REFUSAL, Training
 
 LOG_TAIL = 30  # lines of the output of a failed training that are shown
 POLL = 0.2  # seconds between two looks at the processes
@@ -44,17 +44,23 @@ class TrainingFailed(TrainingError):
         code: exit code; negative is the number of the signal that ended the process.
         log: path of the output.
         finding: message of a failed self-check, which replaces the output; None without one.
+        refusal: why the training has not begun; None if it has.
     """
 
     def __init__(self, code: int, log: str) -> None:
         with open(log, encoding='utf-8', errors='replace') as file:
             lines = file.readlines()
-        self.finding: str | None = next((
-            json.loads(line[len(FINDING):]) for line in lines if line.startswith(FINDING)), None)
+        self.finding, self.refusal = _told(lines, FINDING), _told(lines, REFUSAL)
         super().__init__(
             f'{self.finding or "".join(lines[-LOG_TAIL:])}\nthe training ended with exit code '
             f'{code} ({meaning(code)}); all of its output is in {log}')
         self.code, self.log = code, log
+
+
+def _told(lines: Sequence[str], prefix: str) -> str | None:
+    """Return the message in the first line of the output with this prefix; None without one."""
+    return next((json.loads(line[len(prefix):]) for line in lines if line.startswith(prefix)),
+                None)
 
 
 def failure(codes: Sequence[int | None], logs: Sequence[str],

@@ -7,6 +7,8 @@ from typing import Any
 
 from mmengine.hooks import Hook
 
+from ..errors import TooShortError
+
 
 class StopTraining(BaseException):
     """Raised when the requested iterations are done.
@@ -21,13 +23,22 @@ class StopTraining(BaseException):
 
 
 class EventHook(Hook):
-    """Ends, kills or validates a training after a number of iterations."""
+    """Ends, kills or validates a training after a number of iterations.
+
+    With ``whole``, a training that has fewer iterations does not begin.
+    """
     priority = 100  # after the checkpoint of the iteration is written
     validated = False  # whether it has validated; recordings of an iteration say it
 
     def __init__(self, stop_after: int | None = None, kill_after: int | None = None,
-                 validate_after: int | None = None) -> None:
+                 validate_after: int | None = None, whole: bool = False) -> None:
         self._stop, self._kill, self._validate = stop_after, kill_after, validate_after
+        self._whole = whole
+
+    def before_train(self, runner: Any) -> None:
+        if self._whole and self._stop is not None and runner.max_iters < self._stop:
+            raise TooShortError(f'this config, as trained here, ends after {runner.max_iters} '
+                                'iterations')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if runner.iter == self._kill:

@@ -18,7 +18,7 @@ from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import read_ranks, read_run
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
-from ..runs.launcher import PlannedRun, one_thread_each, plan
+from ..runs.launcher import PlannedRun, TrainingFailed, one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..util.text import listed
 from . import surroundings
@@ -150,7 +150,12 @@ def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at
         variation.change(varied, at)
         varied.resume, varied.work_dir = False, os.path.abspath(os.path.join(work_dir, name))
         runs.append(_planned(name, variation, varied, iterations, at))
-    run_with_progress(runs, iterations, say, jobs)
+    try:
+        run_with_progress(runs, iterations, say, jobs)
+    except TrainingFailed as error:
+        if error.refusal is None:
+            raise
+        raise ConfigError(f'--iters {iterations}: {error.refusal}') from error
     for reference in {*references.values()}:
         ranks = read_ranks(os.path.join(work_dir, reference))
         count = min((len(log.steps) for log in ranks.values()), default=0)
@@ -186,7 +191,7 @@ def _planned(name: str, variation: Variation, cfg: Config, iterations: int, at: 
             os.remove(os.path.join(folder, stale))
     path = os.path.join(folder, 'config.py')
     cfg.dump(path)
-    training = Training(path, iterations=iterations, prepare=variation.prepare,
+    training = Training(path, iterations=iterations, whole=True, prepare=variation.prepare,
                         validate_after=at if variation.validate else None)
     # one iteration beyond the checkpoint is lost and trained again
     trainings = [training] if not variation.kill else [

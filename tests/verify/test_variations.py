@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import launches
 import pytest
+import small_runs
 from command import exit_code
 from fake_runs import write_run
 from faults import tiny
@@ -18,7 +19,7 @@ from launches import EndedTraining, folder_of, training_of, write_steps
 from mmengine.config import Config
 
 from mmrepro.determinism.cpu_level import CPU_LEVELS
-from mmrepro.errors import NOTHING_TO_COMPARE
+from mmrepro.errors import NOTHING_TO_COMPARE, ConfigError
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
 from mmrepro.runs import progress
@@ -237,6 +238,15 @@ def test_what_localise_cannot_repeat_is_said(run, stand_in, instruction_sets, ca
 def test_wrong_usage(run, capsys, arguments, message):
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_more_iterations_than_a_training_has_are_refused_before_it_begins(forked, tmp_path):
+    cfg = small_runs.config(tmp_path / 'run', randomness=dict(seed=1, deterministic=True))
+    with pytest.raises(ConfigError, match='--iters 100000: this config, as trained here, ends '
+                       'after 8 iterations'):
+        module.verify(cfg, str(tmp_path / 'w'), ['process'], 100_000, 5, 1, 'step', print)
+    assert not [path for path in (tmp_path / 'w').rglob('fingerprints.*')
+                if '"kind":"step"' in path.read_text()]
 
 
 @pytest.mark.parametrize('settings, name, iterations, reason', [
