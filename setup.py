@@ -10,10 +10,11 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
-# demo.sh, test.sh, docs.sh and what they share need a checkout; the command is
+# demo.sh, test.sh, docs.sh, the check of a GPU and what they share need a checkout; the command is
 # `mmrepro demo` in an installed package
 LEFT_OUT = ('__pycache__', '*.pyc', 'demo.sh', 'test.sh', 'test_hosts.sh', 'docs.sh',
-            'gpu_report.sh', 'build_mmcv.sh', 'environment.sh', 'try_wheel.sh',
+            'gpu_check.py', 'gpu_report.sh', 'gpu_atomics.sh', 'build_mmcv.sh', 'environment.sh',
+            'try_wheel.sh',
             # of docs: what messages name, and its links to other pages
             'images', 'results', '*.css')
 

@@ -29,11 +29,11 @@ os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
 import pretend
 import torch
 
+from dev.gpu_check.detector_inputs import images
+from dev.gpu_check.zoo_configs import load
 from dev.operator_check import cases_mmcv, cases_torch
 from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of
 from mmrepro import determinism, ops, patches, seeds
-from mmrepro.doctor.detector_inputs import images
-from mmrepro.doctor.zoo_configs import load
 from mmrepro.ops import triton
 from mmrepro.ops.aten import indexed_writes
 from mmrepro.ops.choice import choose

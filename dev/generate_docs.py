@@ -30,11 +30,11 @@ from dev import (  # noqa: E402
     triton_kernels,
     virtual_ranks_report,
 )
+from dev.gpu_check import report as check_report  # noqa: E402
 from dev.hosts import __main__ as hosts  # noqa: E402
 from dev.libraries import __main__ as libraries  # noqa: E402
 from dev.operator_check import GROUPS  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
-from mmrepro.doctor import report as check_report  # noqa: E402
 from mmrepro.report.report import Report  # noqa: E402
 
 DOCS = ROOT / 'docs'

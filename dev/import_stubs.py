@@ -142,16 +142,17 @@ def install() -> tuple[str, ...]:
     return missing
 
 
-def main() -> int:
+def run() -> int:
+    """Install the stubs and run the check."""
     missing = install()
     if missing:
         print(f'stubs for {", ".join(missing)}', flush=True)
     # a checkout works without being installed, and is preferred to an installed mmrepro
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from dev.operator_check import GROUPS
+    from dev.gpu_check.command import COMMAND, main
     from mmrepro import cli
-    return cli.run('doctor', ['--gpu', *sys.argv[1:]], operators=GROUPS)
+    return cli.run(COMMAND, main=main)
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(run())

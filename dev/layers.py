@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
 LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('__init__', '__main__', 'cli'), 'the public names; one file per verb parses and prints'),
     (('reports', ), 'the verbs that examine trainings, as functions that return a report'),
-    (('audit', 'doctor', 'demo', 'localise', 'verify'),
+    (('audit', 'demo', 'localise', 'verbs', 'verify'),
      'what the verbs do, each in a room of its own'),
     (('report', ), 'the model of a report, its renderers, the comparison of two runs'),
     (('runs', ), 'starts, watches, shortens, kills and reports one training'),

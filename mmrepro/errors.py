@@ -182,7 +182,7 @@ class SeedsError(MMReproError, ValueError):
 
 # ------------------------------------------------------------------------------------ exit codes
 
-DONE, DIFFERENT, USAGE, NOTHING_TO_COMPARE, NOT_VERIFIED = 0, 1, 2, 3, 4
+DONE, DIFFERENT, USAGE, NOTHING_TO_COMPARE = 0, 1, 2, 3
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 INTERRUPTED = 130  # as shells report SIGINT: 128 + 2
 READER_LEFT = 141  # as shells report SIGPIPE: 128 + 13
@@ -192,7 +192,6 @@ MEANINGS = {
     DIFFERENT: 'a verdict of "not equal", or a training that failed',
     USAGE: 'wrong usage, or a setting that is not allowed',
     NOTHING_TO_COMPARE: 'nothing to compare: no common iteration, no golden for this machine',
-    NOT_VERIFIED: 'not verified: all bits agree, but so do those of a run spoiled on purpose',
     PREEMPTED: 'pre-empted, with a checkpoint; the same command with --resume continues',
     INTERRUPTED: 'interrupted by Ctrl-C (SIGINT)',
     READER_LEFT: 'the output is a pipe that was closed early',

@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mmengine.config import Config
-
 from .audit.auditing import audit
 from .config import with_virtual_ranks
 from .demo import use_data, write_dataset
-from .errors import DIFFERENT, DONE, NOT_VERIFIED, NOTHING_TO_COMPARE, ConfigError, MMReproError
+from .errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, ConfigError, MMReproError
 from .localise import entry
 from .localise.exported import exported
 from .localise.module_trace import trace
@@ -28,19 +26,16 @@ from .report.compare import compare
 from .report.report import Figure, Report
 from .report.seeds import seeds
 from .report.table import Table
-from .runs.config_edits import fix_seed, prepare, virtual_ranks
+from .runs.config_edits import prepare, virtual_ranks
 from .runs.config_files import config_of, find_config
 from .runs.launcher import TrainingFailed, jobs_at_once
 from .util.text import page
 from .verify import variations as verification
-from .verify.control import Control
-from .verify.kills.campaign import Campaign, CampaignSettings
-from .verify.kills.kinds import KINDS, allowed
 from .verify.variations import USUAL, VARIATIONS, VariationResult
 from .verify.witnessed import verify_run
 
-__all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'exported', 'kills', 'localise',
-           'seeds', 'trace', 'verify', 'verify_run']
+__all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'exported', 'localise', 'seeds',
+           'trace', 'verify', 'verify_run']
 
 Say = Callable[[str], None]
 # variations that are events of a run, not changes of its config: parameters of localise_config
@@ -76,8 +71,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         say: called with lines about the progress.
 
     Returns:
-        A report whose exit code is 0 (same bits), 1 (different), 3 (nothing was compared) or 4
-        (not verified: the control was not seen).
+        A report whose exit code is 0 (same bits), 1 (different) or 3 (nothing was compared).
 
     Raises:
         ConfigError: the config or an option cannot be used.
@@ -107,7 +101,6 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     try:
         results = verification.verify(cfg, work_dir, names, iterations, at, jobs or jobs_at_once(),
                                       level, say)
-        control = verification.control_of(results, work_dir, at, say)
     except TrainingFailed as error:
         if error.finding is None:
             raise
@@ -119,47 +112,48 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
                  f'{time.monotonic() - started:.0f} s')
     notes += verification.changed_meanwhile(results, work_dir)
     cause = _cause(results, work_dir, iterations, at) if explain else None
-    return certificate(config, results, notes, work_dir, data, cause, control)
+    return certificate(config, results, notes, work_dir, data, cause)
 
 
 def certificate(config: str, results: Sequence[VariationResult], notes: Sequence[str],
                 work_dir: str, data: Mapping[str, Any] = {},
-                cause: LocaliseResult | None = None, control: Control | None = None) -> Report:
+                cause: LocaliseResult | None = None) -> Report:
     """Report verified variations."""
-    rows = [(result.name, result.title,
-             f'not run: {result.skipped}' if result.skipped else
-             f'DIFFERENT  {result.difference.text()}' if result.difference else
-             f'equal ({result.remark})' if result.remark else 'equal') for result in results]
-    styles = ['soft' if result.skipped else 'bad' if result.difference else 'good'
-              for result in results]
+    rows, styles = zip(*map(_row, results))
     different = [result for result in results if result.difference is not None]
-    code, advice = DIFFERENT, []
+    code, verdict, advice = DONE, SAME, []
     if different:
+        code = DIFFERENT
         verdict = (f'DIFFERENT BITS in {len(different)} of {len(results)} variations. Both runs '
                    f'are in {work_dir}; to see them side by side:')
         advice = ['mmrepro compare '
                   f'{os.path.join(work_dir, different[0].reference)} '
                   f'{os.path.join(work_dir, different[0].name)}']
-    elif control is None:
+    elif not any(result.equal for result in results):
         code, verdict = NOTHING_TO_COMPARE, 'NOTHING WAS COMPARED'
-    elif control.iteration is None:
-        code, verdict = NOT_VERIFIED, control.text
-    else:
-        partly = any(result.remark for result in results)
-        code, verdict = DONE, SAME + ('; with other instruction sets, batches do' * partly)
-        notes = [*notes, control.text]
+    elif any(result.remark for result in results):
+        verdict += '; with other instruction sets, batches do'
     tables = [Table((), rows, styles=styles)]
     if cause is not None:
         tables.append(_first_difference(cause))
     return Report(
         config, verdict, code, tables, list(notes), advice, data={
             **data, 'same': code == DONE, 'localise': cause.as_dict() if cause else None,
-            'control': control,
             'variations': [dict(
                 name=result.name, title=result.title, equal=result.equal,
                 skipped=result.skipped or None, remark=result.remark or None,
                 difference=result.difference.as_dict() if result.difference else None)
                 for result in results]})
+
+
+def _row(result: VariationResult) -> tuple[tuple[str, str, str], str]:
+    """Return the cells of a variation, and the style of its row."""
+    if result.skipped:
+        return (result.name, result.title, f'not run: {result.skipped}'), 'soft'
+    if result.difference is not None:
+        return (result.name, result.title, f'DIFFERENT  {result.difference.text()}'), 'bad'
+    text = f'equal ({result.remark})' if result.remark else 'equal'
+    return (result.name, result.title, text), 'good'
 
 
 def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
@@ -191,81 +185,6 @@ def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
     except MMReproError as error:
         print(error, file=sys.stderr)
         return None
-
-
-# ------------------------------------------------------------------------------------------ kills
-
-def kills(cfg: Config, settings: CampaignSettings, say: Say = print) -> Report:
-    """Kill runs of a config at random moments, resume them, and compare every iteration.
-
-    The config is trained as it is, once undisturbed and then with interruptions.
-
-    Args:
-        cfg: a complete config; :func:`interruptible` makes one.
-        settings: number, kinds and moments of the interruptions, processes, and an empty folder.
-        say: called with lines about the progress.
-
-    Raises:
-        ConfigError: a kind is not possible, or the folder is not empty.
-        TrainingFailed: the undisturbed run failed.
-    """
-    workers = cfg.train_dataloader.get('num_workers', 0)
-    most = max(settings.processes or [settings.ranks])
-    possible = allowed(most, workers)
-    for name in settings.kinds:
-        if name not in possible:
-            raise ConfigError(f'--kinds {name!r}: with {most} process(es) and {workers} worker(s), '
-                              f'possible are {", ".join(map(repr, possible))}')
-    folder = settings.work_dir
-    if os.path.isdir(folder) and os.listdir(folder):
-        raise ConfigError(f'--work-dir {folder}: is not empty, and a run that finds checkpoints '
-                          'resumes')
-    campaign = Campaign(cfg, settings._replace(kinds=settings.kinds or possible), say)
-    campaign.run()
-    return campaign_report(campaign.outcome())
-
-
-def interruptible(cfg: Config, interval: int) -> None:
-    """Let ``cfg`` write a checkpoint every ``interval`` iterations, and fix its seed."""
-    hooks = cfg.setdefault('default_hooks', {})
-    hook = dict(hooks.get('checkpoint') or dict(type='CheckpointHook'))
-    hook.update(by_epoch=False, interval=interval)
-    if hook.setdefault('max_keep_ckpts', 2) == 1:
-        hook['max_keep_ckpts'] = 2  # the control resumes before the end
-    hooks['checkpoint'] = hook
-    fix_seed(cfg)
-
-
-def campaign_report(outcome: Mapping[str, Any]) -> Report:
-    """Report a campaign, with a row for each kind of interruption."""
-    rows = []
-    for kind in KINDS:
-        attempts = [kill for kill in outcome['kills'] if kill['kind'] == kind]
-        if not attempts:
-            continue
-        codes = ', '.join(map(str, sorted({code for kill in attempts for code in kill['codes']})))
-        again = max((kill['done'] - kill['resumed'] for kill in attempts
-                     if kill['resumed'] is not None), default=0)
-        forced = sum(bool(kill['ended_by_us']) for kill in attempts)
-        seconds = f'{max(kill["seconds"] for kill in attempts):.1f}'
-        rows.append((kind, str(len(attempts)), codes, str(again),
-                     f'{seconds} ({forced} ended from outside)' if forced else seconds))
-    settings = outcome['settings']
-    ranks = f'{settings["ranks"]} rank(s)' if not settings['processes'] else (
-        f'{settings["ranks"]} virtual ranks on {", ".join(map(str, settings["processes"]))} '
-        'processes')
-    half = sum(kill['half_written'] > 0 for kill in outcome['kills'])
-    verdict = (f'{len(outcome["kills"])} interruptions of {outcome["runs"]} runs of '
-               f'{outcome["iterations_of_a_run"]} iterations, {ranks}; {half} left a half-written '
-               f'checkpoint behind; {outcome["compared"]} records compared: '
-               f'{"all bits equal" if outcome["equal"] else "DIFFERENT"}')
-    seen = outcome['control'] is not None and outcome['control']['iteration'] is not None
-    lines = [verdict, *outcome['problems'],
-             *([outcome['control']['text']] if outcome['control'] else [])]
-    return Report(
-        '', '\n'.join(lines), DIFFERENT if not outcome['equal'] else DONE if seen else NOT_VERIFIED,
-        [Table(('interruption', 'times', 'exit codes', 'iterations done again (most)',
-                'seconds to the end (most)'), rows)], data=dict(outcome))
 
 
 # --------------------------------------------------------------------------------------- localise

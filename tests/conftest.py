@@ -55,7 +55,7 @@ SLOW = (
     'demo/test_demo.py',
     'cli/test_tools.py',
     'verify/test_golden.py',
-    'verify/test_kills.py',
+    'dev/test_kills.py',
     'distributed/test_shared_weights.py',
     'audit/test_audit_rules.py',
     'test_packaging.py',
@@ -70,8 +70,7 @@ SLOW = (
     'facts/test_compatibility.py',
     'hooks/test_preempt_on_ranks.py',
     *_of('hooks', 'fingerprint_hook hook_streams'),
-    *_of('verify', 'control'),
-    *_of('dev', 'operator_check import_stubs'),
+    *_of('dev', 'control operator_check import_stubs'),
     *_of('distributed', 'virtual_ranks_training agreement ordered_reduction '
                         'virtual_collectives virtual_ranks virtual_ranks_state'),
     *_of('data', 'passes loader fetch worker_processes'),

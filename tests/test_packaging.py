@@ -95,9 +95,9 @@ def test_nothing_else_is_in_the_wheel(wheel):
                          r'|mmrepro/\.mim/docs/.*\.md$'
                          r'|mmrepro-[^/]*\.dist-info/|_mmrepro_(operators|pytest)\.py$|mmrepro\.pth$')
     assert [name for name in wheel if not allowed.match(name)] == []
-    left_out = tuple(f'tools/{name}.sh'
-                     for name in ('demo', 'test', 'test_hosts', 'docs', 'environment',
-                                  'gpu_report', 'build_mmcv', 'try_wheel'))
+    left_out = ('tools/gpu_check.py', *(
+        f'tools/{name}.sh' for name in ('demo', 'test', 'test_hosts', 'docs', 'environment',
+                                        'gpu_report', 'gpu_atomics', 'build_mmcv', 'try_wheel')))
     assert [name for name in wheel if name.endswith(left_out)] == []
 
 

@@ -10,9 +10,6 @@ if os.path.isfile(os.path.join(ROOT, 'mmrepro', '__init__.py')):
 from mmrepro import cli  # noqa: E402
 
 
-def run(verb, *options, **more):
-    """Run a verb with `options` before those of the command line, and end the process.
-
-    `more` are further arguments of the verb's function.
-    """
-    sys.exit(cli.run(verb, [*options, *sys.argv[1:]], **more))
+def run(verb, main=None):
+    """Run a verb, or with `main` a command of that name, and end the process."""
+    sys.exit(cli.run(verb, main=main))

@@ -1,15 +1,10 @@
 """Does training repeat bit for bit on this device, and what does it cost?
 
-In a checkout this checks single operators as well. See docs/how-to/check-a-gpu.md.
+Detectors and single operators, in a checkout of mmrepro. See docs/how-to/check-a-gpu.md.
 """
 from _door import run
 
-try:
-    from dev.operator_check import GROUPS
-except ModuleNotFoundError as error:
-    if error.name not in ('dev', 'dev.operator_check'):
-        raise
-    GROUPS = {}  # an installed package has no catalogue of operators
+from dev.gpu_check.command import COMMAND, main
 
 if __name__ == '__main__':
-    run('doctor', '--gpu', operators=GROUPS)
+    run(COMMAND, main)

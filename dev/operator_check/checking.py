@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dev.gpu_check.checking import error_line
+from dev.gpu_check.timing import timed
 from mmrepro import determinism, ops
-from mmrepro.doctor.checking import error_line
-from mmrepro.doctor.environment import timed
 
 from .disturbance import Disturbance, fewer_multiprocessors
 from .operator_cases import Inputs, OperatorCall, OperatorCase, tensors_of

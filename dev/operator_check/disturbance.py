@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from mmrepro.doctor.checking import error_line
-from mmrepro.doctor.environment import timed
+from dev.gpu_check.checking import error_line
+from dev.gpu_check.timing import timed
 
 __all__ = ['Disturbance', 'fewer_multiprocessors']
 

@@ -6,8 +6,8 @@ import importlib.util
 import shutil
 from typing import Any, Callable
 
+from dev.gpu_check.rows import Row, RowGroup, Settings, cell
 from mmrepro import ops
-from mmrepro.doctor.rows import Row, RowGroup, Settings, cell
 from mmrepro.ops import triton
 from mmrepro.ops.provider import choice_of
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from mmrepro.doctor.detector_inputs import images
-from mmrepro.doctor.zoo_configs import load
+from dev.gpu_check.detector_inputs import images
+from dev.gpu_check.zoo_configs import load
 from mmrepro.objects.nested import dicts as nodes
 from mmrepro.runs.config_files import find_config
 

@@ -16,9 +16,9 @@ from typing import Any, Callable
 import cv2
 import numpy as np
 
+from dev.gpu_check.zoo_configs import load
 from mmrepro.demo.dataset import CLASSES, annotation_file
 from mmrepro.demo.shipped_configs import demo_config
-from mmrepro.doctor.zoo_configs import load
 from mmrepro.objects.nested import dicts as nodes
 
 from .families import Member

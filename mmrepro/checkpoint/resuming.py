@@ -352,7 +352,7 @@ class Resume:
 
     @property
     def _cursor(self) -> DataCursor | None:
-        # read late, because the control of `verify` moves it
+        # read late, because dev/control.py moves it
         return None if self.point is None else self.point.cursor
 
     def restore(self, runner: Any) -> bool:

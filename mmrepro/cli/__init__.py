@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable
 
 from ..errors import (
     DIFFERENT,
@@ -27,13 +27,13 @@ VERBS = {
     'train': 'train a detector',
     'test': 'evaluate a detector',
     'audit': 'look for what would make runs of a config differ',
-    'verify': 'train in fresh processes, certify the same bits; kill and resume',
+    'verify': 'train in fresh processes, certify the same bits; repeat and resume a run',
     'compare': 'show where two runs diverge and how the difference grows',
     'localise': 'name the first thing that differs in two runs',
     'replay': 'train again from a manifest, compare as it goes',
     'golden': 'keep the bits of a short run in the repository, check them',
     'seeds': 'train several seeds: mean, spread, paired test',
-    'doctor': "check the environment, this GPU and mmcv's operators",
+    'doctor': "check the environment, the packages and mmcv's operators",
 }
 # what goes on where it was interrupted
 CONTINUED = {
@@ -58,22 +58,33 @@ def usage() -> str:
 
 
 def program_name(verb: str) -> str:
-    """Return the program in the usage of a verb: `mmrepro train`, or `train.py` for its tool."""
+    """Return the program in the usage of a verb: `mmrepro train`, or `train.py` for its tool.
+
+    The name of a command that is no verb is returned as it is.
+    """
+    if verb not in VERBS:
+        return verb
     started = os.path.basename(sys.argv[0])
     return started if started == f'{verb}.py' else f'mmrepro {verb}'
 
 
-def run(verb: str, argv: Sequence[str] | None = None, **more: Any) -> int:
+def run(verb: str, argv: Sequence[str] | None = None,
+        main: Callable[..., int] | None = None) -> int:
     """Run a verb and return its exit code, see :mod:`mmrepro.errors`.
 
     An interrupt or an :class:`~mmrepro.errors.MMReproError` becomes a message. A report that is
     piped to ``head`` ends without a traceback. All other exceptions are bugs, or errors of the
     training.
+
+    Args:
+        verb: a verb, or the name that a command outside of the package has in messages.
+        argv: the command line; None: that of this process.
+        main: the function of the command; None: that of the verb.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # paths need not be text
         sys.stdout.reconfigure(errors='backslashreplace')
     try:
-        code = load(verb)(argv, **more)
+        code = (main or load(verb))(argv)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print(f'\n{program_name(verb)}: interrupted{CONTINUED.get(verb, "")}', file=sys.stderr)

@@ -8,8 +8,8 @@ From what verify, localise, golden or demo compares to processes:
     -> PlannedRun         launches one after the other, as killed and resumed; plan() makes it
     -> LaunchedTraining   the processes of a launch while they train; run_all() starts them
 
-``seeds`` has launches of ``mmrepro train`` instead of trainings. ``verify --vary kills`` starts its
-launches itself, to watch them closely.
+``seeds`` has launches of ``mmrepro train`` instead of trainings. ``dev/kills`` starts its launches
+itself, to watch them closely.
 """
 from __future__ import annotations
 

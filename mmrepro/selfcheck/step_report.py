@@ -37,7 +37,7 @@ NOT_AGAIN = (
     'that the step keeps outside of the model (in a module, a function, a closure), a race '
     'between threads, memory that is read before it is written, or hardware that computes wrongly '
     '(silent data corruption). Run it again on this machine and on another one; check the memory '
-    'and the GPU (mmrepro doctor --gpu, nvidia-smi -q -d ECC, dcgmi diag).')
+    'and the GPU (nvidia-smi -q -d ECC, dcgmi diag).')
 
 
 def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequence[Record]],

@@ -13,7 +13,7 @@ from ..config import randomness_of
 from ..errors import ConfigError
 from ..facts.compatibility import doubts
 from ..facts.own_code import PREFIX
-from ..fingerprint.divergence import Divergence, difference_up_to
+from ..fingerprint.divergence import Divergence, Ranks, difference_up_to
 from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import read_ranks, read_run
 from ..runs.child import Training
@@ -22,7 +22,6 @@ from ..runs.launcher import PlannedRun, TrainingFailed, one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..util.text import listed
 from . import surroundings
-from .control import ITERATIONS, Control, control, only
 
 REFERENCE = 'reference'  # folder of the run with which variations are compared
 
@@ -54,22 +53,24 @@ def _other_workers(cfg: Config, at: int) -> None:
 
 
 def _keep_checkpoint(cfg: Config, at: int) -> None:
-    # all are kept: the control resumes from the first
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=at)
 
 
 def _cannot_resume(cfg: Config, iterations: int) -> str:
     streams = (cfg.get('randomness') or {}).get('worker_seed', 'sample')
-    return ('it takes two iterations to be killed between them' if iterations < 2 else
-            f'with worker_seed={streams!r} no run resumes within an epoch'
-            if streams != 'sample' else '')
+    if iterations < 2:
+        return 'it takes two iterations to be killed between them'
+    if streams != 'sample':
+        return f'with worker_seed={streams!r} no run resumes within an epoch'
+    return ''
 
 
 def _cannot_switch_instruction_sets(cfg: Config, iterations: int) -> str:
-    return ('randomness.numerics.cpu pins the instruction sets'
-            if randomness_of(cfg).numerics.cpu else
-            '' if surroundings.instruction_sets() else
-            'instruction sets can be switched off on x86-64 only')
+    if randomness_of(cfg).numerics.cpu:
+        return 'randomness.numerics.cpu pins the instruction sets'
+    if not surroundings.instruction_sets():
+        return 'instruction sets can be switched off on x86-64 only'
+    return ''
 
 
 VARIATIONS = {
@@ -202,28 +203,6 @@ def _planned(name: str, variation: Variation, cfg: Config, iterations: int, at: 
     return plan(name, folder, trainings, env, variation.processes, cwd)
 
 
-def control_of(results: Sequence[VariationResult], work_dir: str, at: int,
-               say: Callable[[str], None]) -> Control | None:
-    """Control one comparison of :func:`verify`, if no variation differs; None otherwise.
-
-    All are made alike: that of ``resume`` is the cheapest to repeat.
-    """
-    compared = [result for result in results if not result.skipped]
-    if not compared or not all(result.equal for result in compared):
-        return None
-    result = next((result for result in compared if VARIATIONS[result.name].kill), compared[0])
-    variation = VARIATIONS[result.name]
-    start = at if variation.kill else 0
-    reference, folder, checkpoint = (os.path.abspath(os.path.join(work_dir, name)) for name in (
-        result.reference, 'control', f'{result.name}/iter_{start}.pth'))
-    training = Training(
-        os.path.join(reference, 'config.py'), folder, resume=variation.kill,
-        checkpoint=checkpoint, iterations=min(start + ITERATIONS, result.iterations))
-    return control(training, reference, part=variation.only, say=say,
-                   env={'PYTHONHASHSEED': '0', **one_thread_each()},
-                   processes=variation.processes if result.reference != REFERENCE else 1)
-
-
 def changed_meanwhile(results: Sequence[VariationResult], work_dir: str) -> list[str]:
     """Name the code and the versions that were changed while the runs trained; [] for none."""
     found: dict[str, None] = {}
@@ -242,7 +221,7 @@ def result_of(name: str, variation: Variation, work_dir: str, reference: str,
               iterations: int) -> VariationResult:
     """Compare the fingerprints in the folders of a variation and of its reference."""
     a, b = (read_ranks(os.path.join(work_dir, folder)) for folder in (reference, name))
-    difference = difference_up_to(only(variation.only, a), only(variation.only, b), iterations)
+    difference = difference_up_to(_only(variation.only, a), _only(variation.only, b), iterations)
     remark = ''
     if difference is None and variation.only:
         rest = difference_up_to(a, b, iterations)
@@ -250,3 +229,12 @@ def result_of(name: str, variation: Variation, work_dir: str, reference: str,
             f'{listed([field.field for field in rest.ranks[rest.rank]])} differ from iteration '
             f'{rest.iteration} on, as on another CPU')
     return VariationResult(name, variation.title, iterations, difference, reference, remark=remark)
+
+
+def _only(part: str, ranks: Ranks) -> Ranks:
+    """Reduce fingerprints to one part; '' for all parts."""
+    if not part:
+        return ranks
+    return {rank: log._replace(steps={i: {part: step[part]} for i, step in log.steps.items()
+                                      if part in step})
+            for rank, log in ranks.items()}

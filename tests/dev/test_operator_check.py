@@ -8,8 +8,8 @@ import torch
 from command import provider_stays  # noqa: F401  a fixture
 from harness import ROOT, fresh
 
+from dev.gpu_check import command, report
 from dev.operator_check import (
-    GROUPS,
     cases_compiled,
     cases_mmcv,
     cases_scatter,
@@ -19,8 +19,6 @@ from dev.operator_check import (
     processes,
 )
 from dev.operator_check.operator_cases import OperatorCall, OperatorCase
-from mmrepro import cli
-from mmrepro.doctor import report
 from mmrepro.ops import aten
 from mmrepro.ops.aten.kernel_table import family_of
 
@@ -123,11 +121,10 @@ def test_cublas_is_told_before_cuda_starts(tmp_path, monkeypatch):
     """Afterwards the policy would refuse: it might have been read already."""
     monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG', raising=False)
     monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
-    arguments = ['--gpu', '--out', str(tmp_path), '--device', 'cpu', '--quick', '--only',
-                 'torch/roll']
-    assert cli.run('doctor', arguments, operators=GROUPS) == 0
+    arguments = ['--out', str(tmp_path), '--device', 'cpu', '--quick', '--only', 'torch/roll']
+    assert command.main(arguments) == 0
     monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', ':16:8')
-    assert cli.run('doctor', arguments, operators=GROUPS) == 0
+    assert command.main(arguments) == 0
     assert os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':16:8'
 
 
@@ -140,18 +137,3 @@ def test_the_script_of_a_checkout_checks_operators(tmp_path):
     text = (tmp_path / 'gpu_check.html').read_text()
     assert 'Operators of mmcv' in text and '<td>RoIPool</td><td>equal</td><td>4</td>' in text
     assert '<td>roll</td>' in text and str(tmp_path) not in text + json.dumps(result)
-
-
-@pytest.mark.nightly
-def test_the_script_of_an_installed_package_is_the_verb(tmp_path):
-    """The wheel has the scripts under mmrepro/.mim/tools, and no catalogue of operators."""
-    tools = tmp_path / '.mim' / 'tools'
-    tools.mkdir(parents=True)
-    for name in ('_door.py', 'gpu_check.py'):
-        (tools / name).write_bytes((ROOT / 'tools' / name).read_bytes())
-    # a package of that name that is not ours, and before the checkout on the path
-    (tools / 'dev').mkdir()
-    (tools / 'dev' / '__init__.py').write_text('')
-    done = fresh(tools / 'gpu_check.py', '--out', tmp_path / 'out', '--device', 'cpu', '--only',
-                 '^mmcv/', code=2)
-    assert 'tools/gpu_check.py' in done.stderr, done.stderr

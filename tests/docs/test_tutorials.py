@@ -31,18 +31,18 @@ NOT_RUN = {
     'bash tools/dist_train.sh .*': 'eight processes; tests/cli/test_tools.py runs the script',
     'bash tools/slurm_train.sh .*': 'needs Slurm; tests/cli/test_tools.py runs the script',
     r'srun .*|\[ \$\? .*': 'needs Slurm; tests/hooks/test_preempt_on_ranks.py runs what it starts',
-    '.*gpu_report.sh (OUT|result)|(.* doctor --gpu|.*gpu_check.py) --out DIR': 'needs a GPU',
+    '.*gpu_report.sh (OUT|result)|.*gpu_check.py --out DIR': 'needs a GPU',
     'git add .*': 'writes into a repository',
     'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 .*': 'a script of MMDetection; STOCK resumes',
     'mmrepro seeds (base.py|CONFIG|configs/).*': 'takes hours; the seeds of a toy are trained',
     'mmrepro compare work_dirs/2022 .*': 'an old run; tests/report/test_comparison.py reads one',
     'mmrepro compare --trace .*': 'two configs; tests/localise/test_module_trace.py has some',
     'mmrepro compare --onnx .*': 'an exported model; tests/localise/test_onnx.py exports some',
-    '.* --vary kills --kills 30 .*': 'thirty starts; tests/verify/test_kills.py has fewer',
+    'python -m dev.kills CONFIG --kills 30 .*': 'thirty starts; tests/dev/test_kills.py has fewer',
 }
 # beginning of a shown text -> why it does not come here
 NOT_SHOWN = {
-    ' packages  ': 'a broken environment; tests/doctor/test_packages.py has some',
+    ' packages  ': 'a broken environment; tests/verbs/test_doctor.py has some',
     'NO CAUSE FOUND': 'of a config of your own', '  workers  ': 'a run that differs',
     'DIFFERENT after': 'a check that fails',
     '  cpu  ': 'an option of the command', '   0 s  iteration': 'the code was changed in between',

@@ -37,9 +37,8 @@ def on_device(tmp_path_factory):
 
 def check(on_device, out, only, *before):
     """(exit code, rows by name) of ``gpu_check --quick``; ``before`` are lines to run first."""
-    script = ('import sys', *before, 'from dev.operator_check import GROUPS',
-              'from mmrepro import cli',
-              'sys.exit(cli.run("doctor", ["--gpu", *sys.argv[1:]], operators=GROUPS))')
+    script = ('import sys', *before, 'from dev.gpu_check.command import COMMAND, main',
+              'from mmrepro import cli', 'sys.exit(cli.run(COMMAND, main=main))')
     done = on_device('-c', '\n'.join(script), '--quick', '--out', out, '--only', only,
                      '--seconds', 1100, code=None)  # a busy machine leaves no row out
     assert (out / 'gpu_check.json').exists(), done.stderr[-4000:]

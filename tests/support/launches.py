@@ -98,5 +98,12 @@ class ForkedTraining(LaunchedTraining):
                            for rank, log in enumerate(self._logs)]
 
 
+def forked(monkeypatch):
+    """Let forks of this process stand for all launched trainings; return their class."""
+    made = type('Made', (ForkedTraining, ), dict(logs=[]))
+    monkeypatch.setattr(launcher, 'LaunchedTraining', made)
+    return made
+
+
 def text_of(result):
     return '\n'.join([result.sentence(), *result.notes, *map(' '.join, result.rows())])

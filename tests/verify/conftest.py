@@ -1,21 +1,15 @@
 """A small training with fingerprints, which the tests of replay, export and goldens read."""
+import launches
 import pytest
 from harness import Child
-from launches import ForkedTraining
 from mmengine.runner import Runner
 from small_runs import config
-
-from mmrepro.runs import launcher
-from mmrepro.verify.kills import attempt
 
 
 @pytest.fixture
 def forked(monkeypatch):
     """Return the class that stands for all launched trainings: forks of this process."""
-    made = type('Made', (ForkedTraining, ), dict(logs=[]))
-    for module in (attempt, launcher):
-        monkeypatch.setattr(module, 'LaunchedTraining', made)
-    return made
+    return launches.forked(monkeypatch)
 
 
 @pytest.fixture(scope='session')

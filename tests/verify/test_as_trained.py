@@ -64,7 +64,7 @@ def test_verify_and_replay(config, logs, capsys):
     check(logs, 'work_dirs/verify/reference', 'work_dirs/verify/process')
     out = capsys.readouterr().out
     assert 'no checkpoints and no validation, but for what is varied' in out
-    assert 'control: a run with another seed was seen as different at iteration 0' in out
+    assert 'SAME BITS' in out
     assert replay.main(['work_dirs/verify/process', '--work-dir', 'again']) == 0
     check(logs, 'again')
     assert 'except that no checkpoints are written' in capsys.readouterr().err
@@ -85,16 +85,6 @@ def test_localise_says_what_it_changes(config, logs, capsys):
     assert "virtual_ranks.memory='separate'" in said
 
 
-def test_kills(config, logs, capfd, monkeypatch):
-    monkeypatch.setattr(verify, 'restart_for', lambda config: print('here', file=sys.stderr))
-    assert verify.main([config, '--vary', 'kills', '--kills', '1', '--kinds', 'SIGKILL',
-                        '--interval', '2', '--span', '2']) == 0
-    said = Path('work_dirs/verify/kills/reference/rank0.log').read_text()
-    assert SHARED in said and 'steps were repeated: same bits\n' in said, said
-    # not before the process may start again, which would say it twice
-    assert 'here\nchanged: a checkpoint every 2 iterations' in capfd.readouterr().err
-
-
 def test_demo(config, logs):
     assert demo.main(['--config', config, '--virtual-ranks', '2', '--processes', '1,1']) == 0
     check(logs)
@@ -109,18 +99,15 @@ class Entropy(BaseTransform):
         return results
 
 
-@pytest.mark.parametrize('vary, where', [('process', r'(reference|process)/output.txt'),
-                                         ('kills', 'kills/reference/rank0.log')])
-def test_a_finding_of_a_self_check_is_a_verdict(config, logs, monkeypatch, capsys, vary, where):
+def test_a_finding_of_a_self_check_is_a_verdict(config, logs, capsys):
     """One block and no traceback."""
-    monkeypatch.setattr(verify, 'restart_for', lambda config: None)
     cfg = Config.fromfile(config)
     cfg.train_dataloader.dataset.pipeline.insert(1, dict(type='Entropy'))
     cfg.dump(config)
-    assert verify.main([config, '--vary', vary, '--json', 'found.json']) == 1
+    assert verify.main([config, '--vary', 'process', '--json', 'found.json']) == 1
     out, err = capsys.readouterr()
     assert 'DIFFERENT' in out and 'Entropy' in out and 'Traceback' not in out + err
     assert out.count('was loaded twice from the same random numbers') == 1
     # two runs train at once, and either of them may be the first to end
-    assert re.search(f'work_dirs/verify/{where}', out)
+    assert re.search('work_dirs/verify/(reference|process)/output.txt', out)
     assert 'was loaded twice' in Path('found.json').read_text()

@@ -316,7 +316,7 @@ def test_a_detector_trains_with_every_replacement(on_cpu, monkeypatch, name):
     """What CUDA would run, on the CPU: the same losses, nearly the same gradients, equal bits."""
     from mmdet.utils import register_all_modules
 
-    from mmrepro.doctor import detectors
+    from dev.gpu_check import detectors
     register_all_modules(init_default_scope=True)
     runs, seen = [], []
     keep = detectors._keep_gradients

@@ -9,7 +9,8 @@ import time
 from random import Random
 from typing import NamedTuple
 
-from ...runs.launcher import Launch, LaunchedTraining, killed_at_exit
+from mmrepro.runs.launcher import Launch, LaunchedTraining, killed_at_exit
+
 from .kinds import KINDS
 from .moments import Moment, MomentReader
 

@@ -1,21 +1,24 @@
-"""Interrupted at random moments, in every way, a run stays the undisturbed one; and chaos tells."""
+"""A run that is interrupted at random moments has the bits of an uninterrupted run."""
 import json
+import os
 import random
+import sys
 
 import pytest
 import torch
-from command import exit_code
+from command import exit_code_of
 from mmengine.hooks import CheckpointHook
-from preempted_runs import settings
+from preempted_runs import Small, settings
 
-from mmrepro.reports import campaign_report, interruptible
+from dev.kills import __main__ as command
+from dev.kills import attempt
+from dev.kills.attempt import Attempt, Interruption
+from dev.kills.campaign import Campaign, CampaignSettings, interruptible
+from dev.kills.kinds import KINDS, allowed
+from dev.kills.moments import FILE
+from dev.kills.report import NOT_VERIFIED, campaign_report
 from mmrepro.run.runner import ReproRunner
 from mmrepro.runs import startup
-from mmrepro.verify.kills import attempt
-from mmrepro.verify.kills.attempt import Attempt, Interruption
-from mmrepro.verify.kills.campaign import Campaign, CampaignSettings
-from mmrepro.verify.kills.kinds import KINDS, allowed
-from mmrepro.verify.kills.moments import FILE
 
 pytestmark = pytest.mark.usefixtures('forked')
 
@@ -28,7 +31,7 @@ def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, processes=(), memory=No
         cfg.randomness.virtual_ranks = dict(ranks=ranks, memory=memory)
     interruptible(cfg, 3)
     return Campaign(cfg, CampaignSettings(
-        str(tmp_path / 'chaos'), kills, seed, ranks,
+        str(tmp_path / 'kills'), kills, seed, ranks,
         kinds or allowed(max(processes or [ranks]), 2), 20, processes))
 
 
@@ -164,5 +167,38 @@ def test_wrong_arguments_are_named(tmp_path, capsys, monkeypatch):
              str(tmp_path / 'new')): '--processes 1,4: must be numbers from 1 to 3, the number of',
             (str(config), '--processes', '1,2', '--ranks', '2', '--work-dir',
              str(tmp_path / 'new')): '--ranks 2: a process for each rank'}.items():
-        assert exit_code('verify', '--vary', 'kills', *arguments) == 2
+        assert exit_code_of(command.COMMAND, command.main, *arguments) == 2
         assert message in capsys.readouterr().err
+
+
+def test_the_command_trains_the_config_as_it_is(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, 'restart_for', lambda config: print('here', file=sys.stderr))
+    cfg = settings('work', **{'train_dataloader.dataset.size': 16, 'train_cfg.max_epochs': 2,
+                              'randomness.deterministic': True})
+    cfg.dump('config.py')
+    assert command.main(['config.py', '--virtual-ranks', '2', '--kills', '1', '--kinds', 'SIGKILL',
+                         '--interval', '2', '--span', '2']) == 0
+    # not before the process may start again, which would say it twice
+    out, err = capfd.readouterr()
+    assert 'here\nchanged: a checkpoint every 2 iterations' in err
+    assert '2 virtual ranks on 1 processes' in out and 'all bits equal' in out
+
+
+def test_a_finding_of_a_self_check_is_a_verdict(tmp_path, monkeypatch):
+    stock = Small.forward
+    monkeypatch.setattr(Small, 'forward', lambda self, x, mode='tensor': stock(
+        self, [part + os.urandom(1)[0] for part in x], mode))
+    runs = campaign(tmp_path, 1)
+    assert not runs.run()
+    report = campaign_report(json.loads(json.dumps(runs.outcome())))
+    assert report.exit_code == 1 and 'was repeated' in report.verdict
+
+
+def test_equal_bits_are_not_verified_where_the_control_was_not_seen():
+    outcome = dict(settings=dict(ranks=1, processes=[]), iterations_of_a_run=3, runs=1, compared=4,
+                   equal=True, problems=[], kills=[], control=None)
+    assert campaign_report(outcome).exit_code == NOT_VERIFIED
+    unseen, seen = (dict(text='control: ...', iteration=iteration) for iteration in (None, 2))
+    assert campaign_report(dict(outcome, control=unseen)).exit_code == NOT_VERIFIED
+    assert campaign_report(dict(outcome, control=seen)).exit_code == 0

@@ -1,27 +1,90 @@
-"""The hardware, versions and settings of a measurement, without names of hosts or users."""
+"""What decides about bits on this machine: hardware, versions, settings, packages, operators.
+
+Names of hosts and users stay out.
+"""
 from __future__ import annotations
 
 import csv
-import gc
 import importlib
 import os
 import platform
 import re
-import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from packaging.requirements import Requirement
 
 from .. import determinism, ops
+from ..errors import DIFFERENT, DONE, MissingPackageError
 from ..facts.collect import cpu_name
 from ..ops import triton
+from ..report.report import Report
+from ..report.table import Table
 from ..util.libraries import installed_version, version_of
 from ..version import __version__
 
 _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mmcv', 'mmcv-lite',
              'mmdet', 'triton', 'torchvision')
+_PROBLEM = ('packages', 'state', 'problem', 'source')  # columns of packages.csv that are shown
+
+
+def doctor(device: str | None = None) -> Report:
+    """Report what decides about bits on this machine, and known problems of the packages.
+
+    Args:
+        device: ``'cpu'`` or ``'cuda'``; None: ``'cuda'`` if there is one.
+
+    Returns:
+        A report whose exit code is 1 if a package is broken or outdated.
+    """
+    parts, problems = environment(device or _default_device()), package_problems()
+    tables = [Table((), [(name, str(value)) for name, value in rows.items()], part)
+              for part, rows in parts.items()]
+    verdict = 'no known problem of the installed packages'
+    if problems:
+        verdict = 'fix these known problems of the packages with, in this order:'
+        tables.append(Table(_PROBLEM, [[row[name] for name in _PROBLEM] for row in problems]))
+    serious = any(row['state'] != 'untried' for row in problems)
+    return Report('', verdict, DIFFERENT if serious else DONE, tables,
+                  advice=[row['command'] for row in problems], data=dict(parts, problems=problems))
+
+
+def operators(device: str | None = None, choice: str = 'auto') -> Report:
+    """Report the provider of each operator of mmcv, and whether it gives the same bits every time.
+
+    Args:
+        device: ``'cpu'`` or ``'cuda'``, which need not be there; None: ``'cuda'`` if there is one.
+        choice: ``randomness.operators``, or ``'compiled'`` for mmcv's own.
+
+    Raises:
+        MissingPackageError: neither mmcv nor mmcv-lite is installed.
+    """
+    device = device or _default_device()
+    try:
+        entries = ops.catalogue(device, choice)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(f'{error}; install "mmcv-lite<2.2" or mmcv') from error
+    same = [_same_bits(entry) for entry in entries]
+    table = Table(
+        ('operator', 'provider', f'same bits on {device}', 'why this provider', 'used by'),
+        [(entry.operator, entry.provider, bits, entry.reason, entry.users)
+         for entry, bits in zip(entries, same)])
+    return Report(
+        '', f'{len(entries)} operators, operators={choice!r}: {same.count("NO")} not '
+        f'deterministic on {device}, {same.count("-")} not available (they import, and say what '
+        'to install when called)', tables=[table],
+        data=dict(provider=choice, device=device, operators=entries))
+
+
+def _same_bits(entry: Any) -> str:
+    if entry.provider == 'none':
+        return '-'
+    return 'yes' if entry.deterministic else 'NO'
+
+
+def _default_device() -> str:
+    return 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -83,25 +146,3 @@ def _import_error(module: str) -> str:
     except Exception as error:  # noqa: BLE001  a wheel that does not fit raises anything
         return str(error)
     return ''
-
-
-def free_memory(device: str) -> None:
-    """Collect circular references, and return cached memory to the device."""
-    gc.collect()
-    if device == 'cuda':
-        torch.cuda.empty_cache()
-
-
-def timed(function: Callable[[], Any], device: str) -> tuple[Any, float]:
-    """Return (result, milliseconds until the device has done what ``function`` asked of it)."""
-    if device != 'cuda':
-        start = time.perf_counter()
-        result = function()
-        return result, (time.perf_counter() - start) * 1e3
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    result = function()
-    end.record()
-    torch.cuda.synchronize()
-    return result, begin.elapsed_time(end)

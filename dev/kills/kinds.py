@@ -5,7 +5,7 @@ import signal
 from random import Random
 from typing import Callable, NamedTuple
 
-from ...errors import PREEMPTED
+from mmrepro.errors import PREEMPTED
 
 Processes = list[tuple[int, tuple[int, ...]]]  # id of each process, ids of its workers
 

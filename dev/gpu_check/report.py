@@ -4,9 +4,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE
-from ..report.report import Report
-from ..report.table import Table
+from mmrepro.errors import DIFFERENT, DONE, NOTHING_TO_COMPARE
+from mmrepro.report.report import Report
+from mmrepro.report.table import Table
+
 from . import detectors
 from .rows import Row, RowGroup
 
@@ -43,13 +44,17 @@ def verdict(row: Row) -> str:
 def report_of(result: dict[str, Any], operators: Mapping[str, RowGroup]) -> Report:
     """Report a check, also an unfinished one; a group without rows has no table."""
     summary = {'wrong': 0, **result['summary']}
-    failed = summary['unequal'] or summary['wrong'] or summary['failed']
+    if summary['unequal'] or summary['wrong'] or summary['failed']:
+        code = DIFFERENT
+    elif summary['ran']:
+        code = DONE
+    else:
+        code = NOTHING_TO_COMPARE
     said = ('{ran} of {rows} rows ran: {equal} gave equal bits, {unequal} did not, {wrong} gave '
             'equal bits that are wrong or not finite, {failed} failed; {seconds:.0f} seconds.')
     return Report(
         f'Does training repeat on this {result["machine"]["device"].upper()}?',
-        said.format_map(summary),
-        DIFFERENT if failed else DONE if summary['ran'] else NOTHING_TO_COMPARE,
+        said.format_map(summary), code,
         [Table((group.subject, 'bits', *(heading for heading, _ in group.columns)),
                [(name, verdict(row), *(text(row) for _, text in group.columns))
                 for name, row in result[key].items()], group.title)

@@ -14,15 +14,16 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from .. import determinism, ops, seeds
-from ..fingerprint.digest import tensor_digests
-from ..fingerprint.divergence import differing_names
-from ..objects.nested import dicts
-from ..ops import triton
+from mmrepro import determinism, ops, seeds
+from mmrepro.fingerprint.digest import tensor_digests
+from mmrepro.fingerprint.divergence import differing_names
+from mmrepro.objects.nested import dicts
+from mmrepro.ops import triton
+
 from .atomic_kernels import atomic_kernels, recorded_kernels
 from .detector_inputs import images
-from .environment import free_memory, timed
 from .rows import Row, RowGroup, Settings, cell
+from .timing import free_memory, timed
 from .zoo_configs import load
 
 SEED = 7

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from mmengine.dist import get_rank
 from mmengine.hooks import EMAHook, Hook
 
-from ...distributed.unwrap import param_schedulers, unwrap
-from ...objects.digests import state_digest
-from ...run.hooks.fingerprint import FingerprintHook
+from mmrepro.distributed.unwrap import param_schedulers, unwrap
+from mmrepro.objects.digests import state_digest
+from mmrepro.run.hooks.fingerprint import FingerprintHook
 
 FILE = 'moments.jsonl'  # in the work directory
 

@@ -1,9 +1,10 @@
-"""The table of packages that are broken, outdated or untried together."""
+"""What is said of this machine, and of packages that are broken, outdated or untried together."""
 import csv
 import importlib
 import importlib.metadata
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from command import exit_code, provider_stays  # noqa: F401  a fixture
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from mmrepro import doctor
+from mmrepro.verbs.doctor import environment, machine, package_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = list(csv.DictReader(
-    (ROOT / 'mmrepro' / 'doctor' / 'packages.csv').read_text(encoding='utf-8').splitlines()))
+    (ROOT / 'mmrepro' / 'verbs' / 'packages.csv').read_text(encoding='utf-8').splitlines()))
 LOCKED = dict(re.findall(r'^([\w-]+)==(\S+)$',
                          (ROOT / 'requirements' / 'lock.txt').read_text(), re.M))
 SIZE = ('numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, '
@@ -36,7 +37,7 @@ def problems(monkeypatch, packages, errors=None):
     with monkeypatch.context() as patch:
         patch.setattr(importlib.metadata, 'version', version)
         patch.setattr(importlib, 'import_module', import_module)
-        return doctor.package_problems()
+        return package_problems()
 
 
 def install(folder, name, version):
@@ -113,7 +114,7 @@ def test_a_torch_is_untried_if_no_row_of_the_evidence_repeats_with_it():
 def test_doctor_prints_the_commands(monkeypatch, tmp_path, capsys, name, version, code):
     install(tmp_path, name, version)
     monkeypatch.syspath_prepend(tmp_path)
-    row, = doctor.package_problems()
+    row, = package_problems()
     assert exit_code('doctor') == code
     out = capsys.readouterr().out
     assert out.endswith(f'in this order:\n  {row["command"]}\n') and row['source'] in out
@@ -135,3 +136,31 @@ def test_doctor_works_where_mmcv_cannot_be_imported(monkeypatch, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said['operators']['mmcv'] == 'libcudart.so.11.0: cannot open shared object file'
     assert said['verdict'] == 'no known problem of the installed packages'
+
+
+def test_the_machine_is_described_without_its_name():
+    import getpass
+    import platform
+    facts = machine('cpu')
+    assert {'cpu', 'torch', 'python', 'mmdet', 'mmrepro'} <= set(facts)
+    words = set(re.split(r'[^\w.-]+', ' '.join(map(str, facts.values()))))
+    assert not words & {platform.node(), getpass.getuser()}
+
+
+def test_the_environment_names_what_changes_bits(monkeypatch):
+    monkeypatch.setenv('ATEN_CPU_CAPABILITY', 'avx2')
+    found = environment('cpu')
+    assert found['machine'] == machine('cpu') and set(found['operators']) == {'mmcv', 'triton'}
+    assert found['settings']['env.ATEN_CPU_CAPABILITY'] == 'avx2'
+    assert None not in found['settings'].values() and json.dumps(found)
+
+
+def test_a_fork_is_named_by_the_distribution_that_provides_the_module(monkeypatch):
+    installed = dict(mmengine='0.10.7')
+    room = sys.modules[machine.__module__]
+    monkeypatch.setattr(room, 'installed_version', installed.get)
+    monkeypatch.setattr(room, 'version_of',
+                        lambda module: 'mmdet-open 3.3.0' if module == 'mmdet' else None)
+    found = machine('cpu')
+    assert found['mmdet'] == 'mmdet-open 3.3.0'
+    assert found['mmengine'] == '0.10.7' and 'mmcv' not in found

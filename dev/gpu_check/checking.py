@@ -9,11 +9,13 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from .. import ops
-from ..determinism import tables
+from mmrepro import ops
+from mmrepro.determinism import tables
+from mmrepro.verbs.doctor import machine
+
 from . import detectors
-from .environment import free_memory, machine
 from .rows import Row, RowGroup, Settings
+from .timing import free_memory
 
 # Share of the time for operators; detectors have the rest.
 _OPERATORS = 0.35

@@ -11,20 +11,24 @@ from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
-from ...checkpoint import files
-from ...checkpoint.choosing import newest_good, pointed
-from ...fingerprint.divergence import difference_up_to
-from ...fingerprint.reader import RankLog, read_ranks
-from ...report.report import plain
-from ...runs.child import Training
-from ...runs.config_edits import add_fingerprints
-from ...runs.launcher import TrainingFailed, failure, launch_of
-from ..control import ITERATIONS, NOT_SEEN, Control, control
+from dev.control import ITERATIONS, NOT_SEEN, Control, control
+from mmrepro.checkpoint import files
+from mmrepro.checkpoint.choosing import newest_good, pointed
+from mmrepro.errors import ConfigError
+from mmrepro.fingerprint.divergence import difference_up_to
+from mmrepro.fingerprint.reader import RankLog, read_ranks
+from mmrepro.report.report import plain
+from mmrepro.runs.child import Training
+from mmrepro.runs.config_edits import add_fingerprints, fix_seed
+from mmrepro.runs.launcher import TrainingFailed, failure, launch_of
+
 from . import moments
 from .attempt import COUNTED, Attempt, Interruption, watch
-from .kinds import KINDS
+from .kinds import KINDS, allowed
 
-CONFIG = 'chaos_config.py'  # in the folder of each run
+__all__ = ['Campaign', 'CampaignSettings', 'Kill', 'campaign_of', 'interruptible']
+
+CONFIG = 'config.py'  # in the folder of each run
 
 
 class CampaignSettings(NamedTuple):
@@ -51,6 +55,17 @@ class Kill(NamedTuple):
     half_written: int  # number of partial files that were left behind
     seconds: float  # until all processes had ended
     ended_by_us: list[int]  # processes that did not end by themselves
+
+
+def interruptible(cfg: Config, interval: int) -> None:
+    """Let ``cfg`` write a checkpoint every ``interval`` iterations, and fix its seed."""
+    hooks = cfg.setdefault('default_hooks', {})
+    hook = dict(hooks.get('checkpoint') or dict(type='CheckpointHook'))
+    hook.update(by_epoch=False, interval=interval)
+    if hook.setdefault('max_keep_ckpts', 2) == 1:
+        hook['max_keep_ckpts'] = 2  # the control resumes before the end
+    hooks['checkpoint'] = hook
+    fix_seed(cfg)
 
 
 class Campaign:
@@ -114,8 +129,8 @@ class Campaign:
             os.path.join(reference, CONFIG), os.path.join(os.path.dirname(reference), 'control'),
             resume=True, checkpoint=path,
             iterations=min(starts[path] + ITERATIONS, self.iterations))
-        return control(training, reference,
-                       processes=[*self.settings.processes, self.settings.ranks][0])
+        processes, *_ = self.settings.processes or [self.settings.ranks]
+        return control(training, reference, processes=processes)
 
     def _interrupted_run(self, number: int) -> None:
         folder = self._folder(f'run_{number}')
@@ -224,6 +239,27 @@ class Campaign:
             compared=self.compared, equal=not self.problems, problems=self.problems,
             control=self.control, minutes=round((time.time() - self._started) / 60, 1),
             kills=self.kills))
+
+
+def campaign_of(config: Config, settings: CampaignSettings,
+                say: Callable[[str], Any] = print) -> Campaign:
+    """Return the campaign with these settings; without ``kinds``, with all that are possible.
+
+    Raises:
+        ConfigError: a kind is not possible, or the work directory is not empty.
+    """
+    workers = config.train_dataloader.get('num_workers', 0)
+    most = max(settings.processes or [settings.ranks])
+    possible = allowed(most, workers)
+    for name in settings.kinds:
+        if name not in possible:
+            raise ConfigError(f'--kinds {name!r}: with {most} process(es) and {workers} worker(s), '
+                              f'possible are {", ".join(map(repr, possible))}')
+    folder = settings.work_dir
+    if os.path.isdir(folder) and os.listdir(folder):
+        raise ConfigError(f'--work-dir {folder}: is not empty, and a run that finds checkpoints '
+                          'resumes')
+    return Campaign(config, settings._replace(kinds=settings.kinds or possible), say)
 
 
 def _failure(folder: str, attempt: Attempt) -> TrainingFailed | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dev.gpu_check.atomic_kernels import atomic_kernels, recorded_kernels
 from dev.operator_check import disturbance
-from mmrepro.doctor.atomic_kernels import atomic_kernels, recorded_kernels
 from mmrepro.ops.aten import kernel_table
 
 # as a profiler prints them

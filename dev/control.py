@@ -1,14 +1,19 @@
-"""A control: a training that is spoiled on purpose, which a comparison has to see as different."""
+"""A control: a training that is spoiled on purpose, which a comparison has to see as different.
+
+A comparison that finds no difference shows something only if it could have found one.
+"""
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
-from ..fingerprint.divergence import Ranks, first_divergence
-from ..fingerprint.reader import read_ranks
-from ..runs.child import Training
-from ..runs.launcher import TrainingFailed, plan
-from ..runs.progress import run_with_progress
+from mmrepro.fingerprint.divergence import first_divergence
+from mmrepro.fingerprint.reader import read_ranks
+from mmrepro.runs.child import Training
+from mmrepro.runs.launcher import TrainingFailed, plan
+from mmrepro.runs.progress import run_with_progress
+
+__all__ = ['ITERATIONS', 'NOT_SEEN', 'Control', 'attach', 'control']
 
 ITERATIONS = 2  # that a control trains: a lost schedule changes the second
 # what a self-check, or the check of a resume, would refuse has to come to the comparison
@@ -53,12 +58,12 @@ class Control(NamedTuple):
     iteration: int | None = None  # the first that was seen as different; None: all are the same
 
 
-def control(training: Training, reference: str, part: str = '',
-            say: Callable[[str], None] = lambda text: None, **how: Any) -> Control:
+def control(training: Training, reference: str, say: Callable[[str], None] = lambda text: None,
+            **how: Any) -> Control:
     """Spoil a training in one way after the other, until it differs from the reference.
 
     The training has a work directory, and names its checkpoint if it resumes; ``reference`` is a
-    work directory. ``part`` is for :func:`only`, ``how`` for :func:`~mmrepro.runs.launcher.plan`.
+    work directory. ``how`` is passed to :func:`~mmrepro.runs.launcher.plan`.
     """
     equal, failed = [], []
     for name in RESUMES if training.resume else RUNS:
@@ -70,19 +75,13 @@ def control(training: Training, reference: str, part: str = '',
         except TrainingFailed as error:
             failed.append(f'; {name} failed: {str(error).strip().splitlines()[-1]}')
             continue
-        difference = first_divergence(*(only(part, read_ranks(path))
-                                        for path in (reference, str(training.work_dir))))
+        difference = first_divergence(read_ranks(reference), read_ranks(str(training.work_dir)))
         if difference is not None:
             return Control(f'control: {name} was seen as different at iteration '
                            f'{difference.iteration}', difference.iteration)
         equal.append(name)
-    why = (f'so are those of {", ".join(equal)}: the training depends on none of what these '
-           'change, and its loss would not be seen' if equal else 'no control came to its end')
+    why = 'no control came to its end'
+    if equal:
+        why = (f'so are those of {", ".join(equal)}: this training does not use any state that the '
+               'control removes, so the comparison could not detect losing it')
     return Control(NOT_SEEN + why + ''.join(failed))
-
-
-def only(part: str, ranks: Ranks) -> Ranks:
-    """Reduce fingerprints to one part; '' for all parts."""
-    return ranks if not part else {rank: log._replace(steps={
-        i: {part: step[part]} for i, step in log.steps.items() if part in step})
-        for rank, log in ranks.items()}
