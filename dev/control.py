@@ -4,6 +4,7 @@ A comparison that finds no difference shows something only if it could have foun
 """
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
@@ -62,20 +63,22 @@ def control(training: Training, reference: str, say: Callable[[str], None] = lam
             **how: Any) -> Control:
     """Spoil a training in one way after the other, until it differs from the reference.
 
-    The training has a work directory, and names its checkpoint if it resumes; ``reference`` is a
-    work directory. ``how`` is passed to :func:`~mmrepro.runs.launcher.plan`.
+    The training has a work directory, with a folder for each try, and names its checkpoint if it
+    resumes; ``reference`` is a work directory. ``how`` is passed to :func:`~mmrepro.runs.launcher.plan`.
     """
     equal, failed = [], []
-    for name in RESUMES if training.resume else RUNS:
-        changed = training._replace(settings={**SETTINGS, **RUNS.get(name, {})},
-                                    attach=f'{__name__}:attach', given=dict(name=name))
+    for number, name in enumerate(RESUMES if training.resume else RUNS):
+        # the checkpoints of one try are not resumed by the next
+        folder = os.path.join(str(training.work_dir), str(number))
+        changed = training._replace(
+            work_dir=folder, settings={**SETTINGS, **RUNS.get(name, {})},
+            attach=f'{__name__}:attach', given=dict(name=name))
         try:
-            run_with_progress([plan('control', str(training.work_dir), [changed], **how)],
-                              ITERATIONS, say)
+            run_with_progress([plan('control', folder, [changed], **how)], ITERATIONS, say)
         except TrainingFailed as error:
             failed.append(f'; {name} failed: {str(error).strip().splitlines()[-1]}')
             continue
-        difference = first_divergence(read_ranks(reference), read_ranks(str(training.work_dir)))
+        difference = first_divergence(read_ranks(reference), read_ranks(folder))
         if difference is not None:
             return Control(f'control: {name} was seen as different at iteration '
                            f'{difference.iteration}', difference.iteration)
