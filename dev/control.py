@@ -63,8 +63,12 @@ def control(training: Training, reference: str, say: Callable[[str], None] = lam
             **how: Any) -> Control:
     """Spoil a training in one way after the other, until it differs from the reference.
 
-    The training has a work directory, with a folder for each try, and names its checkpoint if it
-    resumes; ``reference`` is a work directory. ``how`` is passed to :func:`~mmrepro.runs.launcher.plan`.
+    Args:
+        training: has a work directory, for a folder for each try, and names its checkpoint if it
+            resumes.
+        reference: work directory.
+        say: called with lines about the progress.
+        how: arguments of :func:`~mmrepro.runs.launcher.plan`.
     """
     equal, failed = [], []
     for number, name in enumerate(RESUMES if training.resume else RUNS):

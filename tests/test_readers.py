@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,10 @@ from mmrepro.demo.dataset import write_dataset
 from mmrepro.errors import CheckpointError, MMReproError
 from mmrepro.facts.collect import collect_facts
 from mmrepro.localise import entry
-from mmrepro.report.seeds import metrics_of
 from mmrepro.runs.config_files import read_config
 from mmrepro.runs.seed_runs import jobs_of
-from mmrepro.verify import golden, replay
+from mmrepro.verbs.golden import Recipe, check, read_recipes, record
+from mmrepro.verbs.seeds import metrics_of
 
 MEMORY, PROCESSOR = 1 << 28, 1500  # bytes beyond those of the parent, seconds of a whole row
 OUT = '../out'  # for what readers write
@@ -65,8 +66,8 @@ def resume(**named):
 
 
 def check_goldens(runner):
-    for recipe in golden.read_recipes('goldens'):
-        golden.check(recipe, 'goldens', 'run')
+    for recipe in read_recipes('goldens'):
+        check(recipe, 'goldens', 'run')
 
 
 LAST, STEPS = 'run/iter_4.pth', 'mmrepro/fingerprints.rank0.jsonl'
@@ -119,7 +120,7 @@ def runner(tmp_path_factory):
         for name in ('iter_1.pth', 'iter_3.pth'):
             Path('run', name).unlink()
         shutil.copytree('run', 'twin')
-        golden.record(golden.Recipe('base.py', 4), 'goldens', 'run')
+        record(Recipe('base.py', 4), 'goldens', 'run')
         for name, text in texts.items():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(text)
@@ -180,6 +181,6 @@ def test_a_damaged_file_is_refused_or_read(name, examples, runner, monkeypatch):
     """The trainings that replay and localise would start are left out."""
     if 'Python' in name:
         monkeypatch.setattr(safe_loading, '_takes_names', lambda: False)
-    monkeypatch.setattr(replay, 'run_all', lambda runs, tick: tick())
+    monkeypatch.setattr(sys.modules['mmrepro.verbs.replay'], 'run_all', lambda runs, tick: tick())
     monkeypatch.setattr(entry, 'start', lambda *arguments: None)
     Child(check_reader, READERS[name], examples, runner).result(PROCESSOR)  # raises as it did

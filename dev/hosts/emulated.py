@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mmrepro.determinism.cpu_level import level_variables, numpy_features
-from mmrepro.verify.surroundings import LESS_THAN_AVX2
+from mmrepro.runs.surroundings import LESS_THAN_AVX2
 
 __all__ = ['HOSTS', 'CONTROLS', 'Host', 'hosts']
 

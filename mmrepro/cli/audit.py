@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..audit.rules import RULES
 from ..errors import DONE
-from ..reports import audit
+from ..verbs import audit
 from .arguments import Parser, finish, shared
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from ..reports import compare, exported, trace
+from ..verbs import compare, exported, trace
 from .arguments import Parser, at_least, existing_checkpoint, finish, shared
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ops.choice import PROVIDERS
-from ..verbs.doctor import doctor, operators
+from ..verbs import doctor, operators
 from .arguments import Parser, finish, shared
 
 

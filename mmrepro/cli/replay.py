@@ -5,12 +5,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..errors import DIFFERENT, DONE
 from ..facts.compatibility import FactDifference, table
-from ..report.report import Report
 from ..runs.progress import progress_line
-from ..verify.export import export
-from ..verify.replay import replay
+from ..verbs import export, replay
 from .arguments import Parser, finish, shared
 
 
@@ -30,11 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.export is not None:
         parser.refuse(args, 'has no meaning: --export trains nothing', 'iters', 'work_dir',
                       'cfg_options')
-        files = export(args.run, args.export)
-        return finish(Report(
-            '', '\n'.join(f'wrote {os.path.join(args.export, name)}' for name in files),
-            advice=[f'look through it before you publish it; mmrepro replay {args.export} checks '
-                    'it'], data=dict(run=args.run, export=args.export, files=files)), args)
+        return finish(export(args.run, args.export), args)
     work_dir = args.work_dir or os.path.normpath(args.run) + '_replay'
     if os.path.isdir(args.run):
         parser.make_folder(work_dir)
@@ -47,14 +40,5 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print('environment:' if differences else 'environment: the same')
                 print(table(differences) if differences else '', flush=True)
 
-        outcome = replay(args.run, work_dir, args.iters, say, tell, args.cfg_options or {})
-    difference = outcome.difference
-    verdict = (f'SAME BITS: {outcome.compared} iterations of {args.run} were repeated exactly'
-               if difference is None else f'DIFFERENT after {outcome.compared} equal iterations: '
-               f'{difference.text()} (first the original, then the replay)')
-    return finish(Report(
-        '', verdict, DONE if difference is None else DIFFERENT, notes=list(outcome.notes),
-        data=dict(run=args.run, work_dir=work_dir, same=difference is None,
-                  compared=outcome.compared, rank=difference.rank if difference else 0,
-                  difference=None if difference is None else difference.as_dict(),
-                  environment=outcome.environment)), args)
+        report = replay(args.run, work_dir, args.iters, say, tell, args.cfg_options or {})
+    return finish(report, args)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..reports import seeds
+from ..verbs import seeds
 from .arguments import Parser, finish, shared
 
 

@@ -5,9 +5,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..reports import verify, verify_run
 from ..runs.progress import progress_line
-from ..verify.variations import USUAL, VARIATIONS
+from ..verbs import verify, verify_run
+from ..verbs.variations import USUAL, VARIATIONS
 from .arguments import Parser, at_least, finish, shared
 
 ALL, KILLS = 'all', 'kills'  # of --vary

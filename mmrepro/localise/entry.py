@@ -33,7 +33,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
                     values: bool = True) -> LocaliseResult:
     """Train a config as run A and as run B, and find their first difference.
 
-    The arguments are those of :func:`mmrepro.reports.localise`; ``work_dir`` is an empty folder,
+    The arguments are those of :func:`mmrepro.verbs.localise`; ``work_dir`` is an empty folder,
     and ``common`` are the settings of both runs.
     """
     specs = []

@@ -1,0 +1,26 @@
+"""The verbs that examine trainings, as functions that return a :class:`Report`.
+
+    from mmrepro import verbs
+    report = verbs.compare('work_dirs/monday', 'work_dirs/tuesday')
+    print(report)             # what the command prints
+    report.data['first']      # the same as data
+    report.write('comparison', 'compare')
+"""
+from ..audit.auditing import audit
+from ..localise.exported import exported
+from ..localise.module_trace import trace
+from ..report.compare import compare
+from ..report.report import Figure, Report
+from ..report.table import Table
+from .doctor import doctor, operators
+from .export import export
+from .golden import check_goldens, record_goldens
+from .localise import localise
+from .replay import replay
+from .seeds import seeds
+from .verify import verify
+from .verify_run import verify_run
+
+__all__ = ['Figure', 'Report', 'Table', 'audit', 'check_goldens', 'compare', 'doctor', 'export',
+           'exported', 'localise', 'operators', 'record_goldens', 'replay', 'seeds', 'trace',
+           'verify', 'verify_run']

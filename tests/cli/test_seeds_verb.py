@@ -10,7 +10,6 @@ from fake_runs import write_log
 
 from mmrepro.errors import PREEMPTED, SeedsError, TrainingError
 from mmrepro.report.seed_study import report_of, study
-from mmrepro.report.seeds import metrics_of, value_of
 from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.runs.seed_runs import (
@@ -21,6 +20,7 @@ from mmrepro.runs.seed_runs import (
     result_of,
     run_job,
 )
+from mmrepro.verbs.seeds import metrics_of, value_of
 
 CONFIG = """
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)

@@ -14,7 +14,7 @@ from mmrepro.facts.collect import cpu_features
 from mmrepro.ops.portable import known_answers
 from mmrepro.run import lifecycle
 from mmrepro.run.lifecycle import RunLifecycle
-from mmrepro.verify.golden import class_name
+from mmrepro.verbs.golden import class_name
 
 NEEDED = cpu_level.CPU_LEVELS['avx2']
 needs_avx2 = pytest.mark.skipif('avx2' not in str(cpu_features()), reason='this CPU has no AVX2')

@@ -15,7 +15,7 @@ from mmrepro.fingerprint.reader import RankLog, read_run
 from mmrepro.fingerprint.schema import FIELDS, STREAMS, value_of
 from mmrepro.localise.search import first_iteration
 from mmrepro.report.comparison import compare_paths as compare
-from mmrepro.verify.variations import Variation, result_of
+from mmrepro.verbs.variations import Variation, result_of
 
 RECORD = dict(
     kind='step', iteration=0, epoch=0, batch=dict(positions=[0, 1], indices=[4, 2], data='d'),

@@ -15,7 +15,7 @@ from mmengine.hooks import Hook
 from witnessed import SPOILED, config, log_of, train
 
 import mmrepro
-from mmrepro import on_virtual_ranks, reports
+from mmrepro import on_virtual_ranks, verbs
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
 from mmrepro.objects.digests import state_digest
 from mmrepro.run.hooks.witness_records import attribute_texts
@@ -242,7 +242,7 @@ def test_changes_by_the_script_are_a_warning_and_no_error(tmp_path):
 
 def test_verify_repeats_a_run_that_has_ended(base, tmp_path):
     before = sorted((path, path.stat().st_mtime_ns) for path in base.rglob('*'))
-    report = reports.verify_run(str(base))
+    report = verbs.verify_run(str(base))
     assert report.exit_code == 0, str(report)
     assert [row['outcome'] for row in report.data['tries']] == [
         'equal, iterations 0 to 3', 'equal, iterations 4 to 5', 'equal, iterations 8 to 9',
@@ -254,14 +254,14 @@ def test_verify_finds_what_a_run_has_lost(tmp_path):
     cfg = config(tmp_path, custom_hooks=[dict(type='SetsOnce')])
     cfg.randomness.pop('self_checks')
     train(cfg)
-    report = reports.verify_run(str(tmp_path))
+    report = verbs.verify_run(str(tmp_path))
     assert report.exit_code == 1
     assert 'batch.data' in report.verdict
 
 
 def test_verify_names_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(RunError, match=r'has no file mmrepro/witness\.json'):
-        reports.verify_run(str(tmp_path))
+        verbs.verify_run(str(tmp_path))
 
 
 def test_a_resumed_run_is_repeated_from_where_it_began(tmp_path):

@@ -16,12 +16,12 @@ from ..facts.own_code import PREFIX
 from ..fingerprint.divergence import Divergence, Ranks, difference_up_to
 from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import read_ranks, read_run
+from ..runs import surroundings
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
 from ..runs.launcher import PlannedRun, TrainingFailed, one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..util.text import listed
-from . import surroundings
 
 REFERENCE = 'reference'  # folder of the run with which variations are compared
 
@@ -128,11 +128,11 @@ def variations_of(cfg: Config) -> dict[str, Variation]:
         f'{ranks} virtual ranks on {processes} processes', processes=processes)}
 
 
-def verify(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at: int, jobs: int,
-           level: str, say: Callable[[str], None]) -> list[VariationResult]:
+def train_and_compare(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at: int,
+                      jobs: int, level: str, say: Callable[[str], None]) -> list[VariationResult]:
     """Train the reference and all variations in fresh processes.
 
-    The arguments are those of :func:`mmrepro.reports.verify`; what an earlier call has left in
+    The arguments are those of :func:`mmrepro.verbs.verify`; what an earlier call has left in
     ``work_dir`` is removed.
     """
     table = variations_of(cfg)

@@ -1,11 +1,4 @@
-"""The verbs that examine trainings, as functions that return a :class:`Report`.
-
-    from mmrepro import reports
-    report = reports.compare('work_dirs/monday', 'work_dirs/tuesday')
-    print(report)             # what the command prints
-    report.data['first']      # the same as data
-    report.write('comparison', 'compare')
-"""
+"""Train a config in fresh processes, vary what must not matter, and compare the bits."""
 from __future__ import annotations
 
 import os
@@ -14,28 +7,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .audit.auditing import audit
-from .config import with_virtual_ranks
-from .demo import use_data, write_dataset
-from .errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, ConfigError, MMReproError
-from .localise import entry
-from .localise.exported import exported
-from .localise.module_trace import trace
-from .localise.search import LocaliseResult
-from .report.compare import compare
-from .report.report import Figure, Report
-from .report.seeds import seeds
-from .report.table import Table
-from .runs.config_edits import prepare, virtual_ranks
-from .runs.config_files import config_of, find_config
-from .runs.launcher import TrainingFailed, jobs_at_once
-from .util.text import page
-from .verify import variations as verification
-from .verify.variations import USUAL, VARIATIONS, VariationResult
-from .verify.witnessed import verify_run
-
-__all__ = ['Figure', 'Report', 'Table', 'audit', 'compare', 'exported', 'localise', 'seeds',
-           'trace', 'verify', 'verify_run']
+from ..config import with_virtual_ranks
+from ..demo import use_data, write_dataset
+from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, ConfigError, MMReproError
+from ..localise import entry
+from ..localise.search import LocaliseResult
+from ..report.report import Report
+from ..report.table import Table
+from ..runs.config_edits import prepare, virtual_ranks
+from ..runs.config_files import config_of
+from ..runs.launcher import TrainingFailed, jobs_at_once
+from ..util.text import page
+from . import variations
+from .localise import first_difference
+from .variations import USUAL, VARIATIONS, VariationResult
 
 Say = Callable[[str], None]
 # variations that are events of a run, not changes of its config: parameters of localise_config
@@ -43,8 +28,6 @@ EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
 SAME = ('SAME BITS: batches, losses, gradients, parameters, buffers, optimizer state and averages '
         'agree after every iteration')
 
-
-# ---------------------------------------------------------------------------------------- verify
 
 def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 5,
            level: str = 'step', full: bool = False, ranks: int | None = None,
@@ -56,7 +39,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
 
     Args:
         config: path of a config, or ``package::path``.
-        vary: names of variations (:data:`mmrepro.verify.variations.VARIATIONS`);
+        vary: names of variations (:data:`mmrepro.verbs.variations.VARIATIONS`);
             None: the usual variations.
         iterations: number of iterations of each run.
         level: level of the fingerprints, ``'step'``, ``'parameter'`` or ``'module'``.
@@ -99,8 +82,8 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     started, at = time.monotonic(), at or max(1, iterations // 2)
     data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
     try:
-        results = verification.verify(cfg, work_dir, names, iterations, at, jobs or jobs_at_once(),
-                                      level, say)
+        results = variations.train_and_compare(cfg, work_dir, names, iterations, at,
+                                               jobs or jobs_at_once(), level, say)
     except TrainingFailed as error:
         if error.finding is None:
             raise
@@ -110,7 +93,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
             data=dict(data, same=False, variations=[], finding=error.finding, log=error.log))
     notes.append(f'{iterations} iterations, fingerprints of level {level}, '
                  f'{time.monotonic() - started:.0f} s')
-    notes += verification.changed_meanwhile(results, work_dir)
+    notes += variations.changed_meanwhile(results, work_dir)
     cause = _cause(results, work_dir, iterations, at) if explain else None
     return certificate(config, results, notes, work_dir, data, cause)
 
@@ -135,7 +118,7 @@ def certificate(config: str, results: Sequence[VariationResult], notes: Sequence
         verdict += '; with other instruction sets, batches do'
     tables = [Table((), rows, styles=styles)]
     if cause is not None:
-        tables.append(_first_difference(cause))
+        tables.append(first_difference(cause))
     return Report(
         config, verdict, code, tables, list(notes), advice, data={
             **data, 'same': code == DONE, 'localise': cause.as_dict() if cause else None,
@@ -185,57 +168,3 @@ def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
     except MMReproError as error:
         print(error, file=sys.stderr)
         return None
-
-
-# --------------------------------------------------------------------------------------- localise
-
-def localise(config: str, run_b: str | None = None, *,
-             iterations: int = entry.DEFAULT_ITERATIONS,
-             options: Mapping[str, Any] = {}, settings: Sequence[Mapping[str, Any]] = ({}, {}),
-             env: Sequence[Mapping[str, str]] = ({}, {}), ranks: int = 1,
-             resume_b: int | None = None, validate_b: int | None = None, values: bool = True,
-             work_dir: str | None = None) -> Report:
-    """Name the first thing that differs between two runs, and the likely cause.
-
-    Args:
-        config: path of a config that is trained twice, or the work directory of run A.
-        run_b: work directory of run B; None: ``config`` is a config.
-        iterations: number of iterations to compare.
-        options: dotted key -> value, settings for both runs.
-        settings, env: settings and environment variables for run A and for run B.
-        ranks: number of processes of each run.
-        resume_b: end run B before this iteration and resume it.
-        validate_b: let run B validate before this iteration.
-        values: run once more to measure how far the results of the operator are apart.
-        work_dir: where the runs write; None: a new folder ``work_dirs/localise``.
-
-    Returns:
-        A report whose exit code is 1 if the runs differ.
-
-    Raises:
-        ConfigError, FingerprintError: the config or a run cannot be used.
-        TrainingFailed: a training ended with an error.
-    """
-    for name, at in (('resume', resume_b), ('validate', validate_b)):
-        if at is not None and not 0 < at < iterations:
-            raise ConfigError(f'--{name}-b {at} --iters {iterations}: 0 < K < N is needed')
-    folder = entry.unused_folder(work_dir or os.path.join('work_dirs', 'localise'))
-    os.makedirs(folder, exist_ok=True)
-    if run_b is not None:
-        result = entry.localise_runs(config, run_b, folder, values)
-    else:
-        result = entry.localise_config(
-            find_config(config), folder, iterations, common=options, settings=settings, env=env,
-            ranks=ranks, resume_b=resume_b, validate_b=validate_b, values=values)
-    tables = [_first_difference(result)] if result.diagnosis else []
-    return Report('', result.sentence(), DONE if result.verdict == 'equal' else DIFFERENT, tables,
-                  list(result.notes), data=result.as_dict())
-
-
-def _first_difference(result: LocaliseResult) -> Table:
-    if result.diagnosis is None:
-        return Table((), (), 'cause', text=result.sentence())
-    rows = result.rows()
-    styles = {'cause': 'warn', 'fix': 'fix'}
-    return Table((), rows, 'first difference', [styles.get(name, '') for name, _ in rows],
-                 code=(1, ))

@@ -22,10 +22,9 @@ from mmrepro.determinism.cpu_level import CPU_LEVELS
 from mmrepro.errors import NOTHING_TO_COMPARE, ConfigError
 from mmrepro.localise import entry
 from mmrepro.localise.search import LocaliseResult
-from mmrepro.runs import progress
+from mmrepro.runs import progress, surroundings
 from mmrepro.runs.config_edits import virtual_ranks
-from mmrepro.verify import surroundings
-from mmrepro.verify import variations as module
+from mmrepro.verbs import variations as module
 
 
 class Recorded(EndedTraining):
@@ -300,7 +299,7 @@ def test_relative_paths_lead_to_the_same_files_from_the_linked_folder(tmp_path):
 
 
 def test_burners_end_with_the_process_that_started_them():
-    code = 'from mmrepro.verify.surroundings import burn_other_cores; burn_other_cores()'
+    code = 'from mmrepro.runs.surroundings import burn_other_cores; burn_other_cores()'
     # the pipe is at its end when the last process that holds it has ended
     assert python('-c', code) == ''
 

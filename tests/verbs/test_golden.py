@@ -12,7 +12,7 @@ from mmengine.config import Config
 
 from mmrepro.demo.shipped_configs import demo_config
 from mmrepro.fingerprint.manifest import read_manifest
-from mmrepro.verify import golden as module
+from mmrepro.verbs import golden as module
 
 
 @pytest.fixture(scope='module')

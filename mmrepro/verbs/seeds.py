@@ -1,4 +1,4 @@
-"""Studies of several seeds, as reports."""
+"""Train a config with several seeds, and report the spread of a metric."""
 from __future__ import annotations
 
 import os
@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import DIFFERENT, RunError, SeedsError
+from ..report import seed_study, variance
+from ..report.report import Report
+from ..report.run_view import load_run
+from ..report.table import Table
 from ..runs.config_files import find_config, setting
 from ..runs.seed_runs import (
     LOG,
@@ -20,10 +24,6 @@ from ..runs.seed_runs import (
     vary_stream,
 )
 from ..util.text import duration
-from . import seed_study, variance
-from .report import Report
-from .run_view import load_run
-from .table import Table
 
 Say = Callable[[str], None]
 # the default metric: the first of these that the run has

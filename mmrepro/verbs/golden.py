@@ -22,25 +22,107 @@ from typing import Any, Callable, NamedTuple
 
 from mmengine.config import Config
 
-from ..errors import GoldenError
-from ..facts.compatibility import CHANGES, FactDifference, differences, severity
+from ..demo import use_data, write_dataset
+from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, GoldenError
+from ..facts.compatibility import CHANGES, FactDifference, differences, severity, table
 from ..fingerprint.divergence import Divergence, difference_up_to
 from ..fingerprint.manifest import read_manifest
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FACTS as FACTS_SHAPE
 from ..fingerprint.schema import FOLDER
-from ..report.report import plain
+from ..report.report import Report, plain
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, prepare
+from ..runs.config_files import read_config, setting
 from ..runs.launcher import one_thread_each, plan
 from ..runs.progress import run_with_progress
 from ..util.files import checked, or_none, read_json, write_whole
 
+GOLDENS = 'goldens'
+WORK_DIR = os.path.join('work_dirs', 'golden')
+ITERATIONS, LEVEL = 3, 'step'  # of a run, unless the caller says otherwise
 RECIPE, FACTS = 'recipe.json', 'facts.json'
 FORMAT = 1
 _RECIPE = {'config': str, 'iterations': int, 'level': str, 'demo_data': or_none(str),
            'full': bool, 'options': [str]}
 OF_A_CLASS = ('hardware.', 'version.', 'torch.num_threads')
+
+
+Say = Callable[[str], None]
+
+
+def record_goldens(configs: Sequence[str], *, goldens: str = GOLDENS, iterations: int = ITERATIONS,
+                   level: str = LEVEL, demo_data: str | None = None, full: bool = False,
+                   options: Sequence[str] = (), work_dir: str = WORK_DIR,
+                   announce: Say = lambda text: None, say: Say = lambda text: None) -> Report:
+    """Train configs for a few iterations, and keep their fingerprints in a folder.
+
+    Args:
+        configs: paths, relative to the folder in which checks will be started.
+        goldens: the folder.
+        iterations: number of iterations of each run.
+        level: level of the fingerprints.
+        demo_data: folder for the demonstration dataset, to train on it.
+        full: images, batch and weights as in the config, instead of small ones.
+        options: changes of the configs, as ``KEY=VALUE``.
+        work_dir: where the runs write.
+        announce: called with a line for each config that is trained.
+        say: called with lines about the progress.
+
+    Raises:
+        GoldenError: a config cannot have a golden, or the folder has another one of it.
+        TrainingFailed: a training ended with an error.
+    """
+    kept = {}
+    for config in configs:
+        recipe = Recipe(os.path.normpath(config), iterations, level, demo_data, full,
+                        list(options))
+        run = _trained(recipe, work_dir, announce, say)
+        kept[config] = record(recipe, goldens, run)
+    return Report('', '\n'.join(f'recorded {path}' for path in kept.values()),
+                  data=dict(goldens=kept))
+
+
+def check_goldens(configs: Sequence[str] = (), *, goldens: str = GOLDENS, missing: str = 'fail',
+                  work_dir: str = WORK_DIR, tell: Callable[[Report], None] = lambda report: None,
+                  announce: Say = lambda text: None, say: Say = lambda text: None) -> Report:
+    """Train what was recorded, and compare the fingerprints with those that were kept.
+
+    Args:
+        configs: names or paths; none: all that the folder has.
+        goldens: the folder.
+        missing: where there is no golden for this machine: ``'fail'``, ``'pass'``, or
+            ``'record'`` one.
+        work_dir: where the runs write.
+        tell: called with the report on each config.
+        announce, say: as for :func:`record_goldens`.
+
+    Returns:
+        A report whose exit code is 0 (all are equal), 1 (one is different) or 3 (a golden is
+        missing).
+
+    Raises:
+        GoldenError: there is no golden, or it is damaged.
+        TrainingFailed: a training ended with an error.
+    """
+    results: list[Checked] = []
+    for recipe in read_recipes(goldens, configs):
+        run = _trained(recipe, work_dir, announce, say)
+        result = check(recipe, goldens, run)
+        results.append(result)
+        tell(Report('', _text(result, missing, run), DONE if result.equal else DIFFERENT))
+        if result.golden is None and missing == 'record':
+            announce(f'recorded {record(recipe, goldens, run)}')
+    code = DONE
+    if any(result.equal is False for result in results):
+        code = DIFFERENT
+    elif missing == 'fail' and any(result.equal is None for result in results):
+        code = NOTHING_TO_COMPARE
+    return Report('', '', code, data=dict(goldens=[dict(
+        config=result.name, machine=result.class_name, golden=result.golden, equal=result.equal,
+        iterations=result.iterations, nearest=result.nearest or None,
+        difference=result.difference.as_dict() if result.difference else None,
+        facts=result.facts) for result in results]))
 
 
 class Recipe(NamedTuple):
@@ -201,3 +283,36 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
 
 def _facts(golden: str) -> dict[str, Any]:
     return read_json(os.path.join(golden, FACTS), GoldenError, {'facts': FACTS_SHAPE})['facts']
+
+
+def _trained(recipe: Recipe, work_dir: str, announce: Say, say: Say) -> str:
+    """Train a recipe with the config and the data that it names; return the folder of the run."""
+    if not os.path.isfile(recipe.config):
+        raise GoldenError(f'{recipe.config}: no such config (seen from {os.getcwd()})')
+    cfg = read_config(recipe.config, dict(map(setting, recipe.options)))
+    if recipe.demo_data is not None:
+        write_dataset(recipe.demo_data)
+        # as the recipe says it, because batches hold the paths of their images
+        use_data(cfg, recipe.demo_data)
+    size = 'images, batch and weights as in the config' if recipe.full else 'small'
+    announce(f'{recipe.name}: {size}; no validation, no checkpoints; fingerprints')
+    return train(recipe, cfg, work_dir, say)
+
+
+def _text(result: Checked, missing: str, run: str) -> str:
+    if result.equal:
+        return f'EQUAL: {result.name}, {result.iterations} iterations, {result.class_name}'
+    if result.golden is None:
+        lines = [f'NO GOLDEN for this machine: {result.name}, {result.class_name}']
+        if result.nearest:
+            lines.append(f'  the nearest is {result.nearest}; different:\n{table(result.facts)}')
+        if missing != 'record':
+            lines.append('  --missing record keeps the bits of this machine')
+        return '\n'.join(lines)
+    difference = result.difference.text() if result.difference else ''
+    lines = [f'DIFFERENT after {result.iterations} equal iterations: {result.name}, '
+             f'{difference} (first the golden, then this run)']
+    if result.facts:
+        lines.append(f'different since it was recorded:\n{table(result.facts)}')
+    return '\n'.join([*lines, f'  mmrepro compare {result.golden} {run}',
+                      '  if the change is meant: mmrepro golden record, and commit the result'])

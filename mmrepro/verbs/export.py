@@ -17,13 +17,27 @@ from ..facts.provenance import MAX_DIFF
 from ..fingerprint.manifest import Manifest, by_last_name, code_of, read_manifest
 from ..fingerprint.reader import read_run
 from ..fingerprint.schema import FINGERPRINTS, FOLDER, MANIFEST
+from ..report.report import Report
 from ..util.text import listed
 
 UNKNOWN = 'not recorded'
 CODE = 'code'  # folder with the run's own code
 
 
-def export(run_dir: str, into: str) -> list[str]:
+def export(run_dir: str, into: str) -> Report:
+    """Write what is needed to repeat a run into a new folder, which ``replay`` reads.
+
+    Raises:
+        FingerprintError: the run was not recorded, or the folder exists.
+    """
+    files = write_export(run_dir, into)
+    return Report(
+        '', '\n'.join(f'wrote {os.path.join(into, name)}' for name in files),
+        advice=[f'look through it before you publish it; mmrepro replay {into} checks it'],
+        data=dict(run=run_dir, export=into, files=files))
+
+
+def write_export(run_dir: str, into: str) -> list[str]:
     """Write the folder and return the files in it, relative to it."""
     run, manifest = read_run(run_dir), read_manifest(run_dir)
     if not any(log.steps for log in run.ranks.values()):

@@ -19,7 +19,7 @@ from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.fingerprint.writer import Writer
 from mmrepro.runs.launcher import TrainingFailed
-from mmrepro.verify.replay import prepare
+from mmrepro.verbs.replay import prepare
 
 run = partial(exit_code, 'replay')
 

@@ -1,0 +1,155 @@
+"""Train again from a manifest, compare the fingerprints, stop at the first difference."""
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from ..errors import DIFFERENT, DONE, ConfigError, FingerprintError
+from ..facts.compatibility import START, FactDifference
+from ..facts.provenance import repeated_environment
+from ..fingerprint.divergence import Divergence, compare_logs, difference_up_to
+from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
+from ..fingerprint.reader import RankLog, RecordedRun, read_ranks, read_run
+from ..fingerprint.schema import REPEATED
+from ..report.report import Report
+from ..runs.child import Training
+from ..runs.config_edits import without_checkpoints
+from ..runs.config_files import merge_options, read_config
+from ..runs.launcher import PlannedRun, plan, run_all
+from ..util.files import checked
+from .export import CODE
+
+
+def prepare(manifest: Manifest, work_dir: str, changes: Mapping[str, Any] = {}) -> str:
+    """Write the config of the replay into ``work_dir`` and return its path.
+
+    It is the config of the original, except for the work directory, for checkpoints, which are not
+    written, and for ``changes``: settings that say where files are on this machine.
+
+    Raises:
+        ConfigError: a change does not fit the config.
+        FingerprintError: the run resumed from a checkpoint that does not exist any more.
+    """
+    resumed = manifest.content['resumed_from']
+    if resumed and not os.path.isfile(resumed):
+        raise FingerprintError(f'{manifest.path}: the run resumed from {resumed}, which does not '
+                               'exist')
+    os.makedirs(work_dir, exist_ok=True)
+    path = os.path.join(work_dir, 'config.py')
+    with open(path, 'w', encoding='utf-8') as file:
+        file.write(manifest.config_text)
+    try:
+        cfg = read_config(path, imports=False)
+    except ConfigError as error:
+        raise FingerprintError(f'{manifest.path}: config.text: {error}') from error
+    merge_options(cfg, changes)
+    cfg.work_dir = os.path.abspath(work_dir)
+    cfg.resume, cfg.load_from = bool(resumed), resumed or cfg.get('load_from')
+    without_checkpoints(cfg)
+    cfg.dump(path)
+    return path
+
+
+def _exported_code(manifest: str) -> dict[str, str]:
+    """Return variables that let a repetition import the code that an export has taken along."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(manifest))), CODE)
+    if not os.path.isdir(folder):
+        return {}
+    path = os.pathsep.join(filter(None, [folder, os.environ.get('PYTHONPATH')]))
+    # the folder in which it starts, where the code may have been edited, is no place to import from
+    return {'PYTHONPATH': path, 'PYTHONSAFEPATH': '1'}
+
+
+def replay(run_dir: str, work_dir: str, iterations: int | None = None,
+           say: Callable[[str], None] = lambda text: None,
+           tell: Callable[[Sequence[FactDifference]], None] = lambda rows: None,
+           changes: Mapping[str, Any] = {}) -> Report:
+    """Train a run again, and compare the fingerprints while it trains.
+
+    Args:
+        run_dir: work directory of a run that was trained with fingerprints, or a folder that
+            :func:`~mmrepro.verbs.export` has written.
+        work_dir: of the replay; fingerprints of an earlier replay in it are removed.
+        iterations: stop after so many; None: as many as the original has.
+        say: called with lines about the progress.
+        tell: called with the differences of the manifests, as soon as the second exists.
+        changes: see :func:`prepare`.
+
+    Returns:
+        A report whose exit code is 0 (the same bits) or 1 (a difference, at which it stopped).
+
+    Raises:
+        FingerprintError: the run cannot be repeated; says why.
+        TrainingFailed: the training ended with an error.
+    """
+    original, manifest = read_run(run_dir), read_manifest(run_dir)
+    checked(manifest.path, manifest.content, FingerprintError, REPEATED)
+    if os.path.realpath(work_dir) == os.path.realpath(run_dir):
+        raise FingerprintError(f'--work-dir {work_dir} is the run itself; its fingerprints would '
+                               'be lost')
+    wanted = {rank: log.steps for rank, log in original.ranks.items()}
+    if not any(wanted.values()):
+        raise FingerprintError(f'{run_dir}: no iteration was recorded')
+    last = max(max(steps) for steps in wanted.values() if steps) + 1
+    end = min(last, iterations or last)
+    whole = end == last and all(log.ended for log in original.ranks.values())
+    run = _planned(manifest, work_dir, changes, None if whole else end)
+    watched = _Watch(original, manifest, work_dir, end, say, tell)
+    run_all([run], tick=watched.look)
+    difference = watched.difference or difference_up_to(original.ranks, watched.logs, end)
+    equal = end if difference is None else difference.iteration
+    rank = min(original.ranks) if difference is None else difference.rank
+    compared = sum(i < equal for i in original.ranks[rank].steps)
+    verdict = f'SAME BITS: {compared} iterations of {run_dir} were repeated exactly'
+    if difference is not None:
+        verdict = (f'DIFFERENT after {compared} equal iterations: {difference.text()} (first the '
+                   'original, then the replay)')
+    return Report(
+        '', verdict, DONE if difference is None else DIFFERENT, notes=list(original.notes),
+        data=dict(run=run_dir, work_dir=work_dir, same=difference is None, compared=compared,
+                  rank=difference.rank if difference else 0,
+                  difference=difference.as_dict() if difference else None,
+                  environment=watched.environment or []))
+
+
+def _planned(manifest: Manifest, work_dir: str, changes: Mapping[str, Any],
+             iterations: int | None) -> PlannedRun:
+    config = prepare(manifest, work_dir, changes)
+    env = {**repeated_environment(manifest.content), **_exported_code(manifest.path)}
+    cwd = manifest.content['cwd']
+    return plan('replay', work_dir, [Training(os.path.abspath(config), iterations=iterations)],
+                env, manifest.content['processes'], cwd if os.path.isdir(cwd) else None)
+
+
+class _Watch:
+    """Compares what a replay has written so far with the original."""
+
+    def __init__(self, original: RecordedRun, manifest: Manifest, work_dir: str, end: int,
+                 say: Callable[[str], None],
+                 tell: Callable[[Sequence[FactDifference]], None]) -> None:
+        self._original, self._manifest, self._work_dir = original, manifest, work_dir
+        self._end, self._say, self._tell = end, say, tell
+        self._started, self._said = time.monotonic(), ''
+        self.environment: list[FactDifference] | None = None  # None: no manifest is there yet
+        self.logs: dict[int, RankLog] = {}
+        self.difference: Divergence | None = None
+
+    def look(self) -> bool:
+        """Whether what the processes have written so far differs from the original."""
+        if self.environment is None:
+            with contextlib.suppress(FingerprintError):  # not written yet
+                rows = compare_manifests(self._manifest, read_manifest(self._work_dir))
+                self.environment = [row for row in rows if row.about != START]
+                self._tell(self.environment)
+        self.logs = read_ranks(self._work_dir)
+        self.difference = compare_logs(self._original.ranks, self.logs, self._end)
+        done = min(len(self.logs[rank].steps) if rank in self.logs else 0
+                   for rank in self._original.ranks)
+        text = f'iteration {done} of {self._end}'
+        if text != self._said:
+            self._said = text
+            self._say(f'{time.monotonic() - self._started:4.0f} s  {text}')
+        return self.difference is not None

@@ -1,1 +1,0 @@
-"""Train again under varied conditions that must not matter, and compare the bits."""
