@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from ..demo.dataset import write_dataset
 from ..demo.shipped_configs import reads_coco, shipped
-from ..demo.two_runs import compare, lack_of_gpus, on_processes, runs_of, train
 from ..errors import DONE
 from ..runs.progress import progress_line
 from ..runs.startup import has_mmdet
+from ..verbs import demo
 from .arguments import DEMO_DATA, Parser, at_least, shared
 
 DEFAULT_CONFIG = 'configs/demo/rtmdet_tiny_demo.py'
@@ -67,8 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.refuse(args, 'is for --data-only', 'seed', 'train', 'val')
     numbers = _processes(args, parser)
     if args.images is None:
-        args.images = min(IMAGES_PER_RANK * args.virtual_ranks, IMAGES_IN_ALL) \
-            if args.virtual_ranks else IMAGES
+        args.images = IMAGES
+        if args.virtual_ranks:
+            args.images = min(IMAGES_PER_RANK * args.virtual_ranks, IMAGES_IN_ALL)
     if args.config is None:
         args.config = shipped(DEFAULT_CONFIG if has_mmdet() else WITHOUT_MMDET)
         if not has_mmdet():
@@ -79,19 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     coco = reads_coco(args.config)
     if args.images > IMAGES_IN_ALL and coco:
         parser.error(f'--images {args.images}: the dataset has {IMAGES_IN_ALL}')
-    runs = on_processes(args.virtual_ranks, numbers) if numbers else \
-        runs_of(args.config, args.images, args.epochs, args.portable)
     parser.make_folder(args.work_dir)
     print('data:', f'{args.data}, digest {write_dataset(args.data)[:16]}' if coco else
           'cut out of the photographs')
-    lack = '' if args.portable else lack_of_gpus(runs)
-    if lack:
-        print(f'{lack}: all runs use the CPU')
     with progress_line(sys.stdout) as say:
-        logs = train(args.config, runs, args.data, args.work_dir, args.images, args.epochs,
-                     args.portable, say)
-    report = compare(logs, runs)
-    print('', *(run.title() for run in runs), '', sep='\n')
+        report = demo(args.config, args.data, args.work_dir, images=args.images,
+                      epochs=args.epochs, virtual_ranks=args.virtual_ranks, processes=numbers,
+                      portable=args.portable, announce=print, say=say)
+    print('', *report.data['runs'], '', sep='\n')
     report.show()
     print('plot:', report.write(args.work_dir, 'demo')['losses.png'])
     return report.exit_code

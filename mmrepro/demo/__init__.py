@@ -1,3 +1,3 @@
-"""The demonstration: a dataset of real photographs, and two runs of a config."""
+"""The demonstration: a dataset of real photographs, a classifier, shipped configs."""
 from .dataset import CLASSES, data_digest, write_dataset
 from .shipped_configs import demo_config, use_data

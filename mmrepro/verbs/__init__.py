@@ -12,6 +12,7 @@ from ..localise.module_trace import trace
 from ..report.compare import compare
 from ..report.report import Figure, Report
 from ..report.table import Table
+from .demo import demo
 from .doctor import doctor, operators
 from .export import export
 from .golden import check_goldens, record_goldens
@@ -21,6 +22,6 @@ from .seeds import seeds
 from .verify import verify
 from .verify_run import verify_run
 
-__all__ = ['Figure', 'Report', 'Table', 'audit', 'check_goldens', 'compare', 'doctor', 'export',
-           'exported', 'localise', 'operators', 'record_goldens', 'replay', 'seeds', 'trace',
-           'verify', 'verify_run']
+__all__ = ['Figure', 'Report', 'Table', 'audit', 'check_goldens', 'compare', 'demo', 'doctor',
+           'export', 'exported', 'localise', 'operators', 'record_goldens', 'replay', 'seeds',
+           'trace', 'verify', 'verify_run']

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple
 
 import torch
@@ -52,7 +52,8 @@ def _other_workers(cfg: Config, at: int) -> None:
     loader.prefetch_factor = 3 if loader.num_workers else None
 
 
-def _keep_checkpoint(cfg: Config, at: int) -> None:
+def keep_checkpoint(cfg: Config, at: int) -> None:
+    """Let a checkpoint be written every ``at`` iterations."""
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=at)
 
 
@@ -80,7 +81,7 @@ VARIATIONS = {
         impossible=lambda cfg, iterations: '' if iterations > 1 else
         'it takes two iterations for a second worker to load a batch'),
     'hashseed': Variation('PYTHONHASHSEED=1 instead of 0', env=lambda: {'PYTHONHASHSEED': '1'}),
-    'resume': Variation('killed and resumed', _keep_checkpoint, kill=True,
+    'resume': Variation('killed and resumed', keep_checkpoint, kill=True,
                         impossible=_cannot_resume),
     'validation': Variation(
         'with a validation in between', validate=True,
@@ -144,15 +145,8 @@ def train_and_compare(cfg: Config, work_dir: str, names: Sequence[str], iteratio
     for name, reference in references.items():
         trained.setdefault(reference, table[name])
         trained[name] = table[name]
-    runs = []
-    for name, variation in trained.items():
-        varied = copy.deepcopy(cfg)
-        only_fingerprints(varied, level, variation.validate)
-        variation.change(varied, at)
-        varied.resume, varied.work_dir = False, os.path.abspath(os.path.join(work_dir, name))
-        runs.append(_planned(name, variation, varied, iterations, at))
     try:
-        run_with_progress(runs, iterations, say, jobs)
+        train(cfg, work_dir, trained, iterations, at, jobs, level, say)
     except TrainingFailed as error:
         if error.refusal is None:
             raise
@@ -165,6 +159,24 @@ def train_and_compare(cfg: Config, work_dir: str, names: Sequence[str], iteratio
                               f'{count} iterations')
     return [VariationResult(name, table[name].title, skipped=skipped[name]) if name in skipped else
             result_of(name, table[name], work_dir, references[name], iterations) for name in names]
+
+
+def train(cfg: Config, work_dir: str, table: Mapping[str, Variation], iterations: int, at: int,
+          jobs: int, level: str, say: Callable[[str], None], to_the_end: bool = False) -> None:
+    """Train each variation of a config in fresh processes, in a folder of its name.
+
+    ``to_the_end``: until the config ends the training, which is after ``iterations``. The other
+    arguments are those of :func:`train_and_compare`.
+    """
+    runs = []
+    for name, variation in table.items():
+        varied = copy.deepcopy(cfg)
+        only_fingerprints(varied, level, variation.validate)
+        variation.change(varied, at)
+        varied.resume = False
+        varied.work_dir = os.path.abspath(os.path.join(work_dir, name.replace(' ', '_')))
+        runs.append(_planned(name, variation, varied, iterations, at, to_the_end))
+    run_with_progress(runs, iterations, say, jobs)
 
 
 def _devices() -> tuple[int, str]:
@@ -184,7 +196,8 @@ def _impossible(cfg: Config, variation: Variation, iterations: int) -> str:
     return variation.impossible(cfg, iterations)
 
 
-def _planned(name: str, variation: Variation, cfg: Config, iterations: int, at: int) -> PlannedRun:
+def _planned(name: str, variation: Variation, cfg: Config, iterations: int, at: int,
+             to_the_end: bool) -> PlannedRun:
     folder = cfg.work_dir
     os.makedirs(folder, exist_ok=True)
     for stale in os.listdir(folder):
@@ -192,13 +205,17 @@ def _planned(name: str, variation: Variation, cfg: Config, iterations: int, at: 
             os.remove(os.path.join(folder, stale))
     path = os.path.join(folder, 'config.py')
     cfg.dump(path)
-    training = Training(path, iterations=iterations, whole=True, prepare=variation.prepare,
+    training = Training(path, iterations=None if to_the_end else iterations,
+                        whole=not to_the_end, prepare=variation.prepare,
                         validate_after=at if variation.validate else None)
     # one iteration beyond the checkpoint is lost and trained again
-    trainings = [training] if not variation.kill else [
-        training._replace(kill_after=min(at + 1, iterations - 1)), training._replace(resume=True)]
-    cwd = surroundings.linked_folder(os.path.join(folder, 'elsewhere'), os.getcwd()) \
-        if variation.elsewhere else None
+    trainings = [training]
+    if variation.kill:
+        trainings = [training._replace(kill_after=min(at + 1, iterations - 1)),
+                     training._replace(resume=True)]
+    cwd = None
+    if variation.elsewhere:
+        cwd = surroundings.linked_folder(os.path.join(folder, 'elsewhere'), os.getcwd())
     env = {'PYTHONHASHSEED': '0', **one_thread_each(), **variation.env()}
     return plan(name, folder, trainings, env, variation.processes, cwd)
 

@@ -1,4 +1,5 @@
 """The demonstration: its dataset, its digests, its verdict; without MMDetection."""
+import copy
 import hashlib
 import json
 import os
@@ -10,14 +11,17 @@ import cv2
 import pytest
 from command import exit_code
 from harness import ROOT, python
+from mmengine.config import Config
 
 from mmrepro.cli import demo
-from mmrepro.demo import dataset, photos, shipped_configs, two_runs
+from mmrepro.demo import dataset, photos, shipped_configs
 from mmrepro.demo.classifier import CutOut, PhotoDataset
 from mmrepro.demo.photos import CLASSES
 from mmrepro.demo.shipped_configs import reads_coco, shipped
 from mmrepro.fingerprint.reader import RankLog
 from mmrepro.objects.digests import state_digest
+from mmrepro.runs.config_edits import only_fingerprints
+from mmrepro.verbs.demo import compare, lack_of_gpus, on_processes, prepare, runs_of
 
 # of annotations alone: decoders of JPEG may differ in the last bit of a pixel
 ANNOTATIONS = {
@@ -110,7 +114,7 @@ def fingerprints(*weights, ranks=1, loss=1.5):
 
 
 def compared(first, second):
-    report = two_runs.compare([first, second], two_runs.RUNS[2:])
+    report = compare(dict(A=first, B=second))
     return str(report).rstrip(), report.exit_code == 0
 
 
@@ -124,39 +128,46 @@ def test_the_verdict_names_the_first_differing_iteration(first, second, verdict)
 
 
 def test_each_number_of_processes_has_a_column_and_every_rank_counts():
-    numbers = two_runs.on_processes(4, (1, 2, 3))
-    names = [run.name for run in numbers]
+    names = list(on_processes(4, (1, 2, 3)))
     assert names == ['1 process', '2 processes', '3 processes']
-    runs = [fingerprints('a', 'b', ranks=2) for _ in names]
-    table = str(two_runs.compare(runs, numbers))
+    runs = {name: fingerprints('a', 'b', ranks=2) for name in names}
+    table = str(compare(runs))
     assert 'SAME BITS' in table and table.count(state_digest(['b' * 16] * 2)[:16]) == 1
     assert [table.count(f'loss {name}') for name in names] == [1, 1, 1]
-    runs[2][1].steps[1] = dict(runs[2][1].steps[1], losses=dict(loss=2.625.hex()))
-    report = two_runs.compare(runs, numbers)
+    steps = runs['3 processes'][1].steps
+    steps[1] = dict(steps[1], losses=dict(loss=2.625.hex()))
+    report = compare(runs)
     assert report.exit_code == 1 and report.verdict == ('DIFFERENT from iteration 2 on')
 
 
 def test_all_runs_use_the_cpu_where_there_are_fewer_gpus_than_processes(monkeypatch):
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
     monkeypatch.setattr('torch.cuda.device_count', lambda: 1)
-    lack = two_runs.lack_of_gpus(two_runs.on_processes(4, (1, 2)))
+    lack = lack_of_gpus(on_processes(4, (1, 2)))
     assert lack == '2 processes need 2 GPUs, and there is 1'
-    assert not two_runs.lack_of_gpus(two_runs.on_processes(4, (1, )))
+    assert not lack_of_gpus(on_processes(4, (1, )))
 
 
 @pytest.mark.parametrize('stock, verdict', [('axy', 'diverge at iteration 2'), ('abc', 'agree as')])
 def test_runs_without_mmrepro_are_shown_and_decide_nothing(stock, verdict):
-    logs = [fingerprints(*run) for run in ('abc', stock, 'xyz', 'xyz')]
-    report = two_runs.compare(logs, two_runs.RUNS)
+    logs = {'stock 1': 'abc', 'stock 2': stock, 'A': 'xyz', 'B': 'xyz'}
+    report = compare({name: fingerprints(*run) for name, run in logs.items()})
     assert report.exit_code == 0 and verdict in report.notes[0]
     assert report.images['losses'].startswith(b'\x89PNG')
     assert [row[-2:] for row in report.tables[0].rows][2] == ('z' * 16, 'yes')
 
 
+def changed(cfg, run):
+    """Return the config of a run."""
+    copied = copy.deepcopy(cfg)
+    run.change(copied, 2)
+    return copied
+
+
 def test_the_runs_differ_in_what_must_not_matter_only(data_root):
-    config = shipped_configs.shipped(demo.DEFAULT_CONFIG)
-    stock, _, first, second = (two_runs.prepare(config, run, data_root, 10, 2)
-                               for run in two_runs.RUNS)
+    cfg = prepare(Config.fromfile(shipped_configs.shipped(demo.DEFAULT_CONFIG)), data_root, 10, 2)
+    only_fingerprints(cfg, 'step')
+    stock, _, first, second = (changed(cfg, run) for run in runs_of(cfg, 10).values())
     assert first.train_dataloader.num_workers == 0 and second.train_dataloader.num_workers == 2
     second.train_dataloader.update(num_workers=0, persistent_workers=False)
     second.default_hooks.checkpoint = first.default_hooks.checkpoint
@@ -165,15 +176,14 @@ def test_the_runs_differ_in_what_must_not_matter_only(data_root):
     assert first.to_dict() == stock.to_dict()
 
 
-@pytest.mark.parametrize('images, epochs, worker_seed, killed', [
-    (6, 2, 'sample', True), (6, 1, 'sample', False), (6, 2, 'mmengine', False)])
-def test_a_run_is_killed_where_it_can_be_resumed(tmp_path, images, epochs, worker_seed, killed):
-    config = tmp_path / 'config.py'
-    config.write_text(f"_base_ = {shipped_configs.shipped(demo.DEFAULT_CONFIG)!r}\n"
-                      f"randomness = dict(worker_seed={worker_seed!r})\n")
-    runs = two_runs.runs_of(str(config), images, epochs)
-    assert [run.killed for run in runs] == [False, False, False, killed]
-    assert [run.name for run in two_runs.runs_of(str(config), images, epochs, True)] == ['A', 'B']
+@pytest.mark.parametrize('iterations, worker_seed, killed', [
+    (6, 'sample', True), (3, 'sample', False), (6, 'mmengine', False)])
+def test_a_run_is_killed_where_it_can_be_resumed(iterations, worker_seed, killed):
+    cfg = Config(dict(randomness=dict(worker_seed=worker_seed)))
+    runs = runs_of(cfg, iterations)
+    assert [run.kill for run in runs.values()] == [False, False, False, killed]
+    assert ('killed after iteration 3, resumed' in runs['B'].title) is killed
+    assert list(runs_of(cfg, iterations, portable=True)) == ['A', 'B']
 
 
 def demo_in(folder, *arguments):
@@ -234,10 +244,13 @@ importlib.util.find_spec = lambda name, *args: (
     None if name in ('mmdet', 'mmcv', 'pycocotools') else found(name, *args))
 import json, sys
 from mmengine.config import Config
-from mmrepro.demo.two_runs import RUNS, prepare
+from mmrepro.runs.config_edits import only_fingerprints
 from mmrepro.runs.startup import build_runner
+from mmrepro.verbs.demo import prepare, runs_of
 
-cfg = prepare(sys.argv[1], RUNS[2:][int(sys.argv[2])], 'nowhere', 8, 1)
+cfg = prepare(Config.fromfile(sys.argv[1]), 'nowhere', 8, 1)
+only_fingerprints(cfg, 'step')
+runs_of(cfg, 4)[sys.argv[2]].change(cfg, 2)
 cfg.work_dir, cfg.custom_hooks = sys.argv[3], []
 runner = build_runner(cfg)
 runner.train()
@@ -263,8 +276,8 @@ def test_its_data_are_not_written():
 def test_it_trains_without_mmdetection_and_mmcv(tmp_path):
     config = shipped('configs/demo/classifier_demo.py')
     outcomes = []
-    for run in (0, 1):
-        said = python('-c', ALONE + TRAIN, config, run, tmp_path / str(run), PYTHONHASHSEED='0')
+    for run in 'AB':
+        said = python('-c', ALONE + TRAIN, config, run, tmp_path / run, PYTHONHASHSEED='0')
         outcomes.append(json.loads(said.splitlines()[-1]))
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][1] == []
