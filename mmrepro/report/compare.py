@@ -68,10 +68,12 @@ def report_of(comparison: Comparison, tolerance: Tolerance | None = None) -> Rep
         passed, verdict = tolerance.within, f'{verdict}\n{tolerance.verdict()}'
         data['tolerance'] = dict(tolerance._asdict(), within=passed)
         tables.append(tolerance.table())
+    code = DONE if passed else DIFFERENT
+    if not comparison.common:
+        code = NOTHING_TO_COMPARE
     return Report(
-        f'{comparison.a.name} and {comparison.b.name}', verdict,
-        NOTHING_TO_COMPARE if not comparison.common else DONE if passed else DIFFERENT, tables,
-        comparison.notes, advice(comparison),
+        f'{comparison.a.name} and {comparison.b.name}', verdict, code, tables, comparison.notes,
+        advice(comparison),
         {name: Figure(title, partial(draw, comparison)) for name, (title, draw) in PLOTS.items()},
         data)
 

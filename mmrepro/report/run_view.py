@@ -51,7 +51,9 @@ class RunView:
 
     @property
     def kind(self) -> str:
-        return 'fingerprints' if self.ranks else 'mmcv log' if self.old else 'MMEngine log'
+        if self.ranks:
+            return 'fingerprints'
+        return 'mmcv log' if self.old else 'MMEngine log'
 
     @property
     def attached(self) -> bool | None:

@@ -1,13 +1,18 @@
-"""One metric over seeds and configs: tests, table, plot, and what the tests say in words."""
+"""One metric over seeds: configs are compared, or the share of each random stream is measured."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..errors import DIFFERENT, DONE
-from .plot_style import DIFFERENCE, INK, SOFT, apart, figure, palette, png
+from ..errors import DIFFERENT, DONE, SeedsError
+from .plot_style import DIFFERENCE, INK, SOFT, A, apart, figure, palette, png
 from .report import Figure, Report
-from .stats import LEVEL, MIN_PAIRS, Paired, Summary, holm, paired, summary
+from .stats import LEVEL, MIN_PAIRS, Paired, Share, Summary, holm, paired, share, summary
 from .table import Table
+
+ALL = 'all'  # the name of the runs in which every stream varies
+MIN_SEEDS = 3  # with which the share of a stream can be measured
+FARTHEST = 2.  # share that the plot has room for
+FEW = 10  # seeds; below, an interval of a variance says little
 
 
 class Study(NamedTuple):
@@ -48,7 +53,7 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
                  tests, dict(zip(tests, holm(p))))
 
 
-def report_of(study: Study) -> Report:
+def study_report(study: Study) -> Report:
     """Report a study; the exit code is 1 if the configs do not differ."""
     title = f'{study.metric}, {study.pick} validation'
     return Report(
@@ -170,3 +175,78 @@ def _plot_differences(axes: Any, study: Study) -> None:
     axes.set_ylabel(f'{"difference to" if several else "B −"} A, {study.metric}')
     axes.set_title('difference, seed by seed')
     axes.legend(loc='best')
+
+
+def streams_report(metric: str, pick: str, label: str, seeds: list[int],
+                   values: dict[str, list[float]]) -> Report:
+    """Report a metric of the config ``label`` while one stream, or all of them, has these seeds.
+
+    All other streams have the first seed. ``values``: 'all' and the streams -> a value per seed.
+    """
+    summaries = {name: summary(sample) for name, sample in values.items()}
+    try:
+        shares = {name: share(sample, values[ALL])
+                  for name, sample in values.items() if name != ALL}
+    except SeedsError as error:
+        raise SeedsError(f'{metric} of {label}, {len(seeds)} seeds: {error}') from error
+    title = f'{metric}, {pick} validation'
+    rows = [[name, str(row.n), f'{row.mean:.4f}', f'{row.std:.3g}', *(
+        (f'{100 * shares[name].value:.0f} %',
+         f'{100 * shares[name].low:.0f} to {100 * shares[name].high:.0f} %')
+        if name in shares else ('100 %', ''))] for name, row in summaries.items()]
+    runs = [[str(seed), *(f'{sample[index]:.4f}' for sample in values.values())]
+            for index, seed in enumerate(seeds)]
+    return Report(
+        f'{label}: what moves {metric}', '', DONE,
+        [Table(('varied', 'runs', 'mean', 'std', 'share of variance', '95 % interval'), rows,
+               title), Table(['seed', *values], runs, 'Values')],
+        _caution_of_streams(seeds, values),
+        figures={'seeds': Figure(title, lambda: _plot_streams(title, values, summaries, shares))},
+        data=dict(metric=metric, pick=pick, label=label, seeds=seeds, values=values,
+                  summaries=summaries, shares=shares))
+
+
+def _caution_of_streams(seeds: list[int], values: dict[str, list[float]]) -> list[str]:
+    """Return what restricts the shares."""
+    notes = [f'all other streams keep seed {seeds[0]}; around another seed a stream may '
+             'matter more or less',
+             'shares need not add up to 100 %: streams act on each other, and every share is '
+             'estimated']
+    if len(seeds) < FEW:
+        notes.append(f'{len(seeds)} seeds: the intervals are wide and rough; {FEW} or more '
+                     'tell streams apart')
+    still = [name for name, sample in values.items() if len(set(sample)) == 1]
+    if still:
+        notes.append(f'{", ".join(still)}: the metric stays exactly the same')
+    return notes
+
+
+def _plot_streams(title: str, values: dict[str, list[float]], summaries: dict[str, Summary],
+                  shares: dict[str, Share]) -> bytes:
+    """Draw the values of each stream's runs, and its share of the variance."""
+    with figure(1, 2, figsize=(10, 1.6 + .5 * len(values)), width_ratios=[3, 2], sharey=True
+                ) as (fig, (left, right)):
+        for y, (name, sample) in enumerate(values.items()):
+            color = INK if name == ALL else A
+            left.scatter(sample, [y + place for place in apart(sample, .12, .5)], color=color,
+                         s=30, alpha=.75, zorder=3, edgecolor='white', linewidth=.6)
+            left.plot([summaries[name].mean] * 2, [y - .28, y + .28], color=color, linewidth=2)
+            if name in shares:
+                part = shares[name]
+                high = min(part.high, FARTHEST)
+                right.plot([100 * part.low, 100 * high], [y, y], color=DIFFERENCE, linewidth=1.8)
+                if high < part.high:  # the table has the number
+                    right.scatter([100 * high], [y], color=DIFFERENCE, s=44, marker='>')
+                right.scatter([100 * min(part.value, FARTHEST)], [y], color=DIFFERENCE, s=44,
+                              zorder=3, edgecolor='white')
+        left.set_yticks(range(len(values)), list(values))
+        left.set_ylim(len(values) - .5, -.5)
+        left.grid(False, axis='y')
+        left.set_xlabel(title)
+        left.set_title(f'{len(values[ALL])} runs each; line: mean')
+        right.axvline(100, color=SOFT, linewidth=1, linestyle='--')
+        right.set_xlim(0, 110 * FARTHEST)
+        right.grid(False, axis='y')
+        right.set_xlabel('% of the variance with all streams varied')
+        right.set_title('share, 95 % interval')
+        return png(fig)

@@ -20,6 +20,7 @@ MIN_PAIRS = 6
 SAMPLES = 100_000  # arrangements of signs that are tried
 EXACT_PAIRS = 16  # the most whose 2**16 arrangements are all among them
 POWER = 0.8  # of the detectable difference
+RESAMPLES = 10_000  # of a bootstrap
 
 
 class Summary(NamedTuple):
@@ -120,6 +121,37 @@ def holm(p: Sequence[float]) -> list[float]:
     corrected = np.empty(len(p))
     corrected[order] = np.minimum(np.maximum.accumulate(factors * np.asarray(p)[order]), 1)
     return corrected.tolist()
+
+
+class Share(NamedTuple):
+    """The variance of one stream's runs, divided by that of the runs in which all streams vary."""
+    value: float
+    low: float  # 95 % interval, by bootstrap
+    high: float
+
+
+def share(part: list[float], whole: list[float]) -> Share:
+    """Return the variance of ``part`` as a share of that of ``whole``, with an interval.
+
+    Both are resampled by themselves, the same way in every call. Resamples in which ``whole`` is
+    one value over and over have no share and do not count.
+
+    >>> share([1., 2., 3.], [1., 3., 5.]).value
+    0.25
+    """
+    values, all_values = np.asarray(part, float), np.asarray(whole, float)
+    # the rounded mean of equal numbers may differ from them
+    variance = 0. if np.ptp(values) == 0 else values.var(ddof=1)
+    if np.ptp(all_values) == 0:
+        raise SeedsError('the metric is the same whatever all streams draw: no variance to explain')
+    draw = np.random.RandomState(0)
+    drawn = values[draw.randint(len(values), size=(RESAMPLES, len(values)))]
+    drawn_all = all_values[draw.randint(len(all_values), size=(RESAMPLES, len(all_values)))]
+    varies = np.ptp(drawn_all, axis=1) > 0
+    drawn, drawn_all = drawn[varies], drawn_all[varies]
+    shares = np.where(np.ptp(drawn, axis=1) > 0, drawn.var(1, ddof=1), 0) / drawn_all.var(1, ddof=1)
+    low, high = np.percentile(shares, [2.5, 97.5])
+    return Share(float(variance / all_values.var(ddof=1)), float(low), float(high))
 
 
 def _verdict(gap: Summary, t_p: float | None, flip: float, smallest: float,

@@ -31,12 +31,10 @@ def digests(value: Any, name: str = '') -> Iterator[tuple[str, str]]:
     >>> [name for name, _ in digests(dict(loss=1., weights=[2, 3]))]
     ['loss', 'weights.0', 'weights.1']
     """
-    items = value.items() if isinstance(value, dict) else \
-        enumerate(value) if isinstance(value, (list, tuple)) else None
-    if not items or not value:
+    if not isinstance(value, (dict, list, tuple)) or not value:
         yield name or 'the value', state_digest(value)[:16]
         return
-    for key, part in items:
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
         yield from digests(part, f'{name}.{key}' if name else str(key))
 
 

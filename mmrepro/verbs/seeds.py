@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import DIFFERENT, RunError, SeedsError
-from ..report import seed_study, variance
 from ..report.report import Report
 from ..report.run_view import load_run
+from ..report.seed_study import ALL, MIN_SEEDS, streams_report, study, study_report
 from ..report.table import Table
 from ..runs.config_files import find_config, setting
 from ..runs.seed_runs import (
@@ -70,16 +70,16 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
             for path, label in zip(paths, labels)}
     if vary:
         whole = jobs.pop(labels[0])
-        jobs = {variance.ALL: whole, **{stream: vary_stream(whole[0], stream, numbers)
+        jobs = {ALL: whole, **{stream: vary_stream(whole[0], stream, numbers)
                                         for stream in parse_streams(vary, paths[0], changes)}}
-        if len(numbers) < variance.MIN_SEEDS:  # before hours of training
-            raise SeedsError(f'--vary needs at least {variance.MIN_SEEDS} seeds, and --seeds '
+        if len(numbers) < MIN_SEEDS:  # before hours of training
+            raise SeedsError(f'--vary needs at least {MIN_SEEDS} seeds, and --seeds '
                              f'{seeds} has {len(numbers)}')
     # the first run of every stream is the same one
     results, failed = _results(list(dict.fromkeys(sum(jobs.values(), []))), report_only, say)
     kept = [index for index in range(len(numbers))
             if all(of_name[index] in results for of_name in jobs.values())]
-    least = variance.MIN_SEEDS if vary else 1
+    least = MIN_SEEDS if vary else 1
     if len(kept) < least:
         raise SeedsError(f'{len(kept)} of {len(numbers)} seeds have a result in every run, at '
                          f'least {least} must; ' + '\n'.join(map(str, failed.values())))
@@ -87,8 +87,10 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
     numbers = [numbers[index] for index in kept]
     values = {name: [value_of(results[of_name[index]], metric, pick) for index in kept]
               for name, of_name in jobs.items()}
-    report = variance.report_of(metric, pick, labels[0], numbers, values) if vary else (
-        seed_study.report_of(seed_study.study(metric, pick, numbers, values)))
+    if vary:
+        report = streams_report(metric, pick, labels[0], numbers, values)
+    else:
+        report = study_report(study(metric, pick, numbers, values))
     return _with_failed(report, failed)
 
 

@@ -9,7 +9,7 @@ from command import exit_code
 from fake_runs import write_log
 
 from mmrepro.errors import PREEMPTED, SeedsError, TrainingError
-from mmrepro.report.seed_study import report_of, study
+from mmrepro.report.seed_study import study, study_report
 from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.runs.seed_runs import (
@@ -235,7 +235,7 @@ def test_few_seeds_and_best_validations_get_a_caution():
 
     def notes(count, pick='last', step=.1):
         values = [step * i for i in range(count)]
-        return ' '.join(report_of(study('m', pick, list(range(count)), {'a': values})).notes)
+        return ' '.join(study_report(study('m', pick, list(range(count)), {'a': values})).notes)
 
     result = dict(metrics={'m': [[1, .5], [2, .4]]})
     assert value_of(result, 'm') == .4 and value_of(result, 'm', 'best') == .5
@@ -246,7 +246,7 @@ def test_few_seeds_and_best_validations_get_a_caution():
 
 def test_the_page_of_three_configs_has_corrected_values():
     values = {'base': [.30, .31, .29], 'mine': [.33, .34, .31]}
-    report = report_of(study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31])))
+    report = study_report(study('m', 'last', [0, 1, 2], dict(values, third=[.3, .3, .31])))
     assert "Holm&#x27;s p" in report.html() and report.images['seeds'].startswith(b'\x89PNG')
 
 

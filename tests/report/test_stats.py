@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from mmrepro.errors import MissingPackageError
-from mmrepro.report.stats import holm, paired, sign_flip, summary
-from mmrepro.report.variance import report_of, share
+from mmrepro.report.seed_study import streams_report
+from mmrepro.report.stats import holm, paired, share, sign_flip, summary
 
 # Student (1908), "The probable error of a mean", Biometrika 6: hours of sleep gained by ten
 # patients under two drugs. R's `sleep`; t.test(extra ~ group, paired = TRUE) prints
@@ -91,7 +91,7 @@ def test_one_seed_and_no_variation():
     *((lambda values=values: summary(values), 'no values|not a finite number')
       for values in ([], [math.nan], [1., math.inf])),
     (lambda: paired([1., 2.], [1.]), '2 values of A and 1 of B'),
-    (lambda: report_of('m', 'last', 'base', [0, 1, 2], {'all': [.3] * 3, 'init': [.3] * 3}),
+    (lambda: streams_report('m', 'last', 'base', [0, 1, 2], {'all': [.3] * 3, 'init': [.3] * 3}),
      '^m of base, 3 seeds: the metric is the same whatever')])
 def test_values_that_say_nothing_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
@@ -132,7 +132,7 @@ def test_share_and_interval_are_those_of_scipy():
 
 
 def test_plot_report_and_notes():
-    report = report_of('coco/bbox_mAP', 'last', 'base', [0, 1, 2], {
+    report = streams_report('coco/bbox_mAP', 'last', 'base', [0, 1, 2], {
         'all': [.30, .32, .29], 'init': [.30, .31, .30], 'step': [.30, .30, .30]})
     assert report.images['seeds'].startswith(b'\x89PNG')
     page = report.html()
