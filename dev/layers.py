@@ -17,11 +17,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
 # The top row first: rooms of a row, and what the row is for.
 LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('__init__', '__main__', 'cli'), 'the public names; one file per verb parses and prints'),
-    (('reports', ), 'the verbs that examine trainings, as functions that return a report'),
-    (('audit', 'demo', 'localise', 'verbs', 'verify'),
-     'what the verbs do, each in a room of its own'),
+    (('verbs', ), 'a module for each verb: functions that return a report'),
+    (('audit', 'localise'), 'rules for configs; the first difference of two runs, and its cause'),
     (('report', ), 'the model of a report, its renderers, the comparison of two runs'),
-    (('runs', ), 'starts, watches, shortens, kills and reports one training'),
+    (('demo', 'runs'), 'the demonstration dataset; starts, watches and shortens one training'),
     (('activation', 'dropin', 'run'),
      'where mmrepro attaches; the Runner, the moments of a run, its hooks'),
     (('selfcheck', ), 'samples and steps twice, the model around a validation, the witness'),
@@ -40,6 +39,7 @@ ALLOWED_SIDEWAYS: dict[tuple[str, str], str] = {
     ('__main__', 'cli'): 'is the command',
     ('activation', 'run'): 'builds the Runner',
     ('checkpoint', 'facts'): 'a checkpoint holds the facts of its run',
+    ('demo', 'runs'): 'a shipped config is found as the config of any training is',
     ('distributed', 'determinism'): 'ranks compare the flags',
     ('fingerprint', 'facts'): 'the manifest is the facts of a run',
     ('patches', 'data'): 'caches of transforms follow the position of the sample',
