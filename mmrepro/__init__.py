@@ -5,6 +5,7 @@ import importlib
 from typing import Any
 
 from .activation import activate, deactivate, is_active
+from .selfcheck.diagnoser import diagnose_with
 from .version import __version__, check_versions
 
 # module -> public names in it; loaded when asked for, so that importing stays cheap
@@ -33,5 +34,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})
 
 
+def _diagnose(*recordings: Any) -> Any:
+    from .localise.diagnosis import diagnose
+    return diagnose(*recordings)
+
+
 check_versions()
+diagnose_with(_diagnose)
 activate()

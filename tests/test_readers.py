@@ -29,7 +29,7 @@ from mmrepro.config import RandomnessConfig
 from mmrepro.demo.dataset import write_dataset
 from mmrepro.errors import CheckpointError, MMReproError
 from mmrepro.facts.collect import collect_facts
-from mmrepro.localise import entry
+from mmrepro.localise import search
 from mmrepro.runs.config_files import read_config
 from mmrepro.runs.seed_runs import jobs_of
 from mmrepro.verbs.golden import Recipe, check, read_recipes, record

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ from torch import nn
 from ..data import dataset_tree, placement_of
 from ..distributed.unwrap import (
     held_averages,
+    named_hooks,
     nested_items,
-    numbered_hooks,
     optim_wrappers,
     param_schedulers,
     unwrap,
@@ -164,11 +164,6 @@ def _with_parts(things: Mapping[str, Any]) -> Owners:
     parts = {f'{name}:{path}': part for name, thing in owners.items()
              for path, part in _parts(thing)}
     return {**owners, **parts}
-
-
-def named_hooks(hooks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Name hooks by class and number in it: hooks of other classes change no name."""
-    return ((f'hook:{name}:{number}', hook) for name, number, hook in numbered_hooks(hooks))
 
 
 def _of_data(loader: Any) -> Owners:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..localise.entry import DEFAULT_ITERATIONS
+from ..localise.search import DEFAULT_ITERATIONS
 from ..runs.config_files import setting
 from ..verbs import localise
 from .arguments import Parser, at_least, finish, shared

@@ -51,6 +51,11 @@ def numbered_hooks(hooks: Iterable[Any]) -> Iterator[tuple[str, int, Any]]:
         numbers[name] += 1
 
 
+def named_hooks(hooks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Name hooks by class and number in it: hooks of other classes change no name."""
+    return ((f'hook:{name}:{number}', hook) for name, number, hook in numbered_hooks(hooks))
+
+
 def held_averages(hooks: Iterable[Any]) -> dict[str, BaseAveragedModel]:
     """Return the averaged models that hooks hold, each once, such as ``'EMAHook.ema_model'``.
 

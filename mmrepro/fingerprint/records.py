@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import FingerprintError
 from .reader import lines_of
@@ -30,6 +30,7 @@ LIBRARY = ('/torch/nn/modules/module.py', '/torch/nn/functional.py', '/torch/aut
 
 # in the order of an iteration
 Phase = Literal['start', 'data', 'forward', 'loss', 'backward', 'optimizer', 'hook']
+PHASES: tuple[Phase, ...] = get_args(Phase)
 Frame = tuple[str, int, str]  # file, line and function of a call
 
 

@@ -22,8 +22,8 @@ from ..report.tolerance import MAX_ROWS
 from ..runs.config_files import config_of
 from ..util.text import listed
 from .batch import compare_detections, padded_batch
+from .module_outputs import recorded_outputs
 from .module_trace import Sample, distance
-from .values import recorded_outputs
 
 TOLERANCE, SCORE = 1e-3, 0.3  # relative difference; detections count from this score on
 DETECTIONS = ['dets', 'labels']  # outputs of mmdeploy, configs/mmdet/_base_/base_static.py

@@ -24,7 +24,7 @@ from ..report.tolerance import MAX_ROWS, relative
 from ..runs.config_files import find_config, shipped
 from ..runs.launcher import LOG_TAIL
 from ..util.text import listed
-from .values import compare_tensors
+from .module_outputs import compare_tensors
 
 SCRIPT = 'tools/record_modules.py'  # it imports nothing of mmrepro
 TOLERANCE = 1e-5  # between environments, where kernels round differently; within one, 0

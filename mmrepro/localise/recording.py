@@ -16,10 +16,9 @@ from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..data import placement_of
-from ..diagnosis.attributes import record_attributes, stock_class
-from ..diagnosis.diagnosis import Diagnosis, diagnose
 from ..distributed.unwrap import unwrap
-from ..fingerprint import generator_states, records, run_state
+from ..fingerprint import generator_states, records
+from ..fingerprint.attributes import record_attributes, stock_class
 from ..fingerprint.call_sites import method_site
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records
@@ -27,6 +26,9 @@ from ..objects.nested import named_tensors
 from ..run.hooks.fingerprint import FingerprintHook
 from ..runs.stopping import StopTraining
 from ..util.scoped import replaced
+from . import run_state
+from .diagnosis import Diagnosis, diagnose
+from .module_outputs import ValueDifference, compare_tensors
 from .sample_recorder import SampleRecorder, read_samples
 
 # methods of hooks between two training steps; the iterations of a validation change no weights
@@ -35,6 +37,7 @@ HOOK_METHODS = (
     'before_val', 'before_val_epoch', 'after_val_epoch', 'after_val', 'before_save_checkpoint',
     '_before_epoch', '_before_iter', '_after_iter', '_after_epoch')
 OPERATORS_FILE, BATCH_FILE = 'operators.rank{}.jsonl', 'batch.rank{}.json'
+KEPT_FILE = 'kept.rank{}.pt'  # results of one operator
 OWN = 'mmrepro.'  # hooks of this package change nothing that the training uses
 
 
@@ -81,6 +84,15 @@ def diagnose_ranks(iteration: int, folder_a: str, folder_b: str,
     diagnoses = [diagnose(iteration, rank, read_stream(folder_a, rank, folder_b),
                           read_stream(folder_b, rank, folder_a)) for rank in ranks]
     return min(filter(None, diagnoses), key=Diagnosis.order, default=None)
+
+
+def compare_kept(folder_a: str, folder_b: str, rank: int) -> ValueDifference | None:
+    """Compare the tensors that both runs kept; return the first difference, None when all agree."""
+    kept = [torch.load(os.path.join(folder, KEPT_FILE.format(rank)), weights_only=True)['outputs']
+            for folder in (folder_a, folder_b)]
+    differences = (compare_tensors(a, b) for a, b in zip(*kept)
+                   if a.shape == b.shape and a.dtype == b.dtype)
+    return next(filter(None, differences), None)
 
 
 class _RecordingHook(Hook):
@@ -147,7 +159,7 @@ class _RecordingHook(Hook):
         self._wrapped.close()
         write_records(self._path(OPERATORS_FILE), recorder.records())
         if recorder.kept:
-            torch.save(recorder.kept, self._path('kept.rank{}.pt'))
+            torch.save(recorder.kept, self._path(KEPT_FILE))
 
     def _write_explanations(self) -> None:
         """Add what is not compared: the process, attributes, globals, what building data asked."""

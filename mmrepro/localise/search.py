@@ -1,4 +1,4 @@
-"""Find the first thing that differs between two runs.
+"""Find the first thing that differs between two runs: two variants of a config, or trained runs.
 
 Two fresh processes (or groups of ranks) train the same config, or one config in two ways. Both run
 again up to the iteration in which their fingerprints diverge, and record it: samples, operators,
@@ -7,13 +7,16 @@ hooks.
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Callable
 
-from ..diagnosis.diagnosis import Diagnosis
-from ..errors import RunError
-from ..facts.provenance import is_hidden
+from ..checkpoint.completeness import damage
+from ..checkpoint.files import load
+from ..errors import CheckpointError, ConfigError, FingerprintError, RunError
+from ..facts.provenance import is_hidden, repeated_environment
 from ..fingerprint.divergence import (
     Divergence,
     first_differing_metric,
@@ -22,98 +25,122 @@ from ..fingerprint.divergence import (
 )
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.records import STATES
-from ..fingerprint.schema import value_of
-from ..report.report import plain
-from ..util.text import duration, listed
-from .compared_runs import RunSpec
-from .recording import RecordingPlan, diagnose_ranks
-from .values import ValueDifference, compare_kept
-from .variation_effect import (
+from ..fingerprint.schema import REPEATED, value_of
+from ..runs.config_edits import SEED, fix_seed, seed_of
+from ..runs.config_files import read_config, without_mark
+from ..runs.progress import progress_line
+from ..util.files import checked
+from ..util.text import duration
+from .compared_runs import CHANGED, RunSpec, start
+from .diagnosis import Diagnosis
+from .differing_settings import (
     Variable,
     different_by_design,
     differing_variables,
     not_known_equal,
     settings_without_effect,
 )
+from .module_outputs import ValueDifference
+from .recording import RecordingPlan, compare_kept, diagnose_ranks
+from .result import LocaliseResult
 
+DEFAULT_ITERATIONS = 20
 MAX_RECORDINGS = 2  # repetitions of both runs that are recorded
-
-NOT_REPRODUCED = 'NOT REPRODUCED: the runs were repeated twice and recorded up to iteration {}; {}.'
-INTERMITTENT = (
-    'Settings, code, environment, versions, data and the variables that the code reads were '
-    'recorded in both runs, and are\nequal: the cause is intermittent (a race, the load of the '
-    'machine, memory contents), hardware, or what is not recorded:\nfiles that the code reads by '
-    'itself, pixels beyond a sample of the images.\nRun it again, longer (--iters) or several '
-    'times; mmrepro verify repeats runs.')
 # causes within an operator: they are named alone only where the rest is known to be equal
 OF_THE_MACHINE = ('operator', 'order of additions on the device')
 
-METRICS = (
-    'The weights that were validated are the same. Look at what only validation uses: the test '
-    'pipeline, the metric, its annotation file,\nrandom numbers in either; recordings hold the '
-    'iterations of training, so there is nothing more to name.')
 
+def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERATIONS, *,
+                    common: Mapping[str, Any] = {},
+                    settings: Sequence[Mapping[str, Any]] = ({}, {}),
+                    env: Sequence[Mapping[str, str]] = ({}, {}), ranks: int = 1,
+                    resume_b: int | None = None, validate_b: int | None = None,
+                    values: bool = True) -> LocaliseResult:
+    """Train a config as run A and as run B, and find their first difference.
 
-class LocaliseResult(NamedTuple):
-    """The outcome of a search.
-
-    The verdict is 'equal', 'found', 'flaky' (the fingerprints differed, the recordings do not), or
-    'metrics' (training agrees, a validation does not).
+    The arguments are those of :func:`mmrepro.verbs.localise`; ``work_dir`` is an empty folder,
+    and ``common`` are the settings of both runs.
     """
-    verdict: str
-    compared: int  # number of iterations
-    divergence: Any = None  # Divergence: the first iteration whose fingerprints differ
-    positions: tuple[int, ...] | None = None  # of its samples, of all ranks; None: not recorded
-    diagnosis: Any = None  # Diagnosis: the first difference
-    values: ValueDifference | None = None  # how far the results of the operator are apart
-    notes: tuple[str, ...] = ()  # what a reader should know
-    # settings, versions, data or variables that differ, or may differ, between the runs
-    unequal: tuple[str, ...] = ()
-    # iterations at which repetitions differed before the iteration that they recorded
-    earlier: tuple[str, ...] = ()
+    specs = []
+    configs = [read_config(config, {**common, **options}) for options in settings]
+    if all(seed_of(cfg) is None for cfg in configs):
+        print(f'{config} has no randomness.seed, and every run would draw another one: both runs '
+              f'get seed {SEED}', file=sys.stderr, flush=True)
+        for cfg in configs:
+            fix_seed(cfg)
+    for name, cfg, options, variables in zip('AB', configs, settings, env):
+        if validate_b and cfg.get('val_cfg') is None:
+            raise ConfigError(f'{config} has no val_cfg: run B cannot validate')
+        path = os.path.join(work_dir, f'config_{name}.py')
+        cfg.dump(path)
+        events: dict[str, Any] = dict(
+            resume_at=resume_b, validate_at=validate_b) if name == 'B' else {}
+        specs.append(RunSpec(name, path, dict(variables), ranks,
+                             asked={**without_mark(options), **variables}, **events))
+    return _localiser(specs, work_dir).search(iterations, values)
 
-    def sentence(self) -> str:
-        """Return the verdict in words."""
-        if self.verdict == 'equal':
-            return f'SAME BITS: {self.compared} iterations agree'
-        if self.verdict == 'metrics':
-            return (f'DIFFERENT BITS: {self.compared} iterations of training agree, and '
-                    f'{self.divergence.text()}\n{METRICS}')
-        order = {field.field: field.order for fields in self.divergence.ranks.values()
-                 for field in fields}
-        iteration = self.divergence.iteration
-        fields = ', '.join(sorted(order, key=lambda name: order[name]))
-        line = f'DIFFERENT BITS: the runs first differ at iteration {iteration}, in {fields}'
-        if self.verdict == 'flaky':
-            why = INTERMITTENT if not self.unequal else '\n  '.join([
-                'Both repetitions ran in the environment of now, and the runs are not known to be '
-                'equal. Look at this first:', *self.unequal])
-            how = 'their recordings agree' if not self.earlier else (
-                f'before what was recorded, they differed at iteration {listed(self.earlier)}')
-            return f'{line}\n{NOT_REPRODUCED.format(iteration, how)}\n{why}'
-        if self.diagnosis is not None and self.diagnosis.iteration != iteration:
-            return (f'DIFFERENT BITS: the runs first differ at iteration '
-                    f'{self.diagnosis.iteration}, in {self.diagnosis.path}; it shows in '
-                    f'iteration {iteration}, in {fields}')
-        return line
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return names and values of the first difference; empty where none was recorded."""
-        if self.diagnosis is None:
-            return []
-        values = [] if self.values is None else [('values', self.values.text())]
-        return self.diagnosis.rows() + values
+def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) -> LocaliseResult:
+    """Find the first difference of two trained runs: repeat them up to their divergence."""
+    runs = read_run(path_a), read_run(path_b)
+    _, first = first_iteration(*runs)
+    specs = [_repetition(name, run, first.iteration if first else 0, work_dir)
+             for name, run in zip('AB', runs)]
+    localiser = _localiser(specs, work_dir)
+    for line in different_by_design(runs):
+        localiser.say(line)
+    for spec in specs:
+        if spec.checkpoint:
+            localiser.say(f'run {spec.name} continues from {spec.checkpoint}')
+    return localiser.explain(*runs, values)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for programs."""
-        first = self.divergence
-        return plain(dict(
-            verdict=self.verdict, compared=self.compared, notes=self.notes,
-            divergence=None if first is None else dict(
-                iteration=first.iteration, positions=self.positions,
-                fields={rank: [field.field for field in fields]
-                        for rank, fields in first.ranks.items()}),
-            finding=self.diagnosis, values=self.values, unequal=self.unequal))
+
+def unused_folder(path: str) -> str:
+    """Return ``path``, or the first of ``path.1``, ``path.2``, ... without files in it."""
+    folder, number = path, 0
+    while os.path.isdir(folder) and os.listdir(folder):
+        number += 1
+        folder = f'{path}.{number}'
+    return folder
+
+
+def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
+    """Return a localiser that reports its progress on the standard error."""
+    def launch(spec: RunSpec, folder: str, plan: RecordingPlan) -> None:
+        with progress_line(sys.stderr) as tell:
+            start(spec, folder, plan, tell)
+
+    say = partial(print, file=sys.stderr, flush=True)
+    say(CHANGED)
+    return Localiser(specs, work_dir, launch, say)
+
+
+def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> RunSpec:
+    """Return how to repeat a run up to an iteration: config, variables, nearest checkpoint."""
+    if not run.manifests:
+        raise FingerprintError(f'{run.work_dir}: has no manifest, so the run cannot be repeated')
+    manifest: dict[str, Any] = checked(
+        f'{run.work_dir}: manifest.json', run.manifests[0], FingerprintError, REPEATED)
+    path = os.path.join(work_dir, f'config_{name}.py')
+    with open(path, 'w', encoding='utf-8') as file:
+        file.write(manifest['config']['text'])
+    return RunSpec(name, path, repeated_environment(manifest), manifest['processes'],
+                   checkpoint=_nearest_checkpoint(run.work_dir, iteration))
+
+
+def _nearest_checkpoint(folder: str, iteration: int) -> str | None:
+    """Return the last checkpoint of mmrepro with at least one iteration before ``iteration``."""
+    best: tuple[int, str | None] = (0, None)
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        try:
+            content = load(path, map_location='meta') if name.endswith('.pth') else {}
+        except CheckpointError:
+            continue
+        meta = {} if damage(content) else content['meta']
+        if 'mmrepro' in meta and best[0] < meta['iter'] < iteration:
+            best = meta['iter'], path
+    return best[1]
 
 
 class Localiser:

@@ -26,7 +26,7 @@ from ..distributed import process_group
 from ..distributed.agreement import broadcast_seed
 from ..distributed.lost_ranks import naming_lost_ranks
 from ..distributed.scheduler import current
-from ..fingerprint.sample_replay import explain
+from ..selfcheck.sample_replay import explain
 from ..util.scoped import replaced
 from ..util.text import numbered
 from .format_cache import cache_formatted_texts

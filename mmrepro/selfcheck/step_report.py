@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from mmengine.dist import get_rank
 
-from ..diagnosis.diagnosis import PHASES, Diagnosis, diagnose
 from ..distributed.agreement import agree
 from ..errors import StepDiffersError
-from ..fingerprint.records import Record
+from ..fingerprint.records import PHASES, Record
 from ..fingerprint.schema import FOLDER
 from ..util.text import listed
+from .diagnoser import Diagnosis, diagnose
 from .observer import FIELDS, PassDigests
 
 FILE = 'step_check.iteration{}.rank{}.json'

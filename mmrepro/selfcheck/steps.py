@@ -24,10 +24,10 @@ from typing import Any, Callable
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..diagnosis.attributes import record_attributes
 from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
 from ..errors import StepDiffersError
+from ..fingerprint.attributes import record_attributes
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record
 from ..virtual import check_shared_weights, large_blocks_apart

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import DIFFERENT, DONE, ConfigError
-from ..localise import entry
-from ..localise.search import LocaliseResult
+from ..localise import search
+from ..localise.result import LocaliseResult
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.config_files import find_config
 
 
 def localise(config: str, run_b: str | None = None, *,
-             iterations: int = entry.DEFAULT_ITERATIONS,
+             iterations: int = search.DEFAULT_ITERATIONS,
              options: Mapping[str, Any] = {}, settings: Sequence[Mapping[str, Any]] = ({}, {}),
              env: Sequence[Mapping[str, str]] = ({}, {}), ranks: int = 1,
              resume_b: int | None = None, validate_b: int | None = None, values: bool = True,
@@ -43,12 +43,12 @@ def localise(config: str, run_b: str | None = None, *,
     for name, at in (('resume', resume_b), ('validate', validate_b)):
         if at is not None and not 0 < at < iterations:
             raise ConfigError(f'--{name}-b {at} --iters {iterations}: 0 < K < N is needed')
-    folder = entry.unused_folder(work_dir or os.path.join('work_dirs', 'localise'))
+    folder = search.unused_folder(work_dir or os.path.join('work_dirs', 'localise'))
     os.makedirs(folder, exist_ok=True)
     if run_b is not None:
-        result = entry.localise_runs(config, run_b, folder, values)
+        result = search.localise_runs(config, run_b, folder, values)
     else:
-        result = entry.localise_config(
+        result = search.localise_config(
             find_config(config), folder, iterations, common=options, settings=settings, env=env,
             ranks=ranks, resume_b=resume_b, validate_b=validate_b, values=values)
     tables = [first_difference(result)] if result.diagnosis else []

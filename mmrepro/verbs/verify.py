@@ -10,8 +10,8 @@ from typing import Any
 from ..config import with_virtual_ranks
 from ..demo import use_data, write_dataset
 from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, ConfigError, MMReproError
-from ..localise import entry
-from ..localise.search import LocaliseResult
+from ..localise import search
+from ..localise.result import LocaliseResult
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.config_edits import prepare, virtual_ranks
@@ -153,18 +153,18 @@ def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
               file=sys.stderr)
         return None
     reference, run = (os.path.join(work_dir, which) for which in (first.reference, name))
-    folder = entry.unused_folder(os.path.join(work_dir, 'localise'))
+    folder = search.unused_folder(os.path.join(work_dir, 'localise'))
     os.makedirs(folder, exist_ok=True)
     try:
         if name not in EVENTS:
             print(f'\nmmrepro localise {reference} {run}', file=sys.stderr, flush=True)
-            return entry.localise_runs(reference, run, folder)
+            return search.localise_runs(reference, run, folder)
         # the reference's config has no validation that run B could do
         config = os.path.join(reference if name == 'resume' else run, 'config.py')
         print(f'\nmmrepro localise {config} --{EVENTS[name].replace("_", "-")} {at} --iters '
               f'{iterations}', file=sys.stderr, flush=True)
         event: dict[str, Any] = {EVENTS[name]: at}
-        return entry.localise_config(config, folder, iterations, **event)
+        return search.localise_config(config, folder, iterations, **event)
     except MMReproError as error:
         print(error, file=sys.stderr)
         return None

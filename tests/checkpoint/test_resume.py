@@ -20,7 +20,8 @@ from validated_runs import (
     validated,
 )
 
-from mmrepro.checkpoint.adapters import collect, named_hooks, restore
+from mmrepro.checkpoint.adapters import collect, restore
+from mmrepro.distributed.unwrap import named_hooks
 from mmrepro.errors import RandomnessError
 
 

@@ -32,9 +32,9 @@ from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader, written_files
 from mmrepro.data.sample_check import checked, left_out
 from mmrepro.errors import RandomnessError, SampleDiffersError
-from mmrepro.fingerprint.sample_replay import explain
 from mmrepro.run.hooks import SelfCheckHook
 from mmrepro.run.runner import ReproRunner
+from mmrepro.selfcheck.sample_replay import explain
 
 HERE = os.path.abspath(__file__)
 EARLIER = []

@@ -18,11 +18,11 @@ from harness import python
 from numpy.random import RandomState
 from torch import nn
 
-from mmrepro.diagnosis.diagnosis import diagnose
 from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint import generator_states
 from mmrepro.fingerprint.operator_recorder import OperatorRecorder
 from mmrepro.fingerprint.records import UNINITIALIZED, read_records, write_records
+from mmrepro.localise.diagnosis import diagnose
 
 
 def step(record=True):

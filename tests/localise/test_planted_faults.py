@@ -14,11 +14,11 @@ from faults.tiny import Head, QuietHook, TinyJitter, tiny, validating
 from harness import Child
 from launches import text_of
 
+from mmrepro import localise
 from mmrepro.demo import write_dataset
-from mmrepro.localise import entry
 from mmrepro.localise.compared_runs import RunSpec, trainings_of
 from mmrepro.localise.recording import RecordingPlan
-from mmrepro.localise.search import Localiser
+from mmrepro.localise.search import Localiser, localise_runs
 from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.runs.child import train_here
 from mmrepro.runs.launcher import free_port, rank_variables
@@ -142,9 +142,9 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
         say('1/2; about 3 s left')
         launch(spec, folder, plan)
 
-    monkeypatch.setattr(entry, 'start', start)
+    monkeypatch.setattr(localise.search, 'start', start)
     (tmp_path / 'localise').mkdir()
-    result = entry.localise_runs(*map(str, folders), str(tmp_path / 'localise'), values=False)
+    result = localise_runs(*map(str, folders), str(tmp_path / 'localise'), values=False)
     assert 'about 3 s left' in capsys.readouterr().err
     if recorded:
         assert result.diagnosis.cause == 'environment variable', text_of(result)

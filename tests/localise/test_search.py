@@ -13,15 +13,20 @@ from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.localise import search
 from mmrepro.localise.compared_runs import RunSpec, record, trainings_of
-from mmrepro.localise.entry import localise_runs, unused_folder
-from mmrepro.localise.recording import RecordingPlan
-from mmrepro.localise.search import Localiser, first_iteration, positions_of
-from mmrepro.localise.values import compare_tensors
-from mmrepro.localise.variation_effect import (
+from mmrepro.localise.differing_settings import (
     Variable,
     different_by_design,
     not_known_equal,
     settings_without_effect,
+)
+from mmrepro.localise.module_outputs import compare_tensors
+from mmrepro.localise.recording import RecordingPlan
+from mmrepro.localise.search import (
+    Localiser,
+    first_iteration,
+    localise_runs,
+    positions_of,
+    unused_folder,
 )
 from mmrepro.run.hooks.fingerprint import FingerprintHook
 

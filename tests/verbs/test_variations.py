@@ -20,8 +20,8 @@ from mmengine.config import Config
 
 from mmrepro.determinism.cpu_level import CPU_LEVELS
 from mmrepro.errors import NOTHING_TO_COMPARE, ConfigError
-from mmrepro.localise import entry
-from mmrepro.localise.search import LocaliseResult
+from mmrepro.localise import search
+from mmrepro.localise.result import LocaliseResult
 from mmrepro.runs import progress, surroundings
 from mmrepro.runs.config_edits import virtual_ranks
 from mmrepro.verbs import variations as module

@@ -22,8 +22,7 @@ from mmengine.runner import LogProcessor, Runner
 from mmengine.visualization import Visualizer
 from torch import nn
 
-from ...checkpoint.adapters import named_hooks
-from ...distributed.unwrap import optim_wrappers, unwrap
+from ...distributed.unwrap import named_hooks, optim_wrappers, unwrap
 from ...facts.hook_settings import WATCHERS, is_a
 from ...fingerprint import schema
 from ...fingerprint.digest import SCHEME, hex_of, value_digest

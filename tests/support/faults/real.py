@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmrepro.diagnosis.diagnosis import Diagnosis
 from mmrepro.fingerprint.records import useful_calls
+from mmrepro.localise.diagnosis import Diagnosis
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]

@@ -1,7 +1,6 @@
-"""How far apart the results of one operator are in the two runs."""
+"""What modules return: recorded, and how far apart that of two models or runs is."""
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
@@ -42,15 +41,6 @@ class ValueDifference(NamedTuple):
                 f'({self.relative:.2g} of the largest value); the first is at {list(self.first)}: '
                 f'{self.a!r} / {self.b!r}')
         return text + ('; a rounding difference' if 0 < self.relative < ROUNDING else '')
-
-
-def compare_kept(folder_a: str, folder_b: str, rank: int) -> ValueDifference | None:
-    """Compare the tensors that both runs kept; return the first difference, None when all agree."""
-    kept = [torch.load(os.path.join(folder, f'kept.rank{rank}.pt'), weights_only=True)['outputs']
-            for folder in (folder_a, folder_b)]
-    differences = (compare_tensors(a, b) for a, b in zip(*kept)
-                   if a.shape == b.shape and a.dtype == b.dtype)
-    return next(filter(None, differences), None)
 
 
 def compare_tensors(a: torch.Tensor, b: torch.Tensor) -> ValueDifference | None:

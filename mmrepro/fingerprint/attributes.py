@@ -1,6 +1,7 @@
 """Record attributes and globals, which may explain a difference and are not compared."""
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
@@ -10,16 +11,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..checkpoint.adapters import named_hooks
-from ..distributed.unwrap import optim_wrappers, unwrap
+from ..determinism.tables import BIT_VARIABLES
+from ..distributed.unwrap import named_hooks, optim_wrappers, unwrap
 from ..facts.hook_settings import WATCHERS, is_a
 from ..facts.variables import outside_of_libraries
-from ..fingerprint import run_state
-from ..fingerprint.operator_recorder import OperatorRecorder
-from ..fingerprint.records import ATTRIBUTES
 from ..objects.digests import state_digest
 from ..objects.generators import GENERATORS, read_state
 from ..objects.walks import CONTAINERS, Walk, attributes, belongs_to_user, is_stateful, items
+from .operator_recorder import OperatorRecorder
+from .records import ATTRIBUTES
 
 MAX_ITEMS = 2000  # of a container; of longer ones, the length counts
 MAX_VALUES = 10_000  # of an owner; the nearest ones first
@@ -34,7 +34,7 @@ _OF_OTHERS = {'param_groups', 'state', 'defaults', 'sampler'}  # of optimizers a
 
 def record_attributes(recorder: OperatorRecorder, runner: Any) -> None:
     """Record facts of the process, attributes, and globals of the user's modules."""
-    recorder.explanation('', ATTRIBUTES, labels=tuple(run_state.attributes(runner)))
+    recorder.explanation('', ATTRIBUTES, labels=tuple(_of_process(runner)))
     # owners that other owners refer to
     known = [*unwrap(runner.model).modules(), runner, runner.model, runner.cfg, *runner.hooks]
     for path, prefix, owner, content in _owners(runner):
@@ -45,6 +45,15 @@ def record_attributes(recorder: OperatorRecorder, runner: Any) -> None:
             path, ATTRIBUTES, stack=((file, 0, cls.__name__), ),
             labels=tuple(f'{prefix}{attribute}={value}'
                          for attribute, value in _values(content, known)))
+
+
+def _of_process(runner: Any) -> list[str]:
+    """Return facts of the process that may explain a difference, as ``name=value``."""
+    return [f'threads={torch.get_num_threads()}',
+            f'deterministic={torch.are_deterministic_algorithms_enabled()}',
+            f'resumed={runner._resume}',
+            f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
+            *(f'environment {name}={os.environ.get(name)}' for name in BIT_VARIABLES)]
 
 
 def stock_class(thing: Any) -> type:

@@ -1,14 +1,12 @@
-"""The state of a run at one moment: tensors by name, settings and attributes."""
+"""The state of a run at one moment: tensors and settings by name."""
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 
-from ..determinism.tables import BIT_VARIABLES
 from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
-from .snapshot import named_averages
+from ..fingerprint.snapshot import named_averages
 
 PLAIN = (bool, int, float, str)
 LONGEST = 15  # items of a list that is a plain value
@@ -47,15 +45,6 @@ def numbers(runner: Any) -> list[str]:
     if scaler is not None and hasattr(scaler, 'state_dict'):
         settings += [f'loss scaler {key}={value!r}' for key, value in scaler.state_dict().items()]
     return settings
-
-
-def attributes(runner: Any) -> list[str]:
-    """Return facts of the process that may explain a difference, as ``name=value``."""
-    return [f'threads={torch.get_num_threads()}',
-            f'deterministic={torch.are_deterministic_algorithms_enabled()}',
-            f'resumed={runner._resume}',
-            f'validated={any(getattr(hook, "validated", False) for hook in runner.hooks)}',
-            *(f'environment {name}={os.environ.get(name)}' for name in BIT_VARIABLES)]
 
 
 def _optimizers(runner: Any) -> dict[str, torch.optim.Optimizer]:

@@ -5,13 +5,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..diagnosis.diagnosis import short_path
 from ..facts.compatibility import CHANGES, MAY, WEIGHTS
 from ..facts.own_code import MMREPRO, NOT_RECORDED, PREFIX
 from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RecordedRun
 from ..util.text import listed, shorten
 from .compared_runs import RunSpec
+from .diagnosis import short_path
 
 THREADS = 'torch.num_threads'  # the fact in the manifest: number of threads of operators
 THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')

@@ -1,17 +1,23 @@
-"""Diagnose two recordings of an iteration: the first difference, its cause and its fix."""
+"""The first difference of two recordings of an iteration, its cause and its fix."""
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
-from ..fingerprint.records import BEFORE_ITERATION, STATES, Frame, Phase, Record, useful_calls
+from ..fingerprint.records import (
+    BEFORE_ITERATION,
+    PHASES,
+    STATES,
+    Frame,
+    Phase,
+    Record,
+    useful_calls,
+)
 from .alignment import KINDS, Kind, StreamDifference, first_differing_record
-from .causes import find_cause
-from .context import DifferenceContext
+from .causes import Difference, find_cause
 
-PHASES: tuple[Phase, ...] = get_args(Phase)
 BEGINS = re.compile(r'\._?before_(train_)?(epoch|iter)$')  # hooks that open an iteration
 # lines shown
 DIFFERS_SHOWN, CALLS_SHOWN, EXTRA_SHOWN, EVIDENCE_SHOWN = 6, 8, 6, 8
@@ -87,7 +93,7 @@ def diagnose(iteration: int, rank: int, a: Sequence[Record],
     difference = first_differing_record(a, b)
     if difference is None:
         return None
-    context = DifferenceContext(difference, a, b)
+    context = Difference(difference, a, b)
     cause, evidence = find_cause(context)
     record = context.record
     operator, stack = record.name, record.stack
@@ -118,7 +124,7 @@ def _number(number: int | None, stream: Sequence[Record]) -> int | None:
     return None if number is None or number < samples else number - samples
 
 
-def _differing(context: DifferenceContext) -> tuple[str, ...]:
+def _differing(context: Difference) -> tuple[str, ...]:
     a, b, which = context.a, context.b, context.found.which
     if a is None or b is None:
         return ()
@@ -136,7 +142,7 @@ def _differing(context: DifferenceContext) -> tuple[str, ...]:
                  for i, (x, y) in enumerate(pairs) if i in which)
 
 
-def _sample(context: DifferenceContext) -> str:
+def _sample(context: Difference) -> str:
     """Describe the sample, with its index, and the number of the transform."""
     sample = context.record.sample
     if sample is None:

@@ -5,11 +5,11 @@ import types
 import pytest
 import torch
 
-from mmrepro.diagnosis import alignment
-from mmrepro.diagnosis.alignment import first_differing_record, matches
-from mmrepro.diagnosis.attributes import record_attributes
-from mmrepro.diagnosis.diagnosis import diagnose
+from mmrepro.fingerprint.attributes import record_attributes
 from mmrepro.fingerprint.records import ATTRIBUTES, Record
+from mmrepro.localise import alignment
+from mmrepro.localise.alignment import first_differing_record, matches
+from mmrepro.localise.diagnosis import diagnose
 
 
 def op(name, inputs=(), outputs=(), **more):

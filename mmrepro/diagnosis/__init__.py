@@ -1,1 +1,0 @@
-"""Find the first difference of two recordings of an iteration, and its cause."""
