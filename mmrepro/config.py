@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 import os
 import warnings
@@ -342,10 +341,12 @@ def refuse_misspelt(cfg: Mapping[str, Any]) -> None:
     """
     for key in cfg:
         # randomness_fast and the like are variables of the config's own
-        if key != 'randomness' and not key.startswith('randomness_') and \
-                difflib.get_close_matches(key.lower(), ['randomness'], cutoff=0.85):
+        if key == 'randomness' or key.startswith('randomness_'):
+            continue
+        meant = did_you_mean(key.lower(), ['randomness'], cutoff=0.85)
+        if meant:
             raise RandomnessError(f'the config has a key {key!r} (value {cfg[key]!r}) that nothing '
-                                  "reads; did you mean 'randomness'?")
+                                  f'reads{meant}')
 
 
 _of_process: dict[str, Any] = {}  # randomness for all runners that are built in this process

@@ -1,7 +1,6 @@
 """Checks of settings, data and environment. The rules and the short checks are in ``rules.py``."""
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import Any, Callable
 
@@ -12,13 +11,13 @@ from ..data.sampling_orders import STOCK_FAULTS
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
 from ..patches import CAUSES
 from ..runs.config_files import TOP_LEVEL
-from ..util.text import shorten
+from ..util.text import nearest, shorten
 from .findings import CHANGES, HINT, MAY, Found, Hits
 from .subject import TRAIN_KEYS, Part, Subject
 
 # keys whose absence changes the run, whatever else the config says
 DECISIVE = ('randomness', 'custom_imports', 'env_cfg', 'resume', 'load_from')
-# of difflib: two letters changed in eight; below it, names of variables in MMDetection's own
+# similarity: two letters changed in eight; below it, names of variables in MMDetection's own
 # configs (conv_cfg) come near to keys
 SIMILAR = 0.82
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
@@ -46,8 +45,7 @@ def has_cuda() -> bool:
 def misspelt(s: Subject) -> Hits:
     """Find keys of a config that nothing reads, similar to a key that is read."""
     for key in s.cfg:
-        near = [] if key in TOP_LEVEL else difflib.get_close_matches(
-            key, TOP_LEVEL, n=1, cutoff=SIMILAR)
+        near = [] if key in TOP_LEVEL else nearest(key, TOP_LEVEL, cutoff=SIMILAR)
         # val_evaluator_small and preprocessor are variables of the config's own
         if near and not (key.startswith(f'{near[0]}_') or near[0].endswith(f'_{key}')):
             yield Found(key, f'{shorten(s.cfg[key])}; did you mean {near[0]}?',

@@ -159,7 +159,9 @@ class SourceFile:
 
     def _severity(self, clock: ast.Call, goes: str) -> str | None:
         line = self.text.splitlines()[clock.lineno - 1].lower()
-        return CHANGES if goes or 'seed' in line else MAY if 'uuid' in line else None
+        if goes or 'seed' in line:
+            return CHANGES
+        return MAY if 'uuid' in line else None
 
     def _harmless(self, rule: str, node: ast.Call) -> bool:
         parent = self.parents.get(node)

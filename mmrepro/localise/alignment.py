@@ -133,7 +133,9 @@ def _compare(a: Record, b: Record) -> tuple[Kind, tuple[Any, ...]] | None:
         numbers = differing_names(*(dict.fromkeys(r.arguments.split(SEPARATOR), 'has')
                                     for r in (a, b)))
         tensors = differing_names(*(dict(zip(r.labels, r.outputs)) for r in (a, b)))
-        return ('argument', numbers) if numbers else ('output', tensors) if tensors else None
+        if numbers:
+            return 'argument', numbers
+        return ('output', tensors) if tensors else None
     which = _differing_numbers(a.inputs, b.inputs)
     if which:
         return 'input', which
@@ -162,13 +164,17 @@ def _structural(a: Sequence[Record], b: Sequence[Record], extra_a: Sequence[int]
             first_a = None
         elif before_a < before_b or later_b and not later_a:
             first_b = None
-    kind: Kind = 'extra' if first_a is None else 'missing' if first_b is None else 'replaced'
+    kind: Kind = 'replaced'
+    if first_a is None:
+        kind = 'extra'
+    elif first_b is None:
+        kind = 'missing'
     return StreamDifference(kind, first_a, first_b, (), tuple(extra_a), tuple(extra_b))
 
 
 def _makers(stream: Sequence[Record], extra: Sequence[int], record: Record, kind: Kind,
             which: tuple[Any, ...]) -> list[int]:
-    """Return the extra records that computed, directly or not, what differs in ``record``."""
+    """Return the extra records that computed what differs in ``record``, directly or not."""
     if kind == 'input':
         wanted = {record.inputs[i] for i in which}
     elif record.is_state and kind == 'output':

@@ -16,11 +16,11 @@ from ..report.report import Report
 from ..report.table import Table
 from ..runs.startup import build_runner
 from ..util.text import listed, page
-from .module_outputs import compare_tensors, recorded_outputs
+from .module_outputs import compare_tensors, first_apart, recorded_outputs
 
 IOU = 0.5  # boxes that overlap by more are the same object
 VISIBLE = 1e-4  # relative difference: no rounding of one operator
-CHANGES = 'padded as in the batch, still alone', 'with the other images, padded the same'
+PADDED, IN_BATCH = 'padded as in the batch, still alone', 'with the other images, padded the same'
 
 
 def alone_and_in_batch(cfg: Any, checkpoint: str, image: str, others: Sequence[str],
@@ -36,20 +36,26 @@ def alone_and_in_batch(cfg: Any, checkpoint: str, image: str, others: Sequence[s
     padded = {key: value[:1] for key, value in padded.items()}
     tables, alone = [], _predict(runner, single)
     before = alone
-    for change, data in [*zip(CHANGES, (padded, batch))][sizes[0] == sizes[1]:]:
+    steps = [(IN_BATCH, batch)]
+    if sizes[0] != sizes[1]:
+        steps.insert(0, (PADDED, padded))
+    for change, data in steps:
         after = _predict(runner, data)
         rows = [('predictions', compare_detections(before[0], after[0], threshold)['text'])]
         tables.append(Table((), rows + _first_modules(before[1], after[1]), change))
         before = after
     difference = compare_detections(alone[0], before[0], threshold)
-    same = difference['same_bits']
-    return Report(
-        '', f'{image}: the predictions {"do not " * same}depend on {listed(others)} in the batch: '
-        f'{difference["text"]}', DONE if same else DIFFERENT, tables,
-        [f'{len(alone[0])} detections alone; height and width are padded to {sizes[0]} alone and '
-         f'to {sizes[1]} in the batch'], [] if same else [
+    if difference['same_bits']:
+        code, depend, advice = DONE, 'do not depend', []
+    else:
+        code, depend, advice = DIFFERENT, 'depend', [
             'with --cfg-options +randomness.independent_predictions=True, mmrepro test takes one '
-            f'image at a time: {page("explanation/testing.md")}'],
+            f'image at a time: {page("explanation/testing.md")}']
+    return Report(
+        '', f'{image}: the predictions {depend} on {listed(others)} in the batch: '
+        f'{difference["text"]}', code, tables,
+        [f'{len(alone[0])} detections alone; height and width are padded to {sizes[0]} alone and '
+         f'to {sizes[1]} in the batch'], advice,
         data=dict(difference, image=image, others=others, padded=sizes,
                   changes={table.title: table.rows for table in tables}))
 
@@ -79,18 +85,24 @@ def _predict(runner: Any, data: Any) -> tuple[Any, dict[Any, torch.Tensor]]:
 
 def _first_modules(a: dict[Any, torch.Tensor], b: dict[Any, torch.Tensor]) -> list[tuple[str, str]]:
     """Return the first module whose output differs, and the first by more than rounding."""
-    rows: list[tuple[str, str]] = []
+    differences = {}
     for key, one in a.items():
         # what belongs to the first image: the first pixels of maps, the first rows
         other = b.get(key, one)[:len(one)]
         if one.dim() == 4:
             other = other[:, :, :one.shape[2], :one.shape[3]]
         difference = compare_tensors(one, other) if one.shape == other.shape else None
-        if difference and (not rows or difference.relative > VISIBLE):
-            rows += [('first by more than rounding' if rows else 'first module that differs',
-                      key[0]), ('its output', difference.text())]
-            if difference.relative > VISIBLE:
-                break
+        if difference is not None:
+            differences[key] = difference
+    if not differences:
+        return []
+    first = next(iter(differences))
+    rows = [('first module that differs', first[0]), ('its output', differences[first].text())]
+    visible = first_apart(((key, difference.relative) for key, difference in differences.items()),
+                          VISIBLE).place
+    if visible is not None and visible != first:
+        rows += [('first by more than rounding', visible[0]),
+                 ('its output', differences[visible].text())]
     return rows
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..facts.compatibility import CHANGES, MAY, WEIGHTS
@@ -103,16 +103,22 @@ def settings_without_effect(specs: Sequence[RunSpec], runs: Sequence[RecordedRun
             continue
         if name in THREAD_SETTINGS:
             # other variables for the number of threads with the same value in both runs
-            common = [f'{variable}={_variable(variable, specs[0])}'
-                      for variable in THREAD_VARIABLES
-                      if variable != name and None is not _variable(variable, specs[0])
-                      == _variable(variable, specs[1])]
+            common = [f'{variable}={value}' for variable, value in _common(THREAD_VARIABLES, specs)
+                      if variable != name]
             overruled = f' (both had {", ".join(common)})' if common else ''
             lines.append(f'both runs used {a} thread{"" if a == 1 else "s"}: {name}={value} had no '
                          f'effect{overruled}')
         else:
             lines.append(f'both runs used {name}={value}: varying it had no effect')
     return lines
+
+
+def _common(variables: Sequence[str], specs: Sequence[RunSpec]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that are set to one value in both runs, and the value."""
+    for variable in variables:
+        a, b = (_variable(variable, spec) for spec in specs)
+        if a is not None and a == b:
+            yield variable, a
 
 
 def _effective(name: str, specs: Sequence[RunSpec], spec: RunSpec,

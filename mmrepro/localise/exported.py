@@ -4,7 +4,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,8 +22,7 @@ from ..report.tolerance import MAX_ROWS
 from ..runs.config_files import config_of
 from ..util.text import listed
 from .batch import compare_detections, padded_batch
-from .module_outputs import recorded_outputs
-from .module_trace import Sample, distance
+from .module_outputs import distance, first_apart, recorded_outputs, sample_of
 
 TOLERANCE, SCORE = 1e-3, 0.3  # relative difference; detections count from this score on
 DETECTIONS = ['dets', 'labels']  # outputs of mmdeploy, configs/mmdet/_base_/base_static.py
@@ -57,16 +56,20 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
     run = _run(path, config, cfg, model, image)
     found, records = _record(model, run.data,
                              'predict' if {*DETECTIONS} <= {*run.outputs} else 'tensor')
-    first, compared = _first_difference(run, records, model, tolerance)
+    compared = _distances(run, records)
+    first = _first_difference(run, compared, model, tolerance)
     rows, apart = _outcomes(run.outputs, found, tolerance)
     known = {run.owners[i] for i in compared}
     total, count = len(run.nodes), sum(owner in known for owner in run.owners)
-    code = DIFFERENT if first or apart else DONE if compared else NOTHING_TO_COMPARE
     largest = max(compared.values(), default=0.)
-    verdict = f'DIFFERENT: {first or "outputs of the model, and of no module"}'
-    if code != DIFFERENT:
-        verdict = (f'NOTHING {"DIFFERS" if compared else "TO COMPARE"}: {len(compared)} outputs of '
-                   f'modules are at most {largest:.2g} apart')
+    agree = f'{len(compared)} outputs of modules are at most {largest:.2g} apart'
+    if first or apart:
+        code = DIFFERENT
+        verdict = f'DIFFERENT: {first or "outputs of the model, and of no module"}'
+    elif compared:
+        code, verdict = DONE, f'NOTHING DIFFERS: {agree}'
+    else:
+        code, verdict = NOTHING_TO_COMPARE, f'NOTHING TO COMPARE: {agree}'
     notes = [f'{count} of {total} nodes belong to {len(known)} modules, whose outputs were '
              f'compared ({len(compared)}); {total - count} could not be matched',
              f'input: {image or "random numbers"}, {list(run.data.shape)}; tolerance {tolerance:g}',
@@ -80,7 +83,7 @@ def exported(path: str, config: str, checkpoint: str, *, image: str | None = Non
 
 @contextmanager
 def _one_line(path: str, config: str) -> Iterator[None]:
-    """Around files and other libraries: protobuf, ONNX Runtime and pipelines have own errors."""
+    """Convert errors of protobuf, ONNX Runtime and pipelines into a RunError of one line."""
     try:
         yield
     except Exception as error:
@@ -130,12 +133,8 @@ def _owners(nodes: Sequence[Any], model: torch.nn.Module) -> list[str]:
     words, owners = {word for path in paths.values() for word in path.split('.')}, []
     for node in nodes:
         scopes = [entry.value for entry in node.metadata_props if entry.key == SCOPES]
-        scope: list[str] = ['', *ast.literal_eval(scopes[0])][-2:-1] if scopes else []
-        for part in node.name.split('/')[1:-1] if not scopes else ():
-            # /stem/stem.0 is stem.0
-            again = scope and part.startswith(f'{scope[-1].rpartition(".")[2]}.')
-            scope[len(scope) - bool(again):] = [part]
-        parts = '.'.join(scope).split('.')
+        scope = _innermost_scope(scopes[0]) if scopes else _scope_of_name(node.name)
+        parts = scope.split('.')
         while parts and parts[0] not in words:  # what the exporter wrapped the model in
             del parts[0]
         # names lack modules of which other methods than forward are called, and count later calls
@@ -144,6 +143,25 @@ def _owners(nodes: Sequence[Any], model: torch.nn.Module) -> list[str]:
                 for tail in (name, re.sub(r'_\d+(?=\.|$)', '', name))]
         owners.append(next((min(own) for own in fits if len(own) == 1), ''))
     return owners
+
+
+def _innermost_scope(scopes: str) -> str:
+    """Return the path of the module from the list that ``torch.onnx.export(dynamo=True)`` writes.
+
+    The last entry is the name of the operator.
+    """
+    names = ast.literal_eval(scopes)
+    return names[-2] if len(names) > 1 else ''
+
+
+def _scope_of_name(name: str) -> str:
+    """Return the path of the module from a node's name: ``/stem/stem.0/Conv`` is of ``stem.0``."""
+    scope: list[str] = []
+    for part in name.split('/')[1:-1]:
+        if scope and part.startswith(f'{scope[-1].rpartition(".")[2]}.'):
+            scope.pop()  # the part repeats the end of its container
+        scope.append(part)
+    return '.'.join(scope)
 
 
 def _record(model: torch.nn.Module, data: torch.Tensor, mode: str) -> tuple[Any, list[Any]]:
@@ -156,27 +174,34 @@ def _record(model: torch.nn.Module, data: torch.Tensor, mode: str) -> tuple[Any,
     return recorded_outputs(lambda: model(data, samples, mode=mode), paths)
 
 
-def _first_difference(run: _Run, records: Sequence[Any], model: torch.nn.Module, tolerance: float
-                      ) -> tuple[str, dict[int, float]]:
-    """Return which node differs first from its module, or '', and the distances, by node."""
-    nodes, owners, first = run.nodes, run.owners, ''
-    compared: dict[int, float] = {}
+def _distances(run: _Run, records: Sequence[Any]) -> dict[int, float]:
+    """Return how far the outputs of nodes are from those of their modules, by number of the node.
+    """
+    distances = {}
     for i, value in run.values.items():
         # or the next module's: exporters fold a BatchNorm into the convolution before it
         near = [_apart(output, value) for k, (name, _) in enumerate(records)
-                if name == owners[i] for _, output in records[k:k + 2]
+                if name == run.owners[i] for _, output in records[k:k + 2]
                 if output.shape == value.shape]
-        if not near:
-            continue
-        if min(near) > tolerance and not first:
-            others = sorted({nodes[k].op_type for k in range(max(compared, default=0), i)
-                             if not owners[k]} - {'Constant', 'Identity'})
-            first = (f'the output of node {nodes[i].name} ({nodes[i].op_type}), of module '
-                     f'{owners[i]} ({type(model.get_submodule(owners[i])).__name__}), differs '
-                     f'first, by {min(near):.2g} of the largest value')
-            first += f'; or {listed(others)} of no module before it' if others else ''
-        compared[i] = min(near)
-    return first, compared
+        if near:
+            distances[i] = min(near)
+    return distances
+
+
+def _first_difference(run: _Run, distances: Mapping[int, float], model: torch.nn.Module,
+                      tolerance: float) -> str:
+    """Return which node differs first from its module; '' for none."""
+    found = first_apart(distances.items(), tolerance)
+    if found.place is None:
+        return ''
+    node, owner = run.nodes[found.place], run.owners[found.place]
+    before = max((i for i in distances if i < found.place), default=0)
+    others = sorted({run.nodes[k].op_type for k in range(before, found.place)
+                     if not run.owners[k]} - {'Constant', 'Identity'})
+    text = (f'the output of node {node.name} ({node.op_type}), of module {owner} '
+            f'({type(model.get_submodule(owner)).__name__}), differs first, by '
+            f'{found.distance:.2g} of the largest value')
+    return text + (f'; or {listed(others)} of no module before it' if others else '')
 
 
 def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
@@ -206,5 +231,4 @@ def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the relative distance of two tensors."""
-    return distance(*(Sample(value.shape, float(flat.norm()), flat)
-                      for value in (a, b) for flat in [value.detach().double().flatten()]))
+    return distance(sample_of(a), sample_of(b))

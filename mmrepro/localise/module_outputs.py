@@ -1,7 +1,8 @@
 """What modules return: recorded, and how far apart that of two models or runs is."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from ..objects.nested import tensors
+from ..report.tolerance import relative
 
 ROUNDING = 8 * torch.finfo(torch.float32).eps  # of a relative difference: units in the last place
 
@@ -61,3 +63,53 @@ def compare_tensors(a: torch.Tensor, b: torch.Tensor) -> ValueDifference | None:
     return ValueDifference(int(differ.sum()), a.numel(), largest,
                            largest / scale if scale else largest, index, a[first].item(),
                            b[first].item())
+
+
+class Sample(NamedTuple):
+    """What is kept of a tensor."""
+    shape: tuple[int, ...]
+    norm: float
+    values: torch.Tensor  # elements, in one dimension
+
+
+def sample_of(tensor: torch.Tensor) -> Sample:
+    """Return all of a tensor, as :func:`distance` compares it."""
+    flat = tensor.detach().double().flatten()
+    return Sample(tensor.shape, float(flat.norm()), flat)
+
+
+def distance(a: Sample, b: Sample) -> float:
+    """Return the relative distance of two samples."""
+    if a.shape != b.shape:
+        return math.inf
+    norms, x, y = relative(a.norm, b.norm), a.values, b.values
+    if not x.numel():
+        return norms
+    gap = torch.where((x == y) | (x.isnan() & y.isnan()), 0., (x - y).abs())
+    scale = float(x.abs().nan_to_num(0, 0, 0).max()) or 1.
+    return max(norms, float((gap / scale).nan_to_num(math.inf).max()))
+
+
+class FirstApart(NamedTuple):
+    """The first place where two models, or two runs of one, are apart by more than rounding."""
+    place: Any  # None: there is none
+    distance: float  # there
+    before: int  # number of places that were compared before it
+    largest: float  # largest distance before it
+
+
+def first_apart(distances: Iterable[tuple[Any, float]], tolerance: float,
+                growth: float = 0.) -> FirstApart:
+    """Find the first place whose distance is more than rounding.
+
+    Args:
+        distances: places and relative distances, in the order of execution.
+        tolerance: largest distance that is rounding.
+        growth: factor by which rounding may grow at one place, over the largest distance so far.
+    """
+    number, largest = 0, 0.
+    for place, apart in distances:
+        if apart > max(tolerance, growth * largest):
+            return FirstApart(place, apart, number, largest)
+        number, largest = number + 1, max(largest, apart)
+    return FirstApart(None, 0., number, largest)

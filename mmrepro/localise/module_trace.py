@@ -20,22 +20,15 @@ from ..facts.collect import read_settings
 from ..report.report import Report
 from ..report.stock_runs import facts_of
 from ..report.table import Table
-from ..report.tolerance import MAX_ROWS, relative
+from ..report.tolerance import MAX_ROWS
 from ..runs.config_files import find_config, shipped
 from ..runs.launcher import LOG_TAIL
 from ..util.text import listed
-from .module_outputs import compare_tensors
+from .module_outputs import Sample, compare_tensors, distance, first_apart
 
 SCRIPT = 'tools/record_modules.py'  # it imports nothing of mmrepro
 TOLERANCE = 1e-5  # between environments, where kernels round differently; within one, 0
 GROWTH = 10.  # rounding grows from module to module, but by no such factor in one
-
-
-class Sample(NamedTuple):
-    """What is kept of a tensor."""
-    shape: tuple[int, ...]
-    norm: float
-    values: torch.Tensor  # elements, in one dimension
 
 
 class Event(NamedTuple):
@@ -133,22 +126,24 @@ def _events(recording: Any) -> list[Event]:
 def _first_difference(a: Sequence[Event], b: Sequence[Event], tolerance: float
                       ) -> tuple[str | None, int, float]:
     """Return what differs first, how many inputs and outputs agree, and their largest distance."""
-    others, largest = {event[:4]: event for event in b}, 0.
-    for number, event in enumerate(a):
-        other = others.get(event[:4])
-        if other is None:
-            return f'{event.where()} is not called in B', number, largest
-        distances = [*map(distance, event.samples, other.samples)]
-        if len(event.samples) != len(other.samples):
-            distances.append(math.inf)
-        apart = max(distances, default=0.)
-        if apart > max(tolerance, GROWTH * largest):
-            pair = [*zip(event.samples, other.samples), None][distances.index(apart)]
-            far = _how_far(*pair) if pair else (
-                f'{len(event.samples)} and {len(other.samples)} tensors')
-            return f'{_place(a, number, other.kind)}; {far}', number, largest
-        largest = max(largest, apart)
-    return None, len(a), largest
+    others = {event[:4]: event for event in b}
+    found = first_apart(((number, _distance(event, others.get(event[:4])))
+                         for number, event in enumerate(a)), tolerance, GROWTH)
+    if found.place is None:
+        return None, found.before, found.largest
+    event, other = a[found.place], others.get(a[found.place][:4])
+    if other is None:
+        text = f'{event.where()} is not called in B'
+    else:
+        text = f'{_place(a, found.place, other.kind)}; {_how_far(event, other)}'
+    return text, found.before, found.largest
+
+
+def _distance(a: Event, b: Event | None) -> float:
+    """Return the largest distance of the tensors of two events; infinite where one has none."""
+    if b is None or len(a.samples) != len(b.samples):
+        return math.inf
+    return max(map(distance, a.samples, b.samples), default=0.)
 
 
 def _place(events: Sequence[Event], number: int, kind_b: str) -> str:
@@ -166,23 +161,18 @@ def _place(events: Sequence[Event], number: int, kind_b: str) -> str:
             f'{events[number - 1].module or "its start"}')
 
 
-def _how_far(a: Sample, b: Sample) -> str:
-    if a.shape != b.shape:
+def _how_far(event: Event, other: Event) -> str:
+    """Say how far the tensors of two events are apart; of several, the farthest."""
+    pairs = [*zip(event.samples, other.samples)]
+    reshaped = [pair for pair in pairs if pair[0].shape != pair[1].shape]
+    if reshaped:
+        a, b = reshaped[0]
         return f'its shape is {list(a.shape)} in A, {list(b.shape)} in B'
+    if len(event.samples) != len(other.samples):
+        return f'{len(event.samples)} and {len(other.samples)} tensors'
+    a, b = max(pairs, key=lambda pair: distance(*pair))
     difference = compare_tensors(a.values, b.values)
     return difference.text() if difference else f'norms {a.norm:.9g} and {b.norm:.9g}'
-
-
-def distance(a: Sample, b: Sample) -> float:
-    """Return the relative distance of two samples."""
-    if a.shape != b.shape:
-        return math.inf
-    norms, x, y = relative(a.norm, b.norm), a.values, b.values
-    if not x.numel():
-        return norms
-    gap = torch.where((x == y) | (x.isnan() & y.isnan()), 0., (x - y).abs())
-    scale = float(x.abs().nan_to_num(0, 0, 0).max()) or 1.
-    return max(norms, float((gap / scale).nan_to_num(math.inf).max()))
 
 
 def _outcomes(name: str, a: dict[str, Any], b: dict[str, Any]) -> Table:

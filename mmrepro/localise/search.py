@@ -234,7 +234,8 @@ class Localiser:
         spec = self.specs[1]._replace(env={**self.specs[1].env, **env})
         folder = os.path.join(self.work_dir, spec.name, 'variables')
         os.makedirs(folder)
-        self.say(f'{"; ".join(texts)}: training run B with the value{"s"[:len(texts) - 1]} of A')
+        values = 'value' if len(texts) == 1 else 'values'
+        self.say(f'{"; ".join(texts)}: training run B with the {values} of A')
         self.launch(spec, folder, RecordingPlan(folder, iteration))
         if first_iteration(run_a, read_run(folder))[1] is not None:
             return diagnosis._replace(evidence=(*diagnosis.evidence, *(

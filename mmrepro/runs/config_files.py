@@ -1,7 +1,6 @@
 """Read configs and change them from the command line; an error is a single line."""
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 import warnings
@@ -14,7 +13,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..config import RandomnessConfig
 from ..errors import ConfigError, RandomnessError
-from ..util.text import not_a, shorten
+from ..util.text import nearest, not_a, shorten, similarity
 
 # MMEngine imports pkg_resources for every base of another package
 warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
@@ -35,7 +34,7 @@ RARE = ('tta_model', 'tta_pipeline', 'broadcast_buffers', 'detect_anomalous_para
         'diff_seed')
 # files that execute a config: their frames do not say where the config is wrong
 MACHINERY = ('/mmengine/', '/importlib/', '/ast.py', '<frozen ', os.path.abspath(__file__))
-# ratios of difflib: of similar keys, of the words in them, of keys with joined words
+# least similarity: of keys, of the words in them, of keys with joined words
 SIMILAR, SIMILAR_WORD, SAME_BUT_JOINED = 0.8, 0.6, 0.9
 
 
@@ -77,7 +76,7 @@ def find_config(name: str) -> str:
 def _near(path: str) -> str:
     folder = os.path.dirname(path) or '.'
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    near = difflib.get_close_matches(os.path.basename(path), names, n=3)
+    near = nearest(os.path.basename(path), names, most=3)
     return f'; near: {", ".join(near)}' if near else ''
 
 
@@ -232,7 +231,7 @@ def _unknown(key: str, value: Any, where: str, part: str, near: str) -> str:
 def _nearest(key: str, *known: Iterable[str]) -> str:
     """Return the name of which ``key`` is a misspelling, or ''."""
     names = dict.fromkeys(name for names in known for name in names if isinstance(name, str))
-    return next((near for near in difflib.get_close_matches(key, names, n=3, cutoff=SIMILAR)
+    return next((near for near in nearest(key, names, 3, SIMILAR)
                  if _is_misspelt(key, near)), '')
 
 
@@ -240,9 +239,5 @@ def _is_misspelt(key: str, near: str) -> bool:
     """Whether all words of two similar keys are similar: not ``save_best`` and ``save_last``."""
     words = [name.lower().split('_') for name in (key, near)]
     if len(words[0]) != len(words[1]):
-        return _ratio(key.lower(), near.lower()) >= SAME_BUT_JOINED
-    return all(_ratio(a, b) >= SIMILAR_WORD for a, b in zip(*words))
-
-
-def _ratio(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b).ratio()
+        return similarity(key.lower(), near.lower()) >= SAME_BUT_JOINED
+    return all(similarity(a, b) >= SIMILAR_WORD for a, b in zip(*words))

@@ -67,14 +67,26 @@ def not_a(wanted: str, path: str) -> str:
     return f'{shown}: a {"folder" if os.path.isdir(path) else "file"}, not a {wanted}'
 
 
+def similarity(a: str, b: str) -> float:
+    """Return how similar two names are, from 0 to 1 (they are equal)."""
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return at most ``most`` of the known names, with a :func:`similarity` from ``cutoff`` on.
+
+    The most similar name comes first.
+    """
+    return difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the end of a message that suggests the nearest of the known names; '' if none is near.
 
     >>> did_you_mean('trian', ['train', 'test'])
     "; did you mean 'train'?"
     """
-    return ''.join(f'; did you mean {near!r}?' for near in difflib.get_close_matches(
-        name, list(known), n=1, cutoff=cutoff))
+    return ''.join(f'; did you mean {near!r}?' for near in nearest(name, known, cutoff=cutoff))
 
 
 def page(path: str) -> str:
