@@ -9,6 +9,7 @@ from ..config import LEGACY_KEYS
 from ..data.loader import without_positions
 from ..data.sampling_orders import STOCK_FAULTS
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
+from ..known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
 from ..patches import CAUSES
 from ..runs.config_files import TOP_LEVEL
 from ..util.text import nearest, shorten
@@ -125,9 +126,9 @@ def accumulated_batch(s: Subject) -> Hits:
 
 def rank_statistics(s: Subject) -> Hits:
     """Find BatchNorm with statistics of each rank; only once the launcher says how many."""
-    hooks = {part.name for part in s.parts_in('custom_hooks', 'default_hooks')}
-    if s.world_size < 2 or s.keyed or s.cfg.get('sync_bn') or hooks & {'SyncBuffersHook',
-                                                                       'SyncNormHook'}:
+    averages = any(plays(part.name, AVERAGES_AT_VALIDATION, AVERAGES_AT_EPOCH_END)
+                   for part in s.parts_in('custom_hooks', 'default_hooks'))
+    if s.world_size < 2 or s.keyed or s.cfg.get('sync_bn') or averages:
         return
     for part in s.parts_in('model'):
         if part.key.endswith('norm_cfg') and part.name == 'BN' \

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ..checkpoint.adapters import names_class
 from ..distributed.process_state import LAUNCHED
 from ..facts.provenance import NOT_REPEATED, RECORDED_VARIABLES
-from ..objects.walks import belongs_to_user
+from ..util.libraries import belongs_to_user
 from .sources import Hit, SourceFile
 from .value_flow import assignments, reaches
 

@@ -17,16 +17,12 @@ from mmengine.config import Config
 from ..config import RandomnessConfig, randomness_of
 from ..errors import RandomnessError
 from ..objects.nested import named_dicts
-from ..objects.walks import belongs_to_user
 from ..runs.config_edits import import_mmrepro, imports_of
+from ..util.libraries import belongs_to_user, is_stock
 from ..util.text import class_name
 from .findings import TWO_LINES
 from .running_code import hits_of
 from .sources import Hit, SourceFile
-
-# Packages whose own code was read for docs/reference/causes.md, or is none of ours to read.
-STOCK = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'mmpretrain', 'mmcls', 'torch', 'torchvision',
-         'timm', 'transformers', 'numpy', 'builtins', 'albumentations')
 
 # what a training step depends on
 TRAIN_KEYS = ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'custom_hooks',
@@ -168,11 +164,6 @@ class Subject:
         """The lines of the user's files that rules are about, each with its file."""
         patterns = tuple((source, hit) for source in self.sources for hit in source.hits)
         return patterns + hits_of(self.sources)
-
-
-def is_stock(module: str) -> bool:
-    """Whether a module belongs to one of the packages in :data:`STOCK`."""
-    return module.partition('.')[0] in STOCK
 
 
 def _look_up(kind: str, scope: str) -> type | None:

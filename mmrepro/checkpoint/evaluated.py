@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from mmengine.dist import get_world_size
-from mmengine.hooks import EMAHook
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ..distributed.unwrap import unwrap
+from ..distributed.unwrap import ema_hooks, unwrap
 from . import rank_state
 
 STATISTICS = ('running_mean', 'running_var')
@@ -75,7 +74,7 @@ def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
             state_dict: dict[str, Any]) -> None:
     """Put the buffers that ``ranks`` of :func:`rank_state.gather` share into a ``state_dict``."""
     # EMAHook has put its averages there, buffers included
-    prefix = 'ema.module.' if any(isinstance(hook, EMAHook) for hook in runner.hooks) else 'model.'
+    prefix = 'ema.module.' if ema_hooks(runner.hooks) else 'model.'
     buffers = [{name[len(prefix):]: value for name, value in state['buffers'].items()
                 if name.startswith(prefix)} for state in ranks.values()]
     for name, value in _common(unwrap(runner.model), buffers).items():

@@ -23,7 +23,7 @@ from ..data import dataset_tree
 from ..distributed.unwrap import class_of, optim_wrappers, param_schedulers, unwrap
 from ..facts.compatibility import ABSENT, CHANGES, FactDifference, inexact, table
 from ..objects.digests import local_part, state_digest
-from ..objects.walks import belongs_to_user
+from ..util.libraries import belongs_to_user
 from ..util.text import listed
 
 # groups of parts: MMEngine restores the content of the first, hooks set up the second

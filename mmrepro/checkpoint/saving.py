@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from mmengine.dist import get_world_size, is_main_process
-from mmengine.hooks import CheckpointHook, EMAHook
+from mmengine.hooks import CheckpointHook
 
 from .. import seeds
 from ..config import RandomnessConfig
 from ..data import unfinished
 from ..data.passes import CountedIterator
-from ..distributed.unwrap import unwrap
+from ..distributed.unwrap import ema_hooks, unwrap
 from ..errors import RandomnessError
 from ..objects.digests import exact_digest
 from ..util.scoped import replaced
@@ -58,8 +58,7 @@ class CheckpointWriter:
         Raises:
             RandomnessError: for more than one EMAHook.
         """
-        averages = [f'{type(hook).__name__}({hook.ema_cfg})' for hook in runner.hooks
-                    if isinstance(hook, EMAHook)]
+        averages = [f'{type(hook).__name__}({hook.ema_cfg})' for hook in ema_hooks(runner.hooks)]
         if len(averages) > 1:
             raise RandomnessError(
                 f'{" and ".join(averages)}: checkpoints hold one average of weights '

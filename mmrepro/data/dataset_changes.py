@@ -26,7 +26,8 @@ import torch
 
 from ..objects.digests import as_bytes, state_digest
 from ..objects.generators import GENERATORS, read_state
-from ..objects.walks import PLAIN, belongs_to_user, in_slots, names_in
+from ..objects.walks import PLAIN, in_slots, names_in
+from ..util.libraries import belongs_to_user
 
 
 class _Limits(NamedTuple):

@@ -17,14 +17,8 @@ import torch
 from .. import seeds
 from ..errors import RandomnessError
 from ..objects.generators import GENERATORS, kind_of, read_state, restore_state
-from ..objects.walks import (
-    PLAIN,
-    Named,
-    Walk,
-    belongs_to_user,
-    direct_references,
-    indirect_references,
-)
+from ..objects.walks import PLAIN, Named, Walk, direct_references, indirect_references
+from ..util.libraries import belongs_to_user
 
 Generators = dict[str, Any]  # path -> generator
 

@@ -14,13 +14,13 @@ import operator
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Callable
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
+from ..class_swap import extend
 from ..errors import RandomnessError
 from ..util.scoped import replaced
 from ..util.text import qualified_name
@@ -120,31 +120,22 @@ class FixedOrder(Sampler[Any]):
 
 
 def adopt(obj: Any, methods: Mapping[str, Any], **state: Any) -> None:
-    """Move an object to a subclass of its own class, and attach state to it.
+    """Extend an object by methods, and attach state to it.
 
     The only place where data loading writes to objects of the user. Adopting an object again
     changes only its state.
 
     Args:
-        methods: of the subclass; ``type(self)._mmrepro_stock`` is the class of before. They are
-            plain functions, because an object can only move to a subclass that has its own class
-            as single base.
+        methods: as for :func:`mmrepro.class_swap.extend`; ``type(self)._mmrepro_stock`` is the
+            class of before.
         state: attributes, as ``_mmrepro_<name>``.
 
     Raises:
         TypeError: the class of the object cannot be extended.
     """
-    if not hasattr(obj, '_mmrepro_stock'):
-        cls: Any = type(obj)
-        obj.__class__ = _subclass(cls, tuple(methods.items()))
+    extend(obj, methods, prefix='Keyed')
     for name, value in state.items():
         setattr(obj, f'_mmrepro_{name}', value)
-
-
-@cache
-def _subclass(cls: Any, methods: tuple[tuple[str, Any], ...]) -> type:
-    return type(f'Keyed{cls.__name__}', (cls, ), {
-        **dict(methods), '__module__': cls.__module__, '_mmrepro_stock': cls})
 
 
 # ---- methods of adopted samplers

@@ -19,9 +19,10 @@ import signal
 import sys
 import threading
 import time
-from functools import cache
 from multiprocessing import context
 from typing import Any, Callable
+
+from ..class_swap import extend
 
 IGNORED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # by workers
 
@@ -35,14 +36,9 @@ WATCH_INTERVAL = 1.  # seconds, where the kernel does not watch
 # ---- in the trainer
 
 
-@cache
-def ends_workers(popen: Any) -> type:
-    """Return a subclass of multiprocessing's ``Popen`` that ends processes with :data:`END`."""
-
-    def terminate(self: Any) -> None:
-        self._send_signal(END)
-
-    return type('Popen', (popen, ), {'terminate': terminate})
+def _terminate(popen: Any) -> None:
+    """Replace ``terminate`` of multiprocessing's ``Popen``."""
+    popen._send_signal(END)
 
 
 class _Worker:
@@ -52,8 +48,7 @@ class _Worker:
         # for `end_with_trainer`: the kernel watches the thread that starts a process
         process._mmrepro_by_main_thread = threading.current_thread() is threading.main_thread()
         popen = super()._Popen(process)  # type: ignore[misc]
-        cls: Any = type(popen)
-        popen.__class__ = ends_workers(cls)
+        extend(popen, {'terminate': _terminate})
         return popen
 
 

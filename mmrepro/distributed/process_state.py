@@ -15,6 +15,7 @@ import torch
 from mmengine.utils import ManagerMixin
 
 from .. import seeds
+from ..util.libraries import belongs_to_user
 
 # module and variable
 MODULE_STATE: tuple[tuple[str, str], ...] = (
@@ -23,9 +24,6 @@ MODULE_STATE: tuple[tuple[str, str], ...] = (
     ('torch.utils.deterministic', 'fill_uninitialized_memory'),
     ('sys', 'stdout'),
 )
-# packages whose classes and caches do not depend on the rank, except mmdet's
-# _get_global_gloo_group, which nothing calls
-KNOWN = {'builtins', 'torch', 'numpy', 'mmengine', 'mmcv', 'mmdet', 'mmrepro'}
 # variables that a launcher sets, and user code reads
 LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
 
@@ -36,7 +34,7 @@ _classes: dict[type, dict[str, Any]] = {}
 def keep_attributes(objects: Iterable[Any]) -> None:
     """Give each rank its own attributes of the classes of ``objects``."""
     for cls in {cls for instance in objects for cls in type(instance).__mro__}:
-        if cls.__module__.partition('.')[0] not in KNOWN:
+        if belongs_to_user(cls.__module__):
             _classes.setdefault(cls, dict(vars(cls)))
 
 

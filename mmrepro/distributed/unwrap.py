@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel
 from mmengine.optim import OptimWrapper
 from torch import nn
@@ -54,6 +55,11 @@ def numbered_hooks(hooks: Iterable[Any]) -> Iterator[tuple[str, int, Any]]:
 def named_hooks(hooks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Name hooks by class and number in it: hooks of other classes change no name."""
     return ((f'hook:{name}:{number}', hook) for name, number, hook in numbered_hooks(hooks))
+
+
+def ema_hooks(hooks: Iterable[Any]) -> list[EMAHook]:
+    """Return the hooks that average weights, and put the averages into the model to evaluate it."""
+    return [hook for hook in hooks if isinstance(hook, EMAHook)]
 
 
 def held_averages(hooks: Iterable[Any]) -> dict[str, BaseAveragedModel]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from ..errors import ResumeError
+from ..known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
 from ..util.text import listed
 from .hook_settings import counting_from_the_end, is_watching, without_watchers
 from .own_code import MMREPRO, PREFIX
@@ -62,13 +63,15 @@ def _averages_at_validation(facts: Mapping[str, Any]) -> bool:
     """Whether training goes on with statistics that ranks average before each validation."""
     if facts.get('world_size', 1) == 1:
         return False
-    hooks = {str(value).rsplit('.', 1)[-1] for name, value in facts.items()
+    hooks = [value for name, value in facts.items()
              if name.startswith(('config.custom_hooks', 'config.default_hooks'))
-             and name.endswith('type')}
-    # SyncBuffersHook averages at the end of every epoch, where a loop has epochs
+             and name.endswith('type')]
+    if any(plays(hook, AVERAGES_AT_VALIDATION) for hook in hooks):
+        return True
+    # a loop may have no epochs
     by_epoch = facts.get('config.train_cfg.by_epoch') is True or str(
         facts.get('config.train_cfg.type')).endswith('EpochBasedTrainLoop')
-    return 'SyncNormHook' in hooks or ('SyncBuffersHook' in hooks and not by_epoch)
+    return not by_epoch and any(plays(hook, AVERAGES_AT_EPOCH_END) for hook in hooks)
 
 
 def _no_digest_of(*names: str) -> Callable[[Mapping[str, Any]], bool]:

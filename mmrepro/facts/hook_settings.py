@@ -1,27 +1,15 @@
 """Hooks and schedules in a config: which only watch, which count from the end of the training."""
 from __future__ import annotations
 
-import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-# hooks that write down, watch or tidy up, and change nothing
-WATCHERS = ('CheckInvalidLossHook', 'CheckpointHook', 'EmptyCacheHook', 'FingerprintHook',
-            'IterTimerHook', 'LoggerHook', 'MemoryProfilerHook', 'NumClassCheckHook',
-            'OperatorGuardHook', 'PreemptHook', 'ProfilerHook', 'NPUProfilerHook',
-            'RuntimeInfoHook', 'SelfCheckHook', '*VisualizationHook')
-# other hooks that do not count back from the end of the training
-FROM_THE_START = ('DistSamplerSeedHook', 'EMAHook', 'EarlyStoppingHook', 'MeanTeacherHook',
-                  'ParamSchedulerHook', 'PipelineSwitchHook', 'SetEpochInfoHook',
-                  'SyncBuffersHook', 'SyncNormHook')
+from ..known_hooks import WATCHES, is_known, plays
+from ..util.text import class_name
+
+LOOPS = ('EpochBasedTrainLoop', 'IterBasedTrainLoop')  # they do not count from the end
 _HOOK = re.compile(r'config\.(?:custom_hooks\[(\d+)\]|default_hooks\.\w+)')
-
-
-def is_a(kinds: Sequence[str], value: Any) -> bool:
-    """Whether a type, given by its name or dotted path, is one of these patterns."""
-    name = str(value).rsplit('.', 1)[-1]
-    return any(fnmatch.fnmatchcase(name, kind) for kind in kinds)
 
 
 def _hook(name: str, facts: Mapping[str, Any]) -> tuple[str, Any]:
@@ -31,9 +19,9 @@ def _hook(name: str, facts: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def without_watchers(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts without :data:`WATCHERS` among the custom hooks; the others move up."""
+    """Return facts without custom hooks that only watch; the others move up."""
     hooks = {_hook(name, facts) for name in facts if name.startswith('config.custom_hooks[')}
-    kept = sorted((hook for hook, kind in hooks if not is_a(WATCHERS, kind)),
+    kept = sorted((hook for hook, kind in hooks if not plays(kind, WATCHES)),
                   key=lambda hook: int(hook.partition('[')[2][:-1]))
     moved = {hook: f'config.custom_hooks[{index}]' for index, hook in enumerate(kept)}
     result = {}
@@ -47,8 +35,8 @@ def without_watchers(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_watching(name: str, facts: Mapping[str, Any]) -> bool:
-    """Whether a fact is about one of the :data:`WATCHERS`."""
-    return is_a(WATCHERS, _hook(name, facts)[1])
+    """Whether a fact is about a hook that only watches."""
+    return plays(_hook(name, facts)[1], WATCHES)
 
 
 def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> str:
@@ -56,7 +44,7 @@ def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> str:
     value, (hook, kind) = facts[name], _hook(name, facts)
     setting = name.removeprefix('config.')
     if hook and kind is not None:
-        return '' if is_a((*WATCHERS, *FROM_THE_START), kind) else str(kind).rpartition('.')[2]
+        return '' if is_known(kind) else class_name(kind)
     if name in (hook, 'config.custom_hooks'):
         return '' if value is None else setting  # an object
     if name.startswith('config.param_scheduler') and name.endswith('.type'):
@@ -66,7 +54,7 @@ def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> str:
     if name.startswith('config.optim_wrapper') and name.endswith('.accumulative_counts'):
         return '' if value == 1 else setting  # the last cycle is shorter
     if name == 'config.train_cfg.type':
-        return '' if is_a(('EpochBasedTrainLoop', 'IterBasedTrainLoop'), value) else str(value)
+        return '' if class_name(value) in LOOPS else str(value)
     return ''
 
 

@@ -1,7 +1,7 @@
 """Environment variables that code outside of libraries reads: a part of what a run depends on.
 
 While :func:`watch` is in effect, ``os.environ`` notes who asks for a variable. Whether the code
-belongs to a library is decided later, so that importing this module imports nothing of torch.
+belongs to a library is decided later.
 """
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import json
 import os
 import sys
 import threading
-from functools import cache
 from typing import Any, NamedTuple
 
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '')
 _WRAPPERS = ('os', 'collections.abc')  # modules of getenv(), get(), setdefault(), ...
 _PLAIN: Any = type(os.environ)
 
@@ -77,17 +75,10 @@ def share() -> None:
 
 def reads() -> list[Read]:
     """Return what code outside of libraries has read until now, here and in forked workers."""
+    from ..util.libraries import is_code_of_user  # it is not needed to note a read
     found = list(_reads.values())
     if _shared is not None:
         size = os.fstat(_shared[0].fileno()).st_size
         lines = os.pread(_shared[0].fileno(), size, 0).splitlines()
         found += [Read(*json.loads(line)) for line in lines]
-    return [read for read in found if outside_of_libraries(read.module, read.file)]
-
-
-@cache
-def outside_of_libraries(module: str, file: str) -> bool:
-    """Whether a module is code of the user that is not installed."""
-    from ..objects.walks import belongs_to_user
-    from ..util.libraries import is_own
-    return belongs_to_user(module) and not file.startswith(_PACKAGE) and is_own(file)
+    return [read for read in found if is_code_of_user(read.module, read.file)]

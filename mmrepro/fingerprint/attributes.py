@@ -11,21 +11,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..class_swap import stock_class
 from ..determinism.tables import BIT_VARIABLES
 from ..distributed.unwrap import named_hooks, optim_wrappers, unwrap
-from ..facts.hook_settings import WATCHERS, is_a
-from ..facts.variables import outside_of_libraries
+from ..known_hooks import STATELESS, WATCHES, plays
 from ..objects.digests import state_digest
 from ..objects.generators import GENERATORS, read_state
-from ..objects.walks import CONTAINERS, Walk, attributes, belongs_to_user, is_stateful, items
+from ..objects.walks import CONTAINERS, Walk, attributes, is_stateful, items
+from ..util.libraries import belongs_to_user, is_code_of_user
 from .operator_recorder import OperatorRecorder
 from .records import ATTRIBUTES
 
 MAX_ITEMS = 2000  # of a container; of longer ones, the length counts
 MAX_VALUES = 10_000  # of an owner; the nearest ones first
-# hooks without state of the training: attributes of watchers (times, paths, counts of this process)
-# say what the process did, and the best score of CheckpointHook is in the message hub
-WITHOUT_STATE = (*WATCHERS, 'DistSamplerSeedHook', 'ParamSchedulerHook')
 # attributes that torch and MMEngine keep for themselves
 _MACHINERY = {'_parameters', '_buffers', '_modules', '_non_persistent_buffers_set', 'init_cfg',
               '_is_full_backward_hook', '_version', 'training', '_is_init', '_params_init_info'}
@@ -56,18 +54,15 @@ def _of_process(runner: Any) -> list[str]:
             *(f'environment {name}={os.environ.get(name)}' for name in BIT_VARIABLES)]
 
 
-def stock_class(thing: Any) -> type:
-    """Return the class that an object had before a loader was adopted."""
-    return getattr(thing, '_mmrepro_stock', type(thing))
-
-
 def _owners(runner: Any) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
     """Yield path, prefix of its attributes, and content of what may keep state of a training."""
     for path, module in unwrap(runner.model).named_modules():
         yield f'model:{path}', f'{path or "model"}.', module, _with_class(module)
     batches = runner.train_dataloader.batch_sampler
+    # attributes of hooks that watch (times, paths, counts) say what this process did, and the best
+    # score of CheckpointHook is in the message hub
     things = [(name, hook) for name, hook in named_hooks(runner.hooks)
-              if not is_a(WITHOUT_STATE, type(hook).__name__)]
+              if not plays(type(hook), WATCHES, STATELESS)]
     things += [('optimizer:', wrapper.optimizer)
                for wrapper in optim_wrappers(runner.optim_wrapper).values()]
     things += [('sampler:', batches), ('sampler:', getattr(batches, 'sampler', None))]
@@ -77,7 +72,7 @@ def _owners(runner: Any) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
             if path.startswith('hook:') or name not in _OF_OTHERS}
     for name, module in list(sys.modules.items()):
         file = getattr(module, '__file__', None)
-        if file and outside_of_libraries(name, file):
+        if file and is_code_of_user(name, file):
             content = dict(vars(module))
             for cls in [value for value in content.values() if isinstance(value, type)]:
                 if cls.__module__ == name:

@@ -5,7 +5,6 @@ import ast
 import functools
 import gc
 import itertools
-import os
 import random
 import sys
 import tokenize
@@ -18,7 +17,7 @@ import torch
 
 from ..objects.digests import state_digest
 from ..objects.generators import GENERATORS, read_state
-from ..objects.walks import belongs_to_user
+from ..util.libraries import belongs_to_user, is_machinery
 
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()
 
@@ -45,12 +44,6 @@ WATCHED = {
     **dict.fromkeys(('randn', 'randu', 'randShuffle'), 'generator of OpenCV'),
     **dict.fromkeys(('start_new_thread', 'start_joinable_thread'), 'thread'),
 }
-# files that read the clock all the time, for logs and timers
-IGNORED_CALLERS = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmengine/utils/',
-                   '/threading.py', '/queue.py', '/selectors.py', '/abc.py', '/torch/autograd/',
-                   '/torch/_', '/torch/utils/_', '/torch/nn/modules/module.py',
-                   os.path.join(os.path.dirname(os.path.dirname(__file__)), ''),
-                   '/multiprocessing/', '/tempfile.py', '/copy.py', '/weakref.py')
 # thin wrappers in the standard library: their caller counts
 WRAPPERS = ('/random.py', '/secrets.py', '/glob.py', '/os.py', '/uuid.py')
 # wrappers that start threads, and read the clock for themselves
@@ -129,7 +122,7 @@ class Watch:
         wrappers = THREAD_WRAPPERS if what == 'thread' else WRAPPERS
         while frame is not None and frame.f_code.co_filename.endswith(wrappers):
             frame = frame.f_back
-        if frame is None or any(part in frame.f_code.co_filename for part in IGNORED_CALLERS):
+        if frame is None or is_machinery(frame.f_code.co_filename):
             return
         if name == 'Random.seed' and asking.f_locals.get('a') is None:
             what = WATCHED['urandom']

@@ -15,10 +15,11 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..class_swap import stock_class
 from ..data import placement_of
 from ..distributed.unwrap import unwrap
 from ..fingerprint import generator_states, records
-from ..fingerprint.attributes import record_attributes, stock_class
+from ..fingerprint.attributes import record_attributes
 from ..fingerprint.call_sites import method_site
 from ..fingerprint.operator_recorder import OperatorRecorder
 from ..fingerprint.records import Record, read_records, write_records

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
+from ..class_swap import extend
 from ..data import dataset_tree
 from ..data.batch_context import current_batch
 from ..fingerprint import generator_states
@@ -21,7 +22,7 @@ from ..objects.digests import exact_digest
 from ..util.scoped import replaced
 
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps
-_recorded: dict[type, type] = {}
+_STOCK = '_mmrepro_recorded'  # attribute of a class that records: the class of before
 
 
 class _Loading(threading.local):
@@ -45,8 +46,8 @@ class SampleRecorder(NamedTuple):
         for owner in dataset_tree.datasets(dataset):
             for _, transform in dataset_tree.transforms(getattr(owner, 'pipeline', None)):
                 if hasattr(transform, '__dict__') and type(transform).__name__ != 'Compose':
-                    _change_class(transform, self, _TRANSFORM)
-        _change_class(dataset, self, _DATASET)
+                    _record_calls(transform, self, _TRANSFORM)
+        _record_calls(dataset, self, _DATASET)
 
     def name_of(self, index: Any) -> str | None:
         """Return the name of the sample about to be loaded; None when it is not recorded."""
@@ -75,27 +76,23 @@ def read_samples(folder: str, rank: int) -> list[Record]:
     return sorted(records, key=lambda record: record.sample or ())
 
 
-def _change_class(thing: Any, samples: SampleRecorder, methods: dict[str, Callable]) -> Any:
-    """Give an object a class whose methods record, where its own class has them."""
-    original = getattr(type(thing), '_mmrepro_recorded', type(thing))
-    if original not in _recorded:
-        # not hasattr(): mmcv's cache_randomness cannot be looked up on a class
-        recording = {name: method for name, method in methods.items()
-               if any(name in vars(base) for base in original.__mro__)}
-        _recorded[original] = type(original.__name__, (original,), {
-            **recording, '_mmrepro_recorded': original, '__module__': original.__module__,
-            '__qualname__': original.__qualname__, '__reduce_ex__': _reduce})
-    thing.__class__ = _recorded[original]
+def _record_calls(thing: Any, samples: SampleRecorder, methods: dict[str, Callable]) -> Any:
+    """Let those of the methods record that the class of an object has; return the object."""
+    classes = getattr(type(thing), _STOCK, type(thing)).__mro__
+    # not hasattr(): mmcv's cache_randomness cannot be looked up on a class
+    extend(thing, {'__reduce_ex__': _reduce, **{
+        name: method for name, method in methods.items()
+        if any(name in vars(base) for base in classes)}}, stock=_STOCK)
     thing._mmrepro_samples = samples
     return thing
 
 
 def _reduce(thing: Any, protocol: int) -> tuple:
-    """Pickle the object with its original class; :func:`_change_class` again on arrival."""
+    """Pickle the object with its original class; :func:`_record_calls` again on arrival."""
     plain = object.__new__(type(thing)._mmrepro_recorded)
     plain.__dict__.update(thing.__dict__)
     methods = _TRANSFORM if '__call__' in vars(type(thing)) else _DATASET
-    return _change_class, (plain, thing._mmrepro_samples, methods)
+    return _record_calls, (plain, thing._mmrepro_samples, methods)
 
 
 def _getitem(self: Any, index: Any) -> Any:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..util.libraries import belongs_to_user, holds_process_state
 from .generators import GENERATORS
 
 MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
@@ -114,12 +113,6 @@ def _has(obj: Any, name: str) -> bool:
         return False
 
 
-# packages whose objects hold state of the process, not of the training
-_PROCESS = frozenset((
-    'builtins', 'enum', 'functools', 'logging', 'matplotlib', 'mmengine', 'mmrepro',
-    'multiprocessing', 'numpy', 'pathlib', 'queue', 're', 'threading', 'torch', 'types', 'weakref'))
-
-
 def is_stateful(obj: Any) -> bool:
     """Whether an object may hold state of the training in its attributes.
 
@@ -127,24 +120,7 @@ def is_stateful(obj: Any) -> bool:
     """
     return (_has(obj, '__dict__') or bool(slot_names(obj))) and not (
         isinstance(obj, (type, torch.nn.Module)) or _has(type(obj), '__get__')
-        or type(obj).__module__.partition('.')[0] in _PROCESS)
-
-
-# packages whose functions keep no generators for transforms; beside the standard library
-_LIBRARIES = frozenset((
-    'PIL', 'albumentations', 'cv2', 'matplotlib', 'mmcv', 'mmdet', 'mmengine', 'mmrepro', 'numpy',
-    'pycocotools', 'scipy', 'skimage', 'sklearn', 'torch', 'torchvision'))
-_STANDARD = sysconfig.get_paths()['stdlib']
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def belongs_to_user(module: str) -> bool:
-    """Whether a module is none of the libraries that every training has."""
-    top = (module or '').partition('.')[0]
-    if top in _LIBRARIES or top in sys.builtin_module_names:
-        return False
-    file = getattr(sys.modules.get(top), '__file__', None) or ''
-    return not file.startswith(_STANDARD) or 'site-packages' in file
+        or holds_process_state(type(obj).__module__))
 
 
 def _module(name: Any) -> str:

@@ -9,11 +9,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import mmengine.registry
-from mmengine.hooks import EMAHook
 
 from ..checkpoint.files import load
 from ..distributed.process_group import node_count, process_count
-from ..distributed.unwrap import unwrap
+from ..distributed.unwrap import ema_hooks, unwrap
 from ..objects.digests import state_digest
 
 # packages that are imported whatever a config says
@@ -52,10 +51,9 @@ def end_of(runner: Any) -> End:
             return End(digests_of(content), where)
         where = f'not saved (last file: {path})'
     content = dict(state_dict=unwrap(runner.model).state_dict())
-    for hook in runner.hooks:
-        if isinstance(hook, EMAHook):
-            content['ema_state_dict'] = hook.ema_model.state_dict()
-            hook._swap_ema_state_dict(content)
+    for hook in ema_hooks(runner.hooks):
+        content['ema_state_dict'] = hook.ema_model.state_dict()
+        hook._swap_ema_state_dict(content)
     return End(digests_of(content), where)
 
 

@@ -16,7 +16,8 @@ from ..fingerprint.call_sites import method_site
 from ..fingerprint.generator_states import call_site
 from ..objects.digests import exact_digest
 from ..objects.generators import GENERATORS
-from ..objects.walks import PLAIN, belongs_to_user
+from ..objects.walks import PLAIN
+from ..util.libraries import belongs_to_user
 
 LOADS = 6  # traced at most, until two of them differ
 SHOWN = 60  # characters of a value

@@ -13,6 +13,7 @@ from ..checkpoint.fit import differing, parts_of
 from ..config import RandomnessConfig
 from ..distributed.unwrap import unwrap
 from ..errors import ValidationChangesError
+from ..known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
 from ..objects.digests import state_digest
 from ..util.text import listed
 from .state import Attributes
@@ -87,7 +88,8 @@ class ValidationCheck:
     def begin(self, runner: Any) -> None:
         """Remember the model. With several ranks, stock hooks may average their statistics here."""
         synchronizes = get_world_size() > 1 and any(
-            type(hook).__name__ in ('SyncNormHook', 'SyncBuffersHook') for hook in runner.hooks)
+            plays(type(hook), AVERAGES_AT_VALIDATION, AVERAGES_AT_EPOCH_END)
+            for hook in runner.hooks)
         # of two validations without a training between them, the first counts, unless an error has
         # ended it
         if self._on and self._training and not synchronizes and self._seen is None:

@@ -1,7 +1,10 @@
-"""Which code is a library: the standard library, a file of an installed distribution, or neither.
+"""Which code is a library, and which is the user's.
 
-A file belongs to the distribution that lists it. So an editable install, a folder on the path, a
-file that somebody has put into ``site-packages``, and one that was edited there are own code.
+There are two answers. By the name of a module: :func:`belongs_to_user` is quick, and knows the
+libraries that every training has. By its file: :func:`is_own` reads what installed distributions
+list. A file belongs to the distribution that lists it. So an editable install, a folder on the
+path, a file that somebody has put into ``site-packages``, and one that was edited there are own
+code.
 """
 from __future__ import annotations
 
@@ -26,6 +29,51 @@ SLACK = 2  # seconds by which a file may be newer than the list of a finished in
 # distributions with the same code as the one after which the module is called
 _SAME_CODE = {'mmengine-lite', 'mmcv-lite', 'opencv-python-headless', 'opencv-contrib-python',
               'opencv-contrib-python-headless', 'opencv-python', 'pillow'}
+
+# packages whose code was read for docs/reference/causes.md, or that an audit leaves alone
+_STOCK = frozenset((
+    'albumentations', 'builtins', 'mmcls', 'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmrepro',
+    'numpy', 'timm', 'torch', 'torchvision', 'transformers'))
+# packages that every training has, with those of transforms and metrics
+_LIBRARIES = frozenset((
+    'PIL', 'albumentations', 'cv2', 'matplotlib', 'mmcv', 'mmdet', 'mmengine', 'mmrepro', 'numpy',
+    'pycocotools', 'scipy', 'skimage', 'sklearn', 'torch', 'torchvision'))
+# packages whose objects hold state of the process, not of the training
+_PROCESS = frozenset((
+    'builtins', 'enum', 'functools', 'logging', 'matplotlib', 'mmengine', 'mmrepro',
+    'multiprocessing', 'numpy', 'pathlib', 'queue', 're', 'threading', 'torch', 'types', 'weakref'))
+# mmrepro itself, wherever this module is in it
+PACKAGE = os.path.join(os.path.dirname(os.path.abspath(str(
+    sys.modules[__name__.partition('.')[0]].__file__))), '')
+# files that read the clock, or ask for entropy, all the time: for logs, timers and names
+_MACHINERY = ('/logging/', '/mmengine/logging/', '/mmengine/hooks/', '/mmengine/utils/',
+              '/threading.py', '/queue.py', '/selectors.py', '/abc.py', '/torch/autograd/',
+              '/torch/_', '/torch/utils/_', '/torch/nn/modules/module.py', PACKAGE,
+              '/multiprocessing/', '/tempfile.py', '/copy.py', '/weakref.py')
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def belongs_to_user(module: str | None) -> bool:
+    """Whether a module is none of the libraries that every training has."""
+    top = (module or '').partition('.')[0]
+    if top in _LIBRARIES or top in sys.builtin_module_names:
+        return False
+    return not is_standard(getattr(sys.modules.get(top), '__file__', None) or '')
+
+
+def is_stock(module: str) -> bool:
+    """Whether a module belongs to OpenMMLab, or to what its models are built of."""
+    return module.partition('.')[0] in _STOCK
+
+
+def holds_process_state(module: str) -> bool:
+    """Whether objects of a module's classes hold state of the process, not of the training."""
+    return module.partition('.')[0] in _PROCESS
+
+
+def is_machinery(file: str) -> bool:
+    """Whether calls of a file for the clock, entropy or threads affect no value of a training."""
+    return any(part in file for part in _MACHINERY)
 
 
 class Distribution(NamedTuple):
@@ -162,6 +210,12 @@ def is_own(file: str) -> bool:
     """Whether a file is neither of the standard library nor of an installed distribution."""
     return not is_standard(file) and os.path.basename(file) not in _OF_THE_ENVIRONMENT \
         and not providers(file)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def is_code_of_user(module: str, file: str) -> bool:
+    """Whether a module belongs to the user, and its file is not installed."""
+    return belongs_to_user(module) and not file.startswith(PACKAGE) and is_own(file)
 
 
 def file_of(module: Any) -> str | None:

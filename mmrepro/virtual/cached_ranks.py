@@ -6,9 +6,9 @@ import gc
 import inspect
 from types import CodeType
 
-from ..distributed.process_state import KNOWN
 from ..distributed.scheduler import current
 from ..errors import RandomnessError
+from ..util.libraries import belongs_to_user
 
 READERS = {'get_rank', 'get_dist_info', 'get_local_rank', 'get_node_local_rank', 'is_main_process',
            'is_master'}
@@ -32,7 +32,7 @@ def refuse_cached_ranks() -> None:
         if type(cache) is functools._lru_cache_wrapper:
             function = inspect.unwrap(cache)
             names = READERS & {getattr(function, '__name__', '')}
-            if str(cache.__module__).split('.')[0] not in KNOWN and hasattr(function, '__code__'):
+            if belongs_to_user(str(cache.__module__)) and hasattr(function, '__code__'):
                 names |= _reads(function.__code__)
             if names:
                 raise RandomnessError(

@@ -13,8 +13,9 @@ from mmengine.model import BaseAveragedModel
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ..distributed.process_state import KNOWN
+from ..distributed.unwrap import ema_hooks
 from ..objects.digests import local_part
+from ..util.libraries import belongs_to_user
 from ..util.text import qualified_name
 from .shards import is_sharded, part_of, whole_tensor
 
@@ -139,12 +140,11 @@ def problem(hooks: Sequence[Any]) -> str:
 
 def averages(hooks: Sequence[Any]) -> dict[str, Tensor]:
     """Return the averaged parameters that a hook keeps; a run has at most one such hook."""
-    return {name: value for hook in hooks
-            if isinstance(hook, EMAHook) and hasattr(hook, 'ema_model')
+    return {name: value for hook in ema_hooks(hooks) if hasattr(hook, 'ema_model')
             for name, value in hook.ema_model.module.named_parameters()}
 
 
 def of_users(hooks: Sequence[Any]) -> list[str]:
-    """Return the classes of hooks that no library of MMDetection's has."""
+    """Return the classes of hooks that are not of a library."""
     return sorted({qualified_name(type(hook)) for hook in hooks
-                   if type(hook).__module__.partition('.')[0] not in KNOWN})
+                   if belongs_to_user(type(hook).__module__)})

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from mmengine.dist import is_main_process
-from mmengine.hooks import EMAHook, Hook
+from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ...checkpoint.resuming import refusal_after
 from ...distributed.agreement import RepeatedFlag, agree
 from ...distributed.skipped_steps import StepsTaken
-from ...distributed.unwrap import optim_wrappers
+from ...distributed.unwrap import ema_hooks, optim_wrappers
 from ...errors import PREEMPTED, ConfigError, Preempted
 from ...util.files import write_whole
 from ...util.scoped import restore_handlers
@@ -122,9 +122,8 @@ class PreemptHook(Hook):
         if batch_idx < self._common_batches and self._asked(self._validating):
             # the checkpoint has the trained weights; the resumed run validates from the start
             runner.lifecycle.evaluated.leave()
-            for hook in runner.hooks:
-                if isinstance(hook, EMAHook):  # its averages are in the model
-                    hook._swap_ema_parameters()
+            for hook in ema_hooks(runner.hooks):  # their averages are in the model
+                hook._swap_ema_parameters()
             self._leave(runner, runner.iter)
 
     def _asked(self, flag: RepeatedFlag) -> bool:

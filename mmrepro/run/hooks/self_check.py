@@ -13,10 +13,10 @@ from ...data.passes import judge_disputed
 from ...data.sample_check import Disputed, checked
 from ...distributed.unwrap import optim_wrappers, param_schedulers, unwrap
 from ...errors import SampleDiffersError
-from ...objects.walks import belongs_to_user
 from ...selfcheck import forked
 from ...selfcheck.batches import BatchComparison
 from ...selfcheck.steps import StepCheck
+from ...util.libraries import belongs_to_user
 from ...util.scoped import around_next_step
 from ...util.text import listed
 

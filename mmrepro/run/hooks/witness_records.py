@@ -23,10 +23,10 @@ from mmengine.visualization import Visualizer
 from torch import nn
 
 from ...distributed.unwrap import named_hooks, optim_wrappers, unwrap
-from ...facts.hook_settings import WATCHERS, is_a
 from ...fingerprint import schema
 from ...fingerprint.digest import SCHEME, hex_of, value_digest
 from ...fingerprint.writer import Writer
+from ...known_hooks import WATCHES, plays
 from ...objects.digests import state_digest
 from ...objects.walks import CONTAINERS, PLAIN, Walk, direct_references, indirect_references
 from ...selfcheck.witness_verdict import FILE, ITEMS, PREDICTIONS, TRUNCATED
@@ -242,7 +242,7 @@ def _is_of_a_run(named: tuple[str, Any]) -> bool:
 
 def _roots(runner: Any) -> Iterator[tuple[str, Any]]:
     for name, hook in named_hooks(runner.hooks):
-        if not is_a((*WATCHERS, 'WitnessRecords'), type(hook).__name__):
+        if not plays(type(hook), WATCHES):
             yield name.split(':')[1], hook
     model = unwrap(runner.model)
     yield type(model).__name__, model
