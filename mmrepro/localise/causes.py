@@ -313,12 +313,6 @@ CAUSES: tuple[Cause, ...] = (
           'The result of the transform depends on PYTHONHASHSEED: it uses the order of a set, or '
           'hash() of a string.', FIX_HASH_ORDER,
           lambda c: [*_hash_seeds(c), *c.transform_values()]),
-    Cause('global generator in a transform',
-          lambda c: c.in_transform and c.kind == 'output' and c.generators(),
-          'The global generators are in different states when the transform starts.',
-          'The two runs use different streams: compare randomness.seed and worker_seed, and what '
-          'the dataset draws before its pipeline.',
-          lambda c: [f'different states: {", ".join(c.generators())}']),
     Cause('state of its own in a transform',
           lambda c: c.in_transform and c.kind == 'output' and c.transform_values(),
           'The transform keeps a value from one sample to the next. Every worker process has its '

@@ -147,7 +147,8 @@ def _sample(context: Difference) -> str:
     sample = context.record.sample
     if sample is None:
         return ''
-    stream = context.streams[0 if context.a is not None else 1]
+    stream_a, stream_b = context.streams
+    stream = stream_b if context.a is None else stream_a
     begin = next((r for r in stream if r.sample == sample and r.moment == 'begin'), None)
     (epoch, position), transform = sample, context.record.path.partition('/')[2]
     index = f'{begin.arguments}, ' if begin else ''

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import DIFFERENT, DONE, ConfigError
 from ..localise import search
-from ..localise.result import LocaliseResult
+from ..localise.search import LocaliseResult
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.config_files import find_config

@@ -11,7 +11,7 @@ from ..config import with_virtual_ranks
 from ..demo import use_data, write_dataset
 from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, ConfigError, MMReproError
 from ..localise import search
-from ..localise.result import LocaliseResult
+from ..localise.search import LocaliseResult
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.config_edits import prepare, virtual_ranks

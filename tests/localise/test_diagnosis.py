@@ -1,6 +1,8 @@
 """The diagnosis of two streams: how they are aligned, what is named, and how it reads."""
+import json
 import random
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,10 @@ from mmrepro.fingerprint.attributes import record_attributes
 from mmrepro.fingerprint.records import ATTRIBUTES, Record
 from mmrepro.localise import alignment
 from mmrepro.localise.alignment import first_differing_record, matches
+from mmrepro.localise.causes import CAUSES
 from mmrepro.localise.diagnosis import diagnose
+
+PLANTED = Path(__file__).parents[2] / 'docs' / 'results' / 'planted_faults.json'
 
 
 def op(name, inputs=(), outputs=(), **more):
@@ -196,3 +201,10 @@ def test_attributes_of_classes_objects_and_containers_are_recorded_once():
     assert set(before) ^ set(recorded()) == {
         '0.calls=0', '0.calls=1', '0.len(held.recent)=0', '0.len(held.recent)=1',
         '0.held.recent[0]=2.5'}
+
+
+def test_every_cause_is_reached_by_a_planted_fault():
+    """Rows with the same name differ in their sentence, which a search may have completed."""
+    found = [row.get('why') or '' for row in json.loads(PLANTED.read_text()).values()]
+    missed = [cause for cause in CAUSES if not any(why.startswith(cause.why) for why in found)]
+    assert missed == []

@@ -21,7 +21,7 @@ from mmengine.config import Config
 from mmrepro.determinism.cpu_level import CPU_LEVELS
 from mmrepro.errors import NOTHING_TO_COMPARE, ConfigError
 from mmrepro.localise import search
-from mmrepro.localise.result import LocaliseResult
+from mmrepro.localise.search import LocaliseResult
 from mmrepro.runs import progress, surroundings
 from mmrepro.runs.config_edits import virtual_ranks
 from mmrepro.verbs import variations as module
@@ -207,8 +207,8 @@ def test_a_difference_is_localised_on_demand(run, stand_in, monkeypatch, capsys,
         called.append((*args, *(part for event in events.items() for part in event)))
         return LocaliseResult('equal', 5)
 
-    monkeypatch.setattr(entry, 'localise_config', localise)
-    monkeypatch.setattr(entry, 'localise_runs', localise)
+    monkeypatch.setattr(search, 'localise_config', localise)
+    monkeypatch.setattr(search, 'localise_runs', localise)
     assert run('--vary', name, '--localise') == 0 and called == []
     stand_in.wrong[name] = 3
     assert run('--vary', name, '--localise') == 1

@@ -1,11 +1,14 @@
 """Faults in the data pipeline, the data list and the sampler."""
 import os
 import random
+import threading
 import time
 
 import numpy as np
 from faults import tiny
-from faults.fault import FROM, fault, planted, replaced
+from faults.fault import FROM, SEQUENTIAL, fault, planted, replaced
+from mmengine.dataset import Compose
+from torch.utils.data import BatchSampler
 
 from mmrepro.data import sampling_orders
 
@@ -158,3 +161,54 @@ def the_collation(run):
         return found
 
     FUNCTIONS.module_dict['pseudo_collate'] = swap
+
+
+@planted(tiny.TinyJitter, 'transform', since=0, iteration=0, phase='data', operator='TinyJitter',
+         kind='output', cause='noise in a transform')
+def noise_in_a_transform(original, self, results):
+    results = original(self, results)
+    results['img'] = results['img'] * 1.0001
+    return results
+
+
+@fault(runs='AB', iteration=0, phase='data', operator='TinyFlip', kind='output',
+       cause='threads in a transform', mentions='in threaded')
+def a_transform_that_starts_a_thread(run):
+    @replaced(tiny.TinyFlip, 'transform', since=0)
+    def threaded(original, self, results):
+        results, found = original(self, results), []
+        thread = threading.Thread(target=lambda: found.append(1. if run == 'A' else 2.))
+        thread.start()
+        thread.join()
+        results['img'] = results['img'] * found[0]
+        return results
+
+
+@planted(tiny.TinyLoad, 'transform', since=2 * FROM, randomness=SEQUENTIAL, phase='data',
+         operator='TinyJitter', kind='generator', cause='other draws before', mentions='TinyLoad')
+def a_transform_that_draws_for_others(original, self, results):
+    np.random.rand()
+    return original(self, results)
+
+
+@planted(Compose, '__call__', since=0, iteration=0, phase='data', operator='TinyJitter',
+         kind='input', cause='data changed between transforms', mentions='img')
+def a_pipeline_that_changes_data(original, self, data):
+    for number, transform in enumerate(self.transforms):
+        if number == 2:
+            data['img'] = data['img'] * 1.5
+        data = transform(data)
+    return data
+
+
+@planted(tiny.TinyData, 'load_data_list', since=0, runs='AB', iteration=0, phase='data',
+         operator='TinyData', kind='input', cause='clock in the data list',
+         mentions=('number', 'in a_data_list_by_the_clock'))
+def a_data_list_by_the_clock(original, self):
+    return [dict(entry, number=time.time_ns() % 1000003) for entry in original(self)]
+
+
+@planted(BatchSampler, '__iter__', since=0, iteration=0, phase='data', path='batch',
+         cause='other samples in the batch')
+def batches_in_another_order(original, self):
+    yield from list(original(self))[::-1]

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 import torch.optim.sgd as sgd
 from faults import tiny
-from faults.fault import FROM, fault, noisy_kernel, planted, replaced
+from faults.fault import FROM, SEQUENTIAL, fault, noisy_kernel, planted, replaced
+from faults.in_data import Word
 from torch import nn
 
 
@@ -184,3 +185,88 @@ def a_thread_that_makes_a_number(run):
         thread.start()
         thread.join()
         return original(self, inputs * found[0], label, mode)
+
+
+@fault(runs='AB', iteration=0, phase='forward', path='head', kind='argument',
+       cause='directory listing', mentions='listdir')
+def a_value_by_the_order_of_a_directory(run):
+    listing = os.listdir
+
+    @replaced(tiny.Head, 'forward', since=0)
+    def unsorted(original, self, x):
+        names = sorted(listing(os.path.dirname(tiny.__file__)), reverse=run == 'B')
+        return original(self, x * len(names[0]))
+
+
+@fault(runs='AB', randomness=SEQUENTIAL, phase='forward', path='head', kind='argument',
+       cause='foreign generator', mentions='numpy')
+def a_hook_that_draws_from_the_generator_of_a_value(run):
+    @replaced(tiny.Head, 'forward', since=0)
+    def noisy(original, self, x):
+        return original(self, x * np.random.rand())
+
+    if run == 'B':
+        @replaced(tiny.QuietHook, 'before_train_iter')
+        def drawing(original, self, *args, **kwargs):
+            np.random.rand()
+
+
+@planted(tiny.Head, 'forward', since=0, runs='AB', env=dict(PYTHONHASHSEED='7'), iteration=0,
+         phase='forward', path='head', kind='argument', cause='hash order',
+         mentions='environment PYTHONHASHSEED')
+def a_value_by_the_order_of_a_set(original, self, x):
+    words = list({Word('car'), Word('dog'), Word('house'), Word('tree'), Word('zebra')})
+    return original(self, x * sum(i * len(word) for i, word in enumerate(words)))
+
+
+@fault(runs='AB', iteration=0, phase='forward', path='head', kind='input',
+       cause='value from outside')
+def a_tensor_that_a_library_makes(run):
+    @replaced(tiny.Head, 'forward', since=0)
+    def given(original, self, x):
+        return original(self, x + torch.from_numpy(np.full(4, dict(A=1, B=2)[run], np.float32)))
+
+
+@fault(env=dict(ONEDNN_MAX_CPU_ISA='DEFAULT'), phase='forward', path='backbone.2',
+       operator='aten.relu.default', kind='output', cause='processor',
+       mentions='environment ONEDNN_MAX_CPU_ISA')
+def a_kernel_for_another_instruction_set(run):
+    noisy_kernel('relu')
+
+
+@fault(runs='AB', phase='forward', path='head', operator='aten.index_add.default', kind='output',
+       cause='order of additions on the device')
+def a_sum_in_the_order_of_arrival(run):
+    @replaced(tiny.Head, 'forward', since=0)
+    def adding(original, self, x):
+        return original(self, torch.index_add(x, 0, torch.arange(len(x)), x))
+
+    if run == 'B':
+        noisy_kernel('index_add')
+
+
+@fault(runs='AB', iteration=0, phase='forward', path='head', kind='argument',
+       cause='generator of its own', mentions='head.rng')
+def a_module_with_a_generator_of_its_own(run):
+    @replaced(tiny.Head, '__init__', since=0)
+    def made(original, self):
+        original(self)
+        self.rng = np.random.default_rng(dict(A=1, B=2)[run])
+
+    @replaced(tiny.Head, 'forward', since=0)
+    def drawing(original, self, x):
+        return original(self, x * self.rng.normal())
+
+
+@planted(tiny.Head, 'forward', since=0, runs='AB', iteration=0, phase='forward', path='head',
+         kind='argument', cause='clock', mentions='in a_time_that_is_used_later')
+def a_time_that_is_used_later(original, self, x):
+    now = time.time() % 1
+    return original(self, (x + 1) * now)
+
+
+@planted(tiny.Head, 'forward', since=0, runs='AB', iteration=0, phase='forward', path='head',
+         kind='argument', cause='entropy', mentions='in a_draw_that_is_used_later')
+def a_draw_that_is_used_later(original, self, x):
+    drawn = int.from_bytes(os.urandom(4), 'little')
+    return original(self, (x + 1) * (drawn / 2 ** 32))

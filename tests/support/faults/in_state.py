@@ -5,10 +5,8 @@ import time
 import numpy as np
 import torch
 from faults import tiny
-from faults.fault import FROM, fault, noisy_kernel, planted
+from faults.fault import FROM, SEQUENTIAL, fault, noisy_kernel, planted
 from mmengine.optim.scheduler import StepLR
-
-SEQUENTIAL = dict(worker_seed='mmengine')
 
 
 @planted(tiny.QuietHook, 'before_train_iter', fast=True, randomness=SEQUENTIAL, phase='forward',
@@ -127,3 +125,11 @@ def an_attribute_of_a_hook_that_is_lost_at_resume(original, self, runner, *args,
 def noise_on_one_rank(run):
     if os.environ['RANK'] == '1':
         noisy_kernel('relu', since=1)
+
+
+@planted(torch.optim.SGD, 'step', cause='state changed outside of operators',
+         mentions='parameter head.fc.bias')
+def weights_that_are_written_through_numpy(original, self, *args, **kwargs):
+    result = original(self, *args, **kwargs)
+    self.param_groups[0]['params'][-1].detach().numpy()[0] += 0.5
+    return result

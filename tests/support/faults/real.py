@@ -183,7 +183,7 @@ def row_of(name, found):
         wrong = _wrong(fault.expect, finding, found['exit_code'])
         calls = useful_calls([tuple(call) for call in finding['stack']])
         row.update({key: finding[key] for key in ('iteration', 'phase', 'path', 'operator', 'kind',
-                                                  'cause', 'mover')})
+                                                  'cause', 'mover')}, why=finding['sentence'])
         row['line'] = ':'.join(map(str, (os.path.basename(calls[0][0]), calls[0][1]))) \
             if calls else ''
     return dict(row, right=not wrong, wrong=wrong)

@@ -44,7 +44,8 @@ def add(folder, name, fault, found):
     write(folder, name, dict(
         run=(fault.model or 'tiny network') + ranks, sides=fault.runs, rank=found.rank,
         iteration=found.iteration, phase=found.phase, path=found.path,
-        operator=found.operator, kind=found.kind, cause=found.cause, mover=found.mover,
+        operator=found.operator, kind=found.kind, cause=found.cause, why=found.sentence,
+        mover=found.mover,
         versions=versions()))
 
 
