@@ -24,7 +24,6 @@ LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('activation', 'dropin', 'run'),
      'where mmrepro attaches; the Runner, the moments of a run, its hooks'),
     (('selfcheck', ), 'samples and steps twice, the model around a validation, the witness'),
-    (('diagnosis', ), 'two recordings of an iteration: what differs first, and why'),
     (('checkpoint', 'facts', 'fingerprint'),
      'what a run leaves behind, and what it is: settings, versions, hardware, code, data'),
     (('data', 'patches', 'virtual'),

@@ -182,5 +182,5 @@ def test_a_damaged_file_is_refused_or_read(name, examples, runner, monkeypatch):
     if 'Python' in name:
         monkeypatch.setattr(safe_loading, '_takes_names', lambda: False)
     monkeypatch.setattr(sys.modules['mmrepro.verbs.replay'], 'run_all', lambda runs, tick: tick())
-    monkeypatch.setattr(entry, 'start', lambda *arguments: None)
+    monkeypatch.setattr(search, 'start', lambda *arguments: None)
     Child(check_reader, READERS[name], examples, runner).result(PROCESSOR)  # raises as it did

@@ -9,7 +9,7 @@ from ..config import LEGACY_KEYS
 from ..data.loader import without_positions
 from ..data.sampling_orders import STOCK_FAULTS
 from ..determinism.tables import CUDA_ENV, ENV, PolicySettings
-from ..known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
+from ..facts.known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
 from ..patches import CAUSES
 from ..runs.config_files import TOP_LEVEL
 from ..util.text import nearest, shorten

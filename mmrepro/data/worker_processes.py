@@ -22,7 +22,7 @@ import time
 from multiprocessing import context
 from typing import Any, Callable
 
-from ..class_swap import extend
+from ..util.class_swap import extend
 
 IGNORED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # by workers
 

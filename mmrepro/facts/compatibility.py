@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from ..errors import ResumeError
-from ..known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
 from ..util.text import listed
 from .hook_settings import counting_from_the_end, is_watching, without_watchers
+from .known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
 from .own_code import MMREPRO, PREFIX
 
 CHANGES, MAY, HARMLESS = SEVERITIES = ('changes bits', 'may change bits', 'harmless')

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..known_hooks import WATCHES, is_known, plays
 from ..util.text import class_name
+from .known_hooks import WATCHES, is_known, plays
 
 LOOPS = ('EpochBasedTrainLoop', 'IterBasedTrainLoop')  # they do not count from the end
 _HOOK = re.compile(r'config\.(?:custom_hooks\[(\d+)\]|default_hooks\.\w+)')

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..class_swap import stock_class
 from ..determinism.tables import BIT_VARIABLES
 from ..distributed.unwrap import named_hooks, optim_wrappers, unwrap
-from ..known_hooks import STATELESS, WATCHES, plays
+from ..facts.known_hooks import STATELESS, WATCHES, plays
 from ..objects.digests import state_digest
 from ..objects.generators import GENERATORS, read_state
 from ..objects.walks import CONTAINERS, Walk, attributes, is_stateful, items
+from ..util.class_swap import stock_class
 from ..util.libraries import belongs_to_user, is_code_of_user
 from .operator_recorder import OperatorRecorder
 from .records import ATTRIBUTES

@@ -15,7 +15,6 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..class_swap import stock_class
 from ..data import placement_of
 from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
 from ..fingerprint import generator_states, records
@@ -27,6 +26,7 @@ from ..fingerprint.snapshot import named_averages
 from ..objects.nested import named_tensors
 from ..run.hooks.fingerprint import FingerprintHook
 from ..runs.stopping import StopTraining
+from ..util.class_swap import stock_class
 from ..util.scoped import replaced
 from .diagnosis import Diagnosis, diagnose
 from .module_outputs import ValueDifference, compare_tensors

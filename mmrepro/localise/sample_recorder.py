@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
-from ..class_swap import extend
 from ..data import dataset_tree
 from ..data.batch_context import current_batch
 from ..fingerprint import generator_states
 from ..fingerprint.call_sites import method_site
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 from ..objects.digests import exact_digest
+from ..util.class_swap import extend
 from ..util.scoped import replaced
 
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps

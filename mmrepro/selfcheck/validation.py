@@ -13,7 +13,7 @@ from ..checkpoint.fit import differing, parts_of
 from ..config import RandomnessConfig
 from ..distributed.unwrap import unwrap
 from ..errors import ValidationChangesError
-from ..known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
+from ..facts.known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
 from ..objects.digests import state_digest
 from ..util.text import listed
 from .state import Attributes

@@ -1,8 +1,8 @@
 """The table of known hooks."""
 import pytest
 
-from mmrepro import known_hooks
-from mmrepro.known_hooks import HOOKS, STATELESS, WATCHES, WRITES_WEIGHTS
+from mmrepro.facts import known_hooks
+from mmrepro.facts.known_hooks import HOOKS, STATELESS, WATCHES, WRITES_WEIGHTS
 from mmrepro.virtual.weight_hooks import ADAPTERS
 
 

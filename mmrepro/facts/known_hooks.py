@@ -7,7 +7,7 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
-from .util.text import class_name
+from ..util.text import class_name
 
 WATCHES = 'writes down, watches or tidies up, and changes nothing'
 STATELESS = 'keeps nothing that the training depends on'
