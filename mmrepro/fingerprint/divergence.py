@@ -193,9 +193,13 @@ def difference_up_to(a: Ranks, b: Ranks, end: int) -> Divergence | None:
 def _first_missing(a: Ranks, b: Ranks, end: int) -> Divergence | None:
     """Return the first iteration before ``end``, or field of one, that A has and B lacks."""
     steps = {rank: (log.steps, b[rank].steps if rank in b else {}) for rank, log in a.items()}
-    missing = [(i, rank, field) for rank, (first, second) in steps.items() for i in first if i < end
-               for field in (*STREAMS, *FIELDS) if value_of(first[i], field) is not None
-               and value_of(second.get(i, {}), field) is None]
+    missing = []
+    for rank, (first, second) in steps.items():
+        for i in first:
+            if i < end:
+                missing += [(i, rank, field) for field in (*STREAMS, *FIELDS)
+                            if value_of(first[i], field) is not None
+                            and value_of(second.get(i, {}), field) is None]
     if not missing:
         return None
     iteration, rank, name = min(missing, key=lambda place: place[:2])

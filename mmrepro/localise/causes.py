@@ -4,6 +4,7 @@ The conditions of the rows are written in the properties of a :class:`Difference
 """
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple
@@ -107,8 +108,9 @@ class Difference:
 
     def calls_anywhere(self, source: str) -> list[str]:
         """Return calls of ``source`` at any time of the recording."""
-        return list(dict.fromkeys(call for stream in self.streams for record in stream
-                                  for call in record.calls if call.startswith(source)))
+        records = itertools.chain.from_iterable(self.streams)
+        return list(dict.fromkeys(call for record in records for call in record.calls
+                                  if call.startswith(source)))
 
     @property
     def reordered(self) -> bool:

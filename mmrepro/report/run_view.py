@@ -226,9 +226,10 @@ def _read_facts(view: RunView, logs: list[str], checkpoints: bool) -> None:
     written = meta.get('mmrepro')
     kept: Any = written.get('facts') if isinstance(written, dict) else None
     told = stock_runs.recorded(stock_runs.lines_of_meta(meta))
-    logged = {name: value for log in logs[-1:] for text in (
-        stock_runs.lines_of_meta(stock_runs.head_of(log)), stock_runs.text_log(log))
-        for name, value in stock_runs.recorded(text).items()}
+    logged: dict[str, Any] = {}
+    for log in logs[-1:]:
+        logged.update(stock_runs.recorded(stock_runs.lines_of_meta(stock_runs.head_of(log))))
+        logged.update(stock_runs.recorded(stock_runs.text_log(log)))
     seeds = [facts.get('randomness.seed') for facts in (told, logged)]
     if None not in seeds and seeds[0] != seeds[1]:
         view.notes.append(f'its last checkpoint has seed {seeds[0]}, its last log {seeds[1]}: they '

@@ -5,6 +5,7 @@ not count. The epoch and the samples of a batch have no tolerance: they are equa
 """
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -99,7 +100,8 @@ def _distance(name: str, steps: list[int], a: list[float], b: list[float],
 
 def _unequal(comparison: Comparison) -> tuple[int, str] | None:
     """Return the first iteration and field in which fingerprints show different samples."""
-    return next(((found.iteration, field.field)
-                 for found in divergences(comparison.a.ranks, comparison.b.ranks)
-                 for fields in found.ranks.values() for field in fields
-                 if field.field in EXACT), None)
+    for found in divergences(comparison.a.ranks, comparison.b.ranks):
+        for field in itertools.chain.from_iterable(found.ranks.values()):
+            if field.field in EXACT:
+                return found.iteration, field.field
+    return None
