@@ -49,6 +49,7 @@ NOT_SHOWN = {
     'goldens/': 'a list of files', 'first difference': 'the text of the tutorial',
     '  cause  ': 'of another model; tests/localise/test_planted_faults.py loses its state',
     'stock 1: ': 'of tools/demo.sh', '    directory        read': 'an old run',
+    'rank 2, 3 on': 'another node; tests/distributed/test_virtual_ranks_elastic.py has one',
     'Losses': 'of configs of your own', 'Outputs': 'an exported model',
 }
 # commands that find something, as the page says: exit code 1
