@@ -1,15 +1,28 @@
-"""FSDP2 on virtual ranks: which modules it divides, and what it does in another way."""
+"""FSDP2 on virtual ranks: which modules it divides, and what it does in another way.
+
+This is the one module that uses names of FSDP2 which are no public ones: those of :data:`OF_TORCH`,
+and what :func:`_of_torch` reads. Nothing of torch's is replaced but a method of the groups of
+parameters of one model, which goes with it.
+"""
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..errors import RandomnessError
+from ..util.text import listed
+
+TRIED = ('2.13', )  # releases of torch that sharded weights were tried with
+# what FSDPModule has to have; releases before 2.13 lack the last, in which parameters without a
+# gradient take part in a sum
+OF_TORCH = ('set_custom_reduce_scatter', 'set_gradient_divide_factor',
+            'set_force_sum_reduction_for_comms', 'set_requires_gradient_sync', '_get_fsdp_state',
+            'set_reduce_scatter_unused_params')
 # elements of a block that is gathered by itself; a larger one is divided if it has lists of layers
 SMALLEST, LARGEST = 50_000, 8_000_000
 
@@ -19,28 +32,70 @@ def library() -> Any:
     return fsdp
 
 
-def divide(model: nn.Module, mesh: Any, left_whole: set[nn.Parameter]) -> dict[nn.Parameter, Any]:
-    """Divide the weights of a model.
+def problem() -> str:
+    """Return what this release of torch lacks; '' for nothing."""
+    missing = [name for name in OF_TORCH if not hasattr(library().FSDPModule, name)]
+    return _unknown([f'FSDPModule.{name}' for name in missing]) if missing else ''
 
-    Returns:
-        dict: FSDP2's own records of them, by the parameters that the model has now.
+
+def remark() -> str:
+    """Return that this release of torch was not tried; '' if it was."""
+    if '.'.join(torch.__version__.split('.')[:2]) in TRIED:
+        return ''
+    return (f'sharded weights were tried with torch {listed(TRIED)}, and this is torch '
+            f'{torch.__version__}')
+
+
+def _unknown(names: Sequence[str]) -> str:
+    return (f'torch {torch.__version__} does not have {listed(names)}: sharded weights were '
+            f'tried with torch {listed(TRIED)}')
+
+
+def _of_torch(thing: Any, *names: str) -> list[Any]:
+    """Return attributes of an object of FSDP2 whose names are not public.
+
+    Raises:
+        RandomnessError: this release of torch does not have one; names it.
     """
-    note_unused_parameters()
-    reduce_scatter = _tree_reduce_scatter()
-    records: dict[nn.Parameter, Any] = {}
-    for module in (*_blocks(model), model):
-        sharded: Any = library().fully_shard(
-            module, mesh=mesh, reshard_after_forward=True, ignored_params=left_whole)
-        sharded.set_custom_reduce_scatter(reduce_scatter)
-        # the sum as it is
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
-        # otherwise, ranks whose networks take other paths would add up other parameters
-        sharded.set_reduce_scatter_unused_params(True)
-        for group in sharded._get_fsdp_state()._fsdp_param_groups:
-            leave_graph_alone(group)
-            records.update((param.sharded_param, param) for param in group.fsdp_params)
-    return records
+    cls = thing if isinstance(thing, type) else type(thing)
+    missing = [f'{cls.__name__}.{name}' for name in names if not hasattr(thing, name)]
+    if missing:
+        raise RandomnessError(f"randomness.virtual_ranks.memory='sharded', and {_unknown(missing)}")
+    return [getattr(thing, name) for name in names]
+
+
+class Divided:
+    """The divided weights of a model.
+
+    Attributes:
+        records: FSDP2's own records of them, by the parameters that the model has now.
+        used: ids of parameters to which this rank has added a gradient since the last mean.
+    """
+
+    def __init__(self, model: nn.Module, mesh: Any, left_whole: set[nn.Parameter]) -> None:
+        self.records: dict[nn.Parameter, Any] = {}
+        self.used: set[int] = set()
+        for module in (*_blocks(model), model):
+            sharded: Any = library().fully_shard(
+                module, mesh=mesh, reshard_after_forward=True, ignored_params=left_whole)
+            groups, = _of_torch(sharded._get_fsdp_state(), '_fsdp_param_groups')
+            sharded.set_custom_reduce_scatter(TreeReduceScatter())
+            # the sum as it is
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+            # otherwise, ranks whose networks take other paths would add up other parameters
+            sharded.set_reduce_scatter_unused_params(True)
+            for group in groups:
+                self._take(group)
+
+    def _take(self, group: Any) -> None:
+        params, *_ = _of_torch(group, 'fsdp_params', 'post_backward',
+                               '_register_post_backward_hook')
+        for param in params:
+            parameter, = _of_torch(param, 'sharded_param')
+            _of_torch(type(param), 'unsharded_param')  # objects have it once they are gathered
+            self.records[parameter] = param
+        leave_graph_alone(group, self.used)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
@@ -72,8 +127,8 @@ class LocalSums:
     a sum.
     """
 
-    def __init__(self, mesh: Any, records: dict[nn.Parameter, Any]) -> None:
-        self._mesh, self._records = mesh, records
+    def __init__(self, mesh: Any, divided: Divided) -> None:
+        self._mesh, self._records, self._used = mesh, divided.records, divided.used
 
     def show(self, parameter: Any, gradient: Tensor) -> None:
         from torch.distributed.tensor import DTensor, Partial
@@ -81,7 +136,7 @@ class LocalSums:
 
     def show_all(self) -> None:
         for parameter, record in self._records.items():
-            hidden = getattr(record, '_unsharded_param', None)
+            hidden = getattr(record, 'unsharded_param', None)  # None: it was never gathered
             if hidden is not None and hidden.grad is not None:
                 self.show(parameter, hidden.grad)
                 hidden.grad = None
@@ -91,34 +146,13 @@ class LocalSums:
             gradient: Any = parameter.grad
             if gradient is not None and gradient.placements[0].is_partial():
                 record.unsharded_param.grad, parameter.grad = gradient.to_local(), None
+                self._used.add(id(parameter))
 
 
-_thread = threading.local()  # `unused`, see noted()
-
-
-def noted() -> set[int]:
-    """Return the ids of parameters that this rank has not used in its backward pass."""
-    if not hasattr(_thread, 'unused'):
-        _thread.unused = set()
-    return _thread.unused
-
-
-def note_unused_parameters() -> None:
-    """Note the parameters for which FSDP2 asks for zeros, because they have no gradient."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-    kind: Any = _fsdp_param.FSDPParam
-    zeros = kind.unsharded_zero_grad_data
-    if not hasattr(zeros.fget, '_mmrepro_notes'):
-        def noting(param: Any) -> Tensor:
-            noted().add(id(param.sharded_param))
-            return zeros.fget(param)
-
-        noting._mmrepro_notes = True  # type: ignore[attr-defined]
-        kind.unsharded_zero_grad_data = property(noting)
-
-
-def leave_graph_alone(group: Any) -> None:
+def leave_graph_alone(group: Any, used: set[int]) -> None:
     """Let FSDP2 finish a group of parameters when all of its gradients are there.
+
+    The ids of the parameters that get one are added to ``used``: FSDP2 takes zeros for the others.
 
     FSDP2 puts a function into the graph at the inputs of a module, whose backward finishes it. But
     then gradients of an input that others use as well are added up in another order.
@@ -136,25 +170,24 @@ def leave_graph_alone(group: Any) -> None:
 
     def count(number: int, param: Tensor) -> None:
         left.discard(number)
+        used.add(id(group.fsdp_params[number].sharded_param))
         if not left:
             group.post_backward()
 
     group._register_post_backward_hook = begin
 
 
-def _tree_reduce_scatter() -> Any:
-    from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+class TreeReduceScatter:
+    """Adds up gradients as VirtualDataParallel does: each is scaled first.
 
-    class TreeReduceScatter(ReduceScatter):
-        """Adds up gradients as VirtualDataParallel does: each is scaled first."""
+    It has the methods of FSDP2's ``ReduceScatter``, which can be imported from no public module.
+    """
 
-        def allocate(self, size: Any, *, dtype: Any, device: Any) -> Tensor:
-            return torch.empty(*size, dtype=dtype, device=device)
+    def allocate(self, size: Any, *, dtype: Any, device: Any) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
 
-        def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any,
-                     async_op: bool = False) -> Any:
-            input_tensor.mul_(1. / group.size())
-            scatter = getattr(dist, 'reduce_scatter_single', None) or dist.reduce_scatter_tensor
-            return scatter(output_tensor, input_tensor, op, group)
-
-    return TreeReduceScatter()
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any,
+                 async_op: bool = False) -> Any:
+        input_tensor.mul_(1. / group.size())
+        scatter = getattr(dist, 'reduce_scatter_single', None) or dist.reduce_scatter_tensor
+        return scatter(output_tensor, input_tensor, op, group)

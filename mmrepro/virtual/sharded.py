@@ -30,7 +30,6 @@ from ..objects.digests import exact_digest, local_part
 from . import fsdp2, weight_hooks
 from .shards import is_sharded, part_of, whole_tensor
 
-SINCE = '2.13'  # of torch: parameters without a gradient take part in a sum
 # optimizers of torch whose step computes each element from the same element of other tensors
 BY_ELEMENT = ('SGD', 'Adam', 'AdamW', 'NAdam', 'RAdam', 'Adamax', 'Adagrad', 'Adadelta', 'RMSprop',
               'ASGD', 'Rprop')
@@ -42,8 +41,8 @@ def problem(runner: Any) -> str:
     optimizer = getattr(wrapper, 'optimizer', None)
     if runner.model.sharding is not None:
         return 'runner.train() was called before: build a new runner'
-    if not hasattr(fsdp2.library().FSDPModule, 'set_reduce_scatter_unused_params'):
-        return f'torch {torch.__version__} does not have what it needs: {SINCE} has'
+    if fsdp2.problem():
+        return fsdp2.problem()
     if type(wrapper) not in (OptimWrapper, AmpOptimWrapper):
         return (f'the optimizer wrapper is {type(wrapper).__name__}: allowed are OptimWrapper and '
                 'AmpOptimWrapper')
@@ -77,8 +76,8 @@ class Sharding:
         whole = {name: value for name, value in self._model.named_parameters()
                  if not value.requires_grad or value.ndim == 0}
         self.left_whole, self._names_of_whole = list(whole.values()), list(whole)
-        parameters, records = self._divide(self._model)
-        self._sums = fsdp2.LocalSums(self._mesh, records)
+        parameters, divided = self._divide(self._model)
+        self._used, self._sums = divided.used, fsdp2.LocalSums(self._mesh, divided)
         for old, new in parameters.items():
             if old.grad is not None and is_sharded(new):  # of the iterations before a resume
                 self._sums.show(new, old.grad)
@@ -86,9 +85,9 @@ class Sharding:
         self._divided = {self._model: dict(self._model.named_parameters())}
         for average in averages:
             self._divide(average.module)
-            divided = self._divided[average.module] = dict(
+            shown = self._divided[average.module] = dict(
                 average.module.named_parameters(remove_duplicate=False))
-            average.avg_parameters = {name: divided.get(name, value)
+            average.avg_parameters = {name: shown.get(name, value)
                                       for name, value in average.avg_parameters.items()}
         wrapper = runner.optim_wrapper
         if wrapper.clip_grad_kwargs:
@@ -99,16 +98,14 @@ class Sharding:
         for hook in runner.hooks:
             weight_hooks.adapter_of(hook).adapt_sharded(hook)
 
-    def _divide(self, model: nn.Module) -> tuple[dict[nn.Parameter, nn.Parameter], dict]:
-        """Divide the weights of a model.
-
-        Returns:
-            tuple: the new parameters by those that it had, and FSDP2's records by the new ones.
-        """
+    def _divide(self, model: nn.Module
+                ) -> tuple[dict[nn.Parameter, nn.Parameter], fsdp2.Divided]:
+        """Divide the weights of a model; returns the new ones by those that it had, and more."""
         before = dict(model.named_parameters())
-        records = fsdp2.divide(model, self._mesh, {before[name] for name in self._names_of_whole})
+        divided = fsdp2.Divided(
+            model, self._mesh, {before[name] for name in self._names_of_whole})
         after = dict(model.named_parameters())
-        return {value: after[name] for name, value in before.items()}, records
+        return {value: after[name] for name, value in before.items()}, divided
 
     def _divide_optimizer(self, parameters: dict[nn.Parameter, nn.Parameter]) -> None:
         state = dict(self._optimizer.state)
@@ -132,6 +129,7 @@ class Sharding:
     def begin_backward(self, average: bool) -> None:
         """Go on with what this rank has added up, and average it over the ranks or not."""
         self._model.set_requires_gradient_sync(average)
+        self._used.clear()  # of a pass that an error has ended
         self._sums.hide()
 
     def end_backward(self, average: bool) -> None:
@@ -140,12 +138,10 @@ class Sharding:
             self._sums.show_all()
             return
         # FSDP2 puts zeros where no rank has computed a gradient
-        unused = fsdp2.noted()
         parameters = [value for value in self._divided[self._model].values()
                       if is_sharded(value)]
-        used = torch.tensor([value.grad is not None and id(value) not in unused
+        used = torch.tensor([value.grad is not None and id(value) in self._used
                              for value in parameters], dtype=torch.int32)
-        unused.clear()
         dist.all_reduce(used)
         for value, count in zip(parameters, used.tolist()):
             if not count:
@@ -248,6 +244,8 @@ def shard_weights(runner: Any) -> None:
     if text:
         raise RandomnessError(f"randomness.virtual_ranks.memory='sharded', and {text}. Other kinds "
                               "of memory are None, 'shared' and 'separate'")
+    if fsdp2.remark():
+        runner.logger.warning(fsdp2.remark())
     runner.model.sharding = Sharding(runner)
     values = list(unwrap(runner.model).parameters())
     kept, total = (sum(map(size, values)) / 1e6 for size in (

@@ -1,5 +1,7 @@
 """Weights that are divided among virtual ranks have the bits of whole ones."""
 import functools
+from contextlib import contextmanager
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from unittest import mock
 
@@ -157,16 +159,68 @@ def test_a_step_that_differs_is_named(tmp_path):
         run(settings(tmp_path, 'sharded', model__type='Noisy'), None, 1, tmp_path)
 
 
-def test_an_older_torch_is_named(tmp_path):
-    def train():
-        with mock.patch.object(
-                fsdp2, 'library', lambda: SimpleNamespace(FSDPModule=object)), pytest.raises(
-                RandomnessError, match='torch .* does not have what it needs: 2.13 has'):
-            Runner.from_cfg(settings(tmp_path, 'sharded',
-                                     randomness__virtual_ranks__ranks=1)).train()
-        return True
+class NoGroups:
+    """The state of a release that has them elsewhere."""
 
-    assert alone(train, 1) == [True]
+
+# what a release of torch may lack, and how the run is refused
+LACKING = {
+    'older': (lambda: mock.patch.object(fsdp2, 'library', lambda: SimpleNamespace(
+        FSDPModule=object)), 'FSDPModule.set_custom_reduce_scatter, .* and 3 more'),
+    'the groups': (lambda: mock.patch.object(
+        fsdp2.library().FSDPModule, '_get_fsdp_state', lambda self: NoGroups()),
+        'NoGroups._fsdp_param_groups'),
+    'the end of a group': (lambda: lacking('_fsdp_param_group.FSDPParamGroup', 'post_backward'),
+                           'FSDPParamGroup.post_backward'),
+    'the function in the graph': (
+        lambda: lacking('_fsdp_param_group.FSDPParamGroup', '_register_post_backward_hook'),
+        'FSDPParamGroup._register_post_backward_hook'),
+    'gathered weights': (lambda: lacking('_fsdp_param.FSDPParam', 'unsharded_param'),
+                         'FSDPParam.unsharded_param'),
+}
+
+
+@contextmanager
+def lacking(name, attribute):
+    cls = resolve_name(f'torch.distributed.fsdp._fully_shard.{name}')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(cls, attribute)
+        yield
+
+
+@pytest.mark.parametrize('name', LACKING)
+def test_a_name_that_torch_does_not_have_is_named_before_the_first_step(name, tmp_path):
+    fault, said = LACKING[name]
+
+    def train():
+        runner = Runner.from_cfg(settings(tmp_path, 'sharded', randomness__virtual_ranks__ranks=1))
+        with fault(), pytest.raises(RandomnessError, match=(
+                rf"memory='sharded', and torch \S+ does not have {said}: sharded weights were "
+                r'tried with torch 2\.13')):
+            runner.train()
+        return runner.iter
+
+    assert alone(train, 1) == [0]
+
+
+def test_nothing_of_torch_is_replaced(tmp_path):
+    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group, _fsdp_state
+    classes = [_fsdp_param.FSDPParam, _fsdp_param_group.FSDPParamGroup, _fsdp_state.FSDPState,
+               fsdp2.library().FSDPModule]
+
+    def changed():
+        before = [dict(vars(cls)) for cls in classes]
+        Runner.from_cfg(settings(tmp_path, 'sharded', randomness__virtual_ranks__ranks=1)).train()
+        return [dict(vars(cls)) for cls in classes] != before
+
+    assert alone(changed, 1) == [False]
+
+
+def test_a_release_that_was_not_tried_is_named(monkeypatch):
+    assert fsdp2.remark() == '' or torch.__version__[:4] not in fsdp2.TRIED
+    monkeypatch.setattr(torch, '__version__', '2.99.1')
+    assert fsdp2.remark() == \
+        'sharded weights were tried with torch 2.13, and this is torch 2.99.1'
 
 
 # ------------------------------------------------------------------------------------ faults
@@ -178,6 +232,13 @@ def added_up_in_a_ring(self, output, inputs, opts):
         self._count, -1)[self._index].view(output.shape))
 
 
+def with_function_in_the_graph(stock, group, used):
+    theirs = group._register_post_backward_hook
+    stock(group, used)
+    ours = group._register_post_backward_hook
+    group._register_post_backward_hook = lambda args, kwargs: theirs(*ours(args, kwargs))
+
+
 FAULTS = {
     'sums in the order of a ring': lambda: mock.patch(
         'mmrepro.virtual.group.VirtualGroup.reduce_scatter_single',
@@ -185,7 +246,8 @@ FAULTS = {
     'a norm of parts': lambda: mock.patch(
         'mmrepro.virtual.sharded.whole_tensor', local_part),
     "FSDP2's function in the graph": lambda: mock.patch.object(
-        fsdp2, 'leave_graph_alone', lambda group: None),
+        fsdp2, 'leave_graph_alone', functools.partial(
+            with_function_in_the_graph, fsdp2.leave_graph_alone)),
     'zeros for parameters without a gradient': lambda: mock.patch.object(
         Sharding, 'end_backward', lambda self, average: None),
 }
