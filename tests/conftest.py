@@ -1,4 +1,5 @@
-"""Pins the number of threads before torch is imported; marks slow modules and runs them first."""
+"""Pins the number of threads before torch is imported; times modules, and runs slow ones first."""
+import json
 import os
 import signal
 import sys
@@ -31,84 +32,76 @@ mmengine.runner.loops.time = SimpleNamespace(sleep=lambda seconds: None)
 witness.FREE = 1e6
 
 
-def _of(folder, names):
-    return [f'{folder}/test_{name}.py' for name in names.split()]
-
-
-# Modules that train, start many processes, or take over 20 seconds, the longest first: they run in
-# this order, so that no long module is left for one process at the end. `tools/test.sh --quick`
-# leaves them out, except for the test that is marked `smoke`.
-SLOW = (
-    'distributed/test_schedules.py',
-    'distributed/test_virtual_ranks_families.py',
-    'host_cuda/test_host_cuda.py',
-    'localise/test_planted_faults.py',
-    'docs/test_tutorials.py',
-    'test_user_setups.py',
-    'selfcheck/test_witness.py',
-    'test_invariance.py',
-    'checkpoint/test_resume.py',
-    'ops/triton_kernels/test_kernels.py',
-    'localise/test_module_trace.py',
-    'data/test_hosts.py',
-    'ops/portable/test_no_calls_of_mkl.py',
-    'demo/test_demo.py',
-    'cli/test_tools.py',
-    'verbs/test_golden.py',
-    'dev/test_kills.py',
-    'distributed/test_shared_weights.py',
-    'audit/test_audit_rules.py',
-    'test_packaging.py',
-    'test_process_changes.py',
-    'test_predictions.py',
-    'localise/test_onnx.py',
-    'distributed/test_process_group.py',
-    'patches/test_hash_order.py',
-    'test_readers.py',
-    'verbs/test_as_trained.py',
-    'checkpoint/test_on_ranks.py',
-    'facts/test_compatibility.py',
-    'hooks/test_preempt_on_ranks.py',
-    *_of('hooks', 'fingerprint_hook hook_streams'),
-    *_of('dev', 'control operator_check import_stubs'),
-    *_of('distributed', 'virtual_ranks_training agreement ordered_reduction '
-                        'virtual_collectives virtual_ranks virtual_ranks_state'),
-    *_of('data', 'passes loader fetch worker_processes'),
-    *_of('checkpoint', 'other_loaders'),
-    *_of('determinism', 'policy'),
-    *_of('fingerprint', 'operator_recorder'),
-    *_of('localise', 'batch'),
-    *_of('ops/aten', 'sync_bn'),
-    *_of('ops/mmcv', 'deform_conv'),
-    *_of('ops', 'provider'),
-    *_of('selfcheck', 'steps repeated_steps'),
-    'test_runner.py',
-)
+# module -> seconds of processor time that its tests take, without the nightly ones; written by
+#   bash tools/test.sh [tests/PATH] --write-durations
+DURATIONS = Path(__file__).with_name('durations.json')
+SLOW = 5  # seconds: `tools/test.sh --quick` leaves out such modules, but for tests marked `smoke`
 
 
 SIGNALS = signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT
 
 
+def _module(path):
+    """Return the path of a test module below this folder, or '' for one elsewhere."""
+    folder = Path(__file__).parent
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else ''
+
+
+def pytest_addoption(parser):
+    parser.addoption('--write-durations', action='store_true',
+                     help=f'keep the processor time of the modules that ran in {DURATIONS.name}')
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark the slow modules and put them first; then those with the most tests."""
-    folder = Path(__file__).parent
-    names = [item.path.relative_to(folder).as_posix() if item.path.is_relative_to(folder) else ''
-             for item in items]
+    """Mark the slow modules. The longest come first, so that none is left for one process."""
+    seconds = json.loads(DURATIONS.read_text())
+    names = [_module(item.path) for item in items]
     counts = Counter(names)
     for item, name in zip(items, names):
-        if name in SLOW:
+        if seconds.get(name, 0) > SLOW:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.filterwarnings('ignore'))  # of libraries that train
-    order = {name: (SLOW.index(name) if name in SLOW else len(SLOW), -count, name)
-             for name, count in counts.items()}
+    order = {name: (-seconds.get(name, 0), -count, name) for name, count in counts.items()}
     items[:] = [item for _, item in sorted(zip(names, items), key=lambda pair: order[pair[0]])]
+    _clock[0] = _processor_time()  # without the imports of all modules
+
+
+def _processor_time():
+    """Return the seconds of this process and of those that it started and has waited for."""
+    return sum(os.times()[:4])
+
+
+_clock = [_processor_time()]  # when the last phase of a test ended
+_seconds = Counter()  # of processor time, by module
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Note what a phase of a test took: its set-up, the test or its end."""
+    report = yield
+    before, _clock[0] = _clock[0], _processor_time()
+    report.user_properties.append(('processor time', [_module(item.path), _clock[0] - before]))
+    return report
 
 
 def pytest_runtest_logreport(report):
-    """Show a failure at once as well: a run that is killed has no summary."""
-    if report.failed and 'PYTEST_XDIST_WORKER' not in os.environ:
+    if 'PYTEST_XDIST_WORKER' in os.environ:
+        return  # the process that started this one gets the report as well
+    module, seconds = dict(report.user_properties).get('processor time', ('', 0))
+    _seconds[module] += seconds
+    if report.failed:  # shown at once as well: a run that is killed has no summary
         print(f'\n{report.nodeid} failed ({report.when}):', report.longreprtext[-2000:], flush=True)
+
+
+def pytest_sessionfinish(session):
+    if not session.config.getoption('--write-durations') or 'PYTEST_XDIST_WORKER' in os.environ:
+        return
+    known = {**json.loads(DURATIONS.read_text()),
+             **{name: round(seconds, 1) for name, seconds in _seconds.items()}}
+    DURATIONS.write_text(json.dumps(
+        {name: known[name] for name in sorted(known)
+         if known[name] >= 0.5 and DURATIONS.with_name(name).is_file()}, indent=1) + '\n')
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +124,17 @@ def nothing_stays_in_force():
         determinism.disable()
         aten.uninstall()
         torch.use_deterministic_algorithms(False)  # of a stock runner
+
+
+@pytest.fixture(autouse=True)
+def steps_are_repeated_in_this_process(request, monkeypatch):
+    """Repeat steps as on devices, where a process cannot be copied.
+
+    A copy of a process that has imported so much takes as long as a small training. Modules about
+    what a copy does or leaves have the mark ``copies``; so has every training in a fresh process.
+    """
+    if 'copies' not in request.keywords:
+        monkeypatch.setattr('mmrepro.selfcheck.forked.is_possible', lambda model: False)
 
 
 @pytest.fixture(scope='session')

@@ -34,21 +34,19 @@ def test_a_resumed_detector_gives_the_uninterrupted_run(data_root, tmp_path):
         type='CheckpointHook', interval=1, by_epoch=False, max_keep_ckpts=-1)
     base = tmp_path / 'base'
     expected = run_all({'base': (train, (cfg, str(base)), {})})['base']
-    jobs = {}
-    for point, workers in {1: 2, 3: 4}.items():
-        resumed = copy.deepcopy(cfg)
-        resumed.resume, resumed.load_from = True, str(base / f'iter_{point}.pth')
-        resumed.default_hooks.checkpoint.interval = 100
-        resumed.train_dataloader.merge(dict(num_workers=workers, persistent_workers=workers > 2))
-        jobs[point] = (train, (resumed, str(tmp_path / str(point))), {})
-    for point, found in run_all(jobs).items():
-        assert found['step'] == list(range(point, 6))
-        for key in ('data', 'loss'):
-            assert found[key] == expected[key][point:], f'resumed at {point}: {key}'
-        for key in ('weights', 'optimizer'):
-            assert found[key] == expected[key], f'resumed at {point}: {key}'
-        logged, before = log_lines(tmp_path / str(point)), log_lines(base)
-        assert logged and all(before[step] == values for step, values in logged.items())
+    point = 1  # in the first of two epochs
+    resumed = copy.deepcopy(cfg)
+    resumed.resume, resumed.load_from = True, str(base / f'iter_{point}.pth')
+    resumed.default_hooks.checkpoint.interval = 100
+    resumed.train_dataloader.merge(dict(num_workers=2, persistent_workers=True))
+    found = run_all({'resumed': (train, (resumed, str(tmp_path / 'resumed')), {})})['resumed']
+    assert found['step'] == list(range(point, 6))
+    for key in ('data', 'loss'):
+        assert found[key] == expected[key][point:], key
+    for key in ('weights', 'optimizer'):
+        assert found[key] == expected[key], key
+    logged, before = log_lines(tmp_path / 'resumed'), log_lines(base)
+    assert logged and all(before[step] == values for step, values in logged.items())
 
 
 LOOPS = {

@@ -7,12 +7,15 @@ how fast.
 """
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import host_device  # noqa: E402
 import pytest
 import scripts
-from harness import environment, fresh  # noqa: E402
+from harness import environment  # noqa: E402
+from warm import Warm  # noqa: E402
 
 from mmrepro import ops  # noqa: E402
 
@@ -22,17 +25,31 @@ COUNT = FOLDER.parents[1] / 'benchmarks' / 'device_calls.py'
 
 @pytest.fixture(scope='session')
 def on_device(tmp_path_factory):
-    """Run Python in a process that has the device, check its exit code, and return what it says."""
+    """Run Python in a fork of a process that has the device; check its exit code, return outputs.
+
+    See tests/support/warm.py.
+    """
     if host_device.compiler() is None:
         pytest.skip('no C++ compiler to build the device with')
     if ops.provider() == 'compiled':
         pytest.skip('kernels of a compiled mmcv do not know the device; needs mmcv-lite')
-    library = host_device.build(tmp_path_factory.mktemp('host_cuda'))
+    folder = tmp_path_factory.mktemp('host_cuda')
+    library = host_device.build(folder)
+    variables = host_device.environment(library, environment())
+    # not Triton, which reads a variable when it is imported
+    warm = Warm(['mmengine.runner', 'matplotlib.pyplot', 'mmcv.ops', 'mmrepro.run.runner'], variables)
 
-    def run(*arguments, code=0, cwd=None, **variables):
-        return fresh(*arguments, code=code, cwd=cwd, **host_device.environment(
-            library, {**environment(), **variables}))
-    return run
+    def run(*arguments, code=0, cwd=None, **more):
+        with open(folder / 'out', 'w+') as out, open(folder / 'err', 'w+') as err:
+            ended = warm.popen([sys.executable, *arguments], stdout=out, stderr=err, cwd=cwd,
+                               env={**variables, **more}).wait()
+            done = subprocess.CompletedProcess(
+                arguments, ended, *(Path(file.name).read_text() for file in (out, err)))
+        assert code in (None, ended), (done.stdout + done.stderr)[-4000:]
+        return done
+
+    yield run
+    warm.close()
 
 
 def check(on_device, out, only, *before):

@@ -12,6 +12,8 @@ from mmengine.logging import MessageHub
 from validated_runs import TwoPlayers, settings
 from virtual_runs import run as on_virtual_ranks
 
+pytestmark = pytest.mark.copies
+
 
 def config(work_dir, model, checks, **changes):
     return checked_runs.config(work_dir, model, checks, train_cfg=dict(max_epochs=1), **changes)

@@ -38,6 +38,8 @@ from mmrepro.run.hooks import SelfCheckHook
 from mmrepro.run.hooks.self_check import self_checks
 from mmrepro.selfcheck import forked, steps
 
+pytestmark = pytest.mark.copies
+
 
 def test_a_resumed_run_checks_the_same_iterations(tmp_path, monkeypatch):
     due = []

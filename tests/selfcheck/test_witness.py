@@ -6,12 +6,15 @@ import sys
 import tempfile
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import witnessed
+from harness import environment
 from mmengine.hooks import Hook
+from warm import Warm
 from witnessed import SPOILED, config, log_of, train
 
 import mmrepro
@@ -19,10 +22,22 @@ from mmrepro import on_virtual_ranks, verbs
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
 from mmrepro.objects.digests import state_digest
 from mmrepro.run.hooks.witness_records import attribute_texts
-from mmrepro.selfcheck import recipe, witness, witness_verdict
+from mmrepro.runs.witness import _OF_EVERY_TRAINING
+from mmrepro.selfcheck import recipe, witness, witness_process, witness_verdict
 from mmrepro.selfcheck.witness import Witness
 from mmrepro.selfcheck.witness_process import Start, WitnessProcess
 from mmrepro.util.scoped import replaced
+
+
+@pytest.fixture(scope='module', autouse=True)
+def warm():
+    """Fork witnesses from a process that has made the imports of one."""
+    process = Warm(['mmrepro.runs.witness', *_OF_EVERY_TRAINING], environment())
+    stand_in = SimpleNamespace(Popen=process.popen, DEVNULL=subprocess.DEVNULL,
+                               STDOUT=subprocess.STDOUT)
+    with replaced(witness_process, subprocess=stand_in):
+        yield
+    process.close()
 
 
 @pytest.fixture(scope='module')

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler
 from mmrepro.data import sampling_orders
 
 
-@planted(tiny.TinyJitter, 'transform', since=0, fast=True, runs='AB', iteration=0, phase='data',
+@planted(tiny.TinyJitter, 'transform', since=0, runs='AB', iteration=0, phase='data',
          operator='TinyJitter', kind='output', cause='entropy in a transform', mentions='urandom')
 def numpys_default_rng_in_a_transform(original, self, results):
     results['img'] = results['img'] + np.random.default_rng().normal()
@@ -75,7 +75,7 @@ def a_data_list_in_the_order_of_a_set(original, self):
     return [entries[name] for name in set(entries)]
 
 
-@planted(tiny.TinyJitter, 'transform', since=0, fast=True, runs='AB', resume_at=FROM, phase='data',
+@planted(tiny.TinyJitter, 'transform', since=0, runs='AB', resume_at=FROM, phase='data',
          operator='TinyJitter', kind='output', cause='state of its own in a transform',
          mentions='self.seen: 5 /')
 def a_transform_that_counts(original, self, results):
@@ -108,7 +108,7 @@ def another_label_in_the_annotations(original, self):
     return entries
 
 
-@planted(tiny.TinyData, 'load_data_list', since=0, fast=True, runs='AB', iteration=0, phase='data',
+@planted(tiny.TinyData, 'load_data_list', since=0, runs='AB', iteration=0, phase='data',
          operator='TinyData', kind='input', cause='entropy in the data list',
          mentions=('in TinyData.load_data_list', 'entropy of the operating system',
                    'in a_data_list_that_is_shuffled'))

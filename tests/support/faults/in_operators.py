@@ -13,7 +13,7 @@ from faults.in_data import Word
 from torch import nn
 
 
-@fault(fast=True, phase='forward', path='backbone.2', operator='aten.relu.default', kind='output',
+@fault(phase='forward', path='backbone.2', operator='aten.relu.default', kind='output',
        cause='operator')
 def noise_in_a_forward_kernel(run):
     noisy_kernel('relu')
@@ -25,7 +25,7 @@ def noise_in_a_backward_kernel(run):
     noisy_kernel('threshold_backward')
 
 
-@fault(fast=True, phase='backward', path='neck', operator='aten.mul.Tensor', kind='argument',
+@fault(phase='backward', path='neck', operator='aten.mul.Tensor', kind='argument',
        cause='entropy', mentions='in noisy')
 def noise_in_a_custom_backward(run):
     @replaced(tiny.Doubled, 'backward')
@@ -112,7 +112,7 @@ def a_value_that_depends_on_the_time(original, self, x):
     return original(self, x) * (time.time() % 1)
 
 
-@planted(tiny.Head, 'forward', since=0, fast=True, runs='AB', env=dict(TINY_GAIN='1.5'),
+@planted(tiny.Head, 'forward', since=0, runs='AB', env=dict(TINY_GAIN='1.5'),
          iteration=0, phase='forward', path='head', kind='argument', operator='aten.mul.Tensor',
          cause='environment variable',
          mentions=('TINY_GAIN is not set in A, 1.5 in B; read at ', 'in_operators.py:'))

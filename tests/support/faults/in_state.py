@@ -43,7 +43,7 @@ def another_schedule(original, self, *args, gamma, **kwargs):
     original(self, *args, gamma=0.25, **kwargs)
 
 
-@planted(tiny.QuietHook, 'before_train_iter', since=0, fast=True, runs='AB', iteration=0,
+@planted(tiny.QuietHook, 'before_train_iter', since=0, runs='AB', iteration=0,
          phase='hook', path='QuietHook.before_train_iter', kind='argument', cause='clock in a hook',
          mentions=('in a_hook_that_reads_the_clock', ' lr='))
 def a_hook_that_reads_the_clock(original, self, runner, *args, **kwargs):

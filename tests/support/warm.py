@@ -1,0 +1,193 @@
+"""Fresh interpreters for tests, whose imports are made once: forks of a process that did no more.
+
+    warm = Warm(['mmrepro.run.runner'])
+    warm.popen([sys.executable, '-c', 'print(1)'], stdout=file)     as subprocess.Popen
+
+A fork has the variables, the folder and the open files that are asked for. What Python reads when
+it starts (the seed of hashes, ``sitecustomize``) is that of the process which is forked.
+"""
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+
+
+class Started:
+    """A started fork, with the methods of ``subprocess.Popen`` that tests and package call."""
+
+    def __init__(self, warm, pid):
+        self._warm, self.pid = warm, pid
+
+    @property
+    def returncode(self):
+        return self._warm.codes.get(self.pid)
+
+    def poll(self):
+        self._warm.receive(0)
+        return self.returncode
+
+    def wait(self, timeout=None):
+        while self.poll() is None:
+            if not self._warm.receive(timeout):
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return self.returncode
+
+
+class Warm:
+    """The process that is forked.
+
+    Args:
+        modules: what it imports; these may keep nothing that a training would change.
+        env: its variables.
+    """
+
+    def __init__(self, modules, env):
+        here, there = socket.socketpair()
+        self._socket, self.codes = here, {}
+        self._process = subprocess.Popen(
+            [sys.executable, '-W', 'ignore', __file__, str(there.fileno()), *modules],
+            pass_fds=[there.fileno()], env=env)
+        there.close()
+        self._lines = here.makefile('rb', 0)
+
+    def popen(self, command, stdin=None, stdout=None, stderr=None, cwd=None, env=None,
+              pass_fds=(), start_new_session=False):
+        """Start a command of Python as :class:`subprocess.Popen` does."""
+        assert command[0] == sys.executable and stdin in (None, subprocess.DEVNULL)
+        error = stdout if stderr in (None, subprocess.STDOUT) else stderr
+        task = json.dumps(dict(
+            arguments=list(map(str, command[1:])), cwd=str(cwd or os.getcwd()),
+            env=dict(os.environ if env is None else env), group=start_new_session,
+            fds=[1, 2, *pass_fds])).encode()
+        files = [stdout.fileno(), error.fileno(), *pass_fds]
+        socket.send_fds(self._socket, [len(task).to_bytes(4, 'big')], files)
+        self._socket.sendall(task)
+        started = json.loads(self._lines.readline())
+        while 'code' in started:  # of another one
+            self.codes[started['pid']] = started['code']
+            started = json.loads(self._lines.readline())
+        return Started(self, started['pid'])
+
+    def receive(self, seconds):
+        """Receive the exit code of a fork; returns whether there was one within the time."""
+        if not select.select([self._socket], [], [], seconds)[0]:
+            return False
+        ended = json.loads(self._lines.readline())
+        self.codes[ended['pid']] = ended['code']
+        return True
+
+    def close(self):
+        self._socket.shutdown(socket.SHUT_WR)
+        self._process.wait()
+        self._lines.close()
+        self._socket.close()
+
+
+# ------------------------------------------------------------------- in the process that is forked
+
+def _run(arguments):
+    """Run ``-c CODE``, ``-m MODULE`` or a script as Python does, in this process."""
+    first, *rest = arguments
+    if first == '-c':
+        sys.argv = ['-c', *rest[1:]]
+        sys.path.insert(0, '')
+        exec(compile(rest[0], '<string>', 'exec'), sys.modules['__main__'].__dict__)
+    elif first == '-m':
+        sys.argv = rest
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(rest[0], run_name='__main__', alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
+        runpy.run_path(first, run_name='__main__')
+
+
+def _become(task, files):
+    """Run a task in this process, a fork; returns its exit code."""
+    high = [os.dup2(file, 200 + index) for index, file in enumerate(files)]
+    for file, number in zip(high, task['fds']):
+        os.dup2(file, number)
+        os.close(file)
+    sys.orig_argv = [sys.executable, *task['arguments']]  # of a process that starts again
+    os.environ.clear()
+    os.environ.update(task['env'])
+    os.chdir(task['cwd'])
+    try:
+        _run(task['arguments'])
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _receive(connection):
+    """Return the next task and its files; None at the end."""
+    size, files, _, _ = socket.recv_fds(connection, 4, 64)
+    if not size:
+        return None, []
+    text = b''
+    while len(text) < int.from_bytes(size, 'big'):
+        text += connection.recv(int.from_bytes(size, 'big') - len(text))
+    return json.loads(text), files
+
+
+def _serve(connection, ended):
+    def tell(**content):
+        connection.sendall(json.dumps(content).encode() + b'\n')
+
+    while True:
+        ready = select.select([connection, ended], [], [])[0]
+        if ended in ready:
+            os.read(ended, 1 << 12)
+            while True:
+                try:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    break
+                if not pid:
+                    break
+                tell(pid=pid, code=os.waitstatus_to_exitcode(status))
+        if connection in ready:
+            task, files = _receive(connection)
+            if task is None:
+                return
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                connection.close()
+                code = _become(task, files)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+            for file in files:
+                os.close(file)
+            if task['group']:
+                os.setpgid(pid, pid)  # before anybody sends it a signal
+            tell(pid=pid)
+
+
+def main():
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(write)
+    _serve(connection, read)
+
+
+if __name__ == '__main__':
+    main()
