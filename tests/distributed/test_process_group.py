@@ -159,7 +159,8 @@ def test_threads_of_gloo_end_at_the_end_but_not_behind_an_error(pool):
     """Whoever still refers to the model: a thread that outlives the interpreter aborts it."""
     for before, run, *behind_errors, control, after, stays, kept in pool.run(
             leave, 3, free_port(), group=False):
-        assert behind_errors == [run] * 4 and run > control > after == before
+        # before, ranks of the pool may have threads of errors that other tests have raised
+        assert behind_errors == [run] * 4 and run > control > after and after <= before
         assert (stays, kept) == (
             False, ('MMDistributedDataParallel', Transport))
 

@@ -49,7 +49,8 @@ def trained(tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('options', [
+    AVERAGES, ACCUMULATION, pytest.param(list(OPTIONS)[2], marks=pytest.mark.nightly)])
 def test_the_bits_are_those_of_whole_weights_on_any_number_of_processes(options, trained):
     _, expected = trained(options, 'separate')
     for processes in (1, 2):
@@ -57,7 +58,8 @@ def test_the_bits_are_those_of_whole_weights_on_any_number_of_processes(options,
 
 
 @pytest.mark.parametrize('options, before, after', [
-    (AVERAGES, ('sharded', 1), ('sharded', 2)), (AVERAGES, ('sharded', 2), ('shared', 1)),
+    pytest.param(AVERAGES, ('sharded', 1), ('sharded', 2), marks=pytest.mark.nightly),
+    (AVERAGES, ('sharded', 2), ('shared', 1)),
     (AVERAGES, ('separate', 1), ('sharded', 1)), (ACCUMULATION, ('sharded', 1), ('sharded', 2)),
     (ACCUMULATION, ('sharded', 2), ('separate', 1))])
 def test_a_run_moves_between_kinds_of_memory_and_numbers_of_processes(
