@@ -101,7 +101,7 @@ def pytest_sessionfinish(session):
              **{name: round(seconds, 1) for name, seconds in _seconds.items()}}
     DURATIONS.write_text(json.dumps(
         {name: known[name] for name in sorted(known)
-         if known[name] >= 0.5 and DURATIONS.with_name(name).is_file()}, indent=1) + '\n')
+         if known[name] >= 0.5 and (DURATIONS.parent / name).is_file()}, indent=1) + '\n')
 
 
 @pytest.fixture(autouse=True)
