@@ -36,6 +36,7 @@ def test_a_resume_with_edited_code_is_refused():
     assert judge('other_activation').outcome == REFUSED  # more resumes: every set-up, below
 
 
+@pytest.mark.nightly  # tests/selfcheck/test_witness.py has what a witness names in less time
 @pytest.mark.parametrize(('name', 'lost'), [
     ('PaletteOfTheModule', 'dev.user_setups.samples:PALETTE')])
 def test_a_witness_knows_classes_of_set_ups_and_names_what_they_lose(name, lost, tmp_path):
