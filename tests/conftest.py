@@ -126,6 +126,19 @@ def nothing_stays_in_force():
         torch.use_deterministic_algorithms(False)  # of a stock runner
 
 
+@pytest.fixture(autouse=True, scope='session')
+def workers_end_soon():
+    """End the persistent workers of a runner that is garbage after a tenth of a second, not five.
+
+    Garbage collection closes the queue of a worker before PyTorch sends the worker its end, which
+    then never arrives: PyTorch waits for each worker, one after the other, and terminates it.
+    """
+    import torch.utils.data
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(torch.utils.data._utils, 'MP_STATUS_CHECK_INTERVAL', 0.1)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def steps_are_repeated_in_this_process(request, monkeypatch):
     """Repeat steps as on devices, where a process cannot be copied.
