@@ -30,7 +30,7 @@ NOT_RUN = {
     'pip (install|download) .*': 'changes the environment; tests/test_packaging.py installs',
     'bash tools/dist_train.sh .*': 'eight processes; tests/cli/test_tools.py runs the script',
     'bash tools/slurm_train.sh .*': 'needs Slurm; tests/cli/test_tools.py runs the script',
-    r'srun .*|\[ \$\? .*': 'needs Slurm; tests/hooks/test_preempt_on_ranks.py runs what it starts',
+    r'srun .*|\[ \$\? .*': 'needs Slurm; tests/run/test_preempt_on_ranks.py runs what it starts',
     '.*gpu_report.sh (OUT|result)|.*gpu_check.py --out DIR': 'needs a GPU',
     'git add .*': 'writes into a repository',
     'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 .*': 'a script of MMDetection; STOCK resumes',
@@ -49,7 +49,7 @@ NOT_SHOWN = {
     'goldens/': 'a list of files', 'first difference': 'the text of the tutorial',
     '  cause  ': 'of another model; tests/localise/test_planted_faults.py loses its state',
     'stock 1: ': 'of tools/demo.sh', '    directory        read': 'an old run',
-    'rank 2, 3 on': 'another node; tests/distributed/test_virtual_ranks_elastic.py has one',
+    'rank 2, 3 on': 'another node; tests/virtual/test_virtual_ranks_elastic.py has one',
     'Losses': 'of configs of your own', 'Outputs': 'an exported model',
 }
 # commands that find something, as the page says: exit code 1
