@@ -37,7 +37,8 @@ def on_device(tmp_path_factory):
     library = host_device.build(folder)
     variables = host_device.environment(library, environment())
     # not Triton, which reads a variable when it is imported
-    warm = Warm(['mmengine.runner', 'matplotlib.pyplot', 'mmcv.ops', 'mmrepro.run.runner'], variables)
+    warm = Warm(['mmengine.runner', 'matplotlib.pyplot', 'mmcv.ops', 'mmrepro.run.runner'],
+                variables)
 
     def run(*arguments, code=0, cwd=None, **more):
         with open(folder / 'out', 'w+') as out, open(folder / 'err', 'w+') as err:

@@ -240,7 +240,8 @@ def test_more_iterations_than_a_training_has_are_refused_before_it_begins(forked
     cfg = small_runs.config(tmp_path / 'run', randomness=dict(seed=1, deterministic=True))
     with pytest.raises(ConfigError, match='--iters 100000: this config, as trained here, ends '
                        'after 8 iterations'):
-        module.train_and_compare(cfg, str(tmp_path / 'w'), ['process'], 100_000, 5, 1, 'step', print)
+        module.train_and_compare(cfg, str(tmp_path / 'w'), ['process'], 100_000, 5, 1, 'step',
+                                 print)
     assert not [path for path in (tmp_path / 'w').rglob('fingerprints.*')
                 if '"kind":"step"' in path.read_text()]
 
