@@ -176,6 +176,8 @@ def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, fol
     given = {**(settings.get('cfg') or {}), **settings}
     if start.other_workers:
         changed['train_dataloader'] = _other_workers(given.get('train_dataloader'))
+    elif given.get('val_dataloader'):
+        changed['val_dataloader'] = _other_workers(given['val_dataloader'])
     changed['default_hooks'] = {
         name: _without_files(hook) for name, hook in (given.get('default_hooks') or {}).items()}
     changed['default_hooks'].setdefault('checkpoint', dict(type='CheckpointHook'))

@@ -213,7 +213,9 @@ ADVICE = {
                  'of a set; keep state in optimizer.state',
     'averages': f'an average has state that is neither parameter nor buffer: {REGISTER}',
     'validation': 'predictions or metrics depend on what the checkpoint does not hold: of '
-                  f'averages, metrics and hooks, {REGISTER}',
+                  f'averages, metrics and hooks, {REGISTER}; or on the number of workers that load '
+                  'the validation data, which the witness has otherwise: let a sample follow from '
+                  'its index alone',
 }
 
 

@@ -137,6 +137,8 @@ NIGHTLY = pytest.mark.nightly  # a few seconds each, and of kinds that others sh
                  'EMAHook.ema_model:updates', id='counter of an average'),
     pytest.param(dict(custom_hooks=[dict(type='OffsetOfPredictions')]), 'Layers.offset',
                  id='attribute that predictions read'),
+    pytest.param(dict(val_dataloader=dict(dataset=dict(type='Keeping', how='module'))),
+                 'number of workers that load the validation data', id='validation data'),
 ])
 def test_state_that_another_process_lacks_ends_the_run(tmp_path, changes, named):
     with pytest.raises(WitnessDiffersError) as raised:
