@@ -34,6 +34,7 @@ from dev.gpu_check import report as check_report  # noqa: E402
 from dev.hosts import __main__ as hosts  # noqa: E402
 from dev.libraries import __main__ as libraries  # noqa: E402
 from dev.operator_check import GROUPS  # noqa: E402
+from dev.versions import __main__ as versions  # noqa: E402
 from dev.zoo import sweep_report  # noqa: E402
 from mmrepro.report.report import Report  # noqa: E402
 
@@ -71,6 +72,7 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
      lambda: matrix.table(result('matrix_cpu.json'))),
     ('evidence/versions.md', 'python -m dev.libraries',
      lambda: libraries.table(result('libraries_cpu.json'))),
+    ('evidence/versions.md', 'python -m dev.versions', versions.table),
     ('evidence/hosts.md', 'python -m dev.hosts', lambda: hosts.table(result('hosts_cpu.json'))),
     ('evidence/hosts.md', 'python benchmarks/cpu_levels.py',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'cpu_levels.py'))['table'](

@@ -17,6 +17,7 @@ from ..errors import ResumeError
 from ..util.text import listed
 from .hook_settings import counting_from_the_end, is_watching, without_watchers
 from .known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
+from .measured import IN_TRANSFORMS, effect
 from .own_code import MMREPRO, PREFIX
 
 CHANGES, MAY, HARMLESS = SEVERITIES = ('changes bits', 'may change bits', 'harmless')
@@ -29,6 +30,8 @@ ATTACHED = 'mmrepro'  # a fact of comparisons: whether mmrepro ran the training
 MAX_DOUBTS = 8  # in a line
 MAX_ROWS = 40  # of a table; the rest is counted
 ABSENT = '(not set)'
+VERSION = 'version.'  # prefix of facts
+_MEASURED = 'measured: '  # begins the consequence of a version that `measured.json` knows
 # of MMEngine's `randomness`, which a stock run need not set
 DEFAULTS = {'randomness.diff_rank_seed': False, 'randomness.deterministic': False}
 _WIDTHS = (48, 30, 30, 80)  # of the columns, in characters
@@ -180,6 +183,20 @@ def _judged(rule: FactRule, *runs: Mapping[str, Any]) -> tuple[str, str]:
     return rule.severity, f'{rule.consequence}{named}'
 
 
+def _by_measurement(name: str, before: Any, after: Any, judged: tuple[str, str],
+                    *runs: Mapping[str, Any]) -> tuple[str, str]:
+    """Return severity and consequence with what was measured for two versions, if they are any."""
+    package = name[len(VERSION):]
+    if not name.startswith(VERSION) or judged[0] == HARMLESS:
+        return judged
+    found = effect(package, before, after, *runs)
+    if found is None:
+        return judged
+    if found.all_equal and package in IN_TRANSFORMS:
+        return MAY, _MEASURED + found.text()
+    return judged[0], _MEASURED + found.text()
+
+
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDifference]:
     """Return the differences of two environments, facts and fields of manifests by name.
 
@@ -200,7 +217,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
         if any(is_watching(name, facts) for facts in (then, now)):
             judged = HARMLESS, 'the hook changes nothing'
         else:
-            judged = _judged(rule, then, now)
+            judged = _by_measurement(name, before, after, _judged(rule, then, now), then, now)
         rows.append(FactDifference(name, before, after, *judged, rule.about))
     return sorted(rows, key=lambda row: (SEVERITIES.index(row.severity), row.name))
 
@@ -250,10 +267,12 @@ def check(path: str, rows: Sequence[FactDifference], strict: bool) -> list[str]:
     if may:
         lines.append(f'what differs from the run that wrote {path}, and may change bits: '
                      f'{"; ".join(may[:MAX_DOUBTS])}'
-                     + (f'; and {len(may) - MAX_DOUBTS} more' if len(may) > MAX_DOUBTS else ''))
+                     + (f'; and {len(may) - MAX_DOUBTS} more' if len(may) > MAX_DOUBTS else '')
+                     + ''.join(f'; {one}' for one in _measurements(rows, MAY)))
     if serious:
         lines.append(inexact(
-            f'This run differs from the one that wrote {path}:\n{table(serious)}\n', strict,
+            f'This run differs from the one that wrote {path}:\n{table(serious)}\n'
+            + ''.join(f'{one}\n' for one in _measurements(rows, CHANGES)), strict,
             'Put the settings back; or begin a new run from these weights: load_from=..., '
             'resume=False'))
     if harmless:
@@ -261,6 +280,12 @@ def check(path: str, rows: Sequence[FactDifference], strict: bool) -> list[str]:
         lines.append('different from the resumed run, without effect on its bits: '
                      + '; '.join([*harmless[:8], *more]))
     return lines
+
+
+def _measurements(rows: Sequence[FactDifference], severity: str) -> list[str]:
+    """Return what was measured of the versions that differ, in full: a table cuts it."""
+    return [f'{row.name}: {row.consequence}' for row in rows
+            if row.severity == severity and row.consequence.startswith(_MEASURED)]
 
 
 def inexact(text: str, strict: bool, advice: str) -> str:

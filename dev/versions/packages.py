@@ -1,0 +1,55 @@
+"""The packages whose versions are measured, and what lies beside each of them."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Package(NamedTuple):
+    """A package, the versions to measure, and packages that are installed beside all of them.
+
+    Every version of a package is measured beside the same others, so that two digests of a row
+    differ by this package alone.
+    """
+    distribution: str  # its name for pip
+    module: str
+    versions: tuple[str, ...]  # oldest first: the last builds of each release
+    beside: tuple[str, ...] = ()  # 'distribution==version'
+
+
+def _versions(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# Wheels for CPython 3.11 on x86-64: OpenCV has none before 4.5.5, and wheels before 4.10 need
+# NumPy 1, with which all run. A build number is part of OpenCV's version here, as 4.10 and 4.13
+# have two.
+PACKAGES = {
+    'cv2': Package(
+        'opencv-python-headless', 'cv2',
+        _versions('4.5.5.64 4.6.0.66 4.7.0.72 4.8.0.76 4.8.1.78 4.9.0.80 4.10.0.82 4.10.0.84 '
+                  '4.11.0.86 4.12.0.88 4.13.0.90 4.13.0.92 4.14.0.94 5.0.0.93'),
+        ('numpy==1.26.4', )),
+    'numpy': Package(
+        'numpy', 'numpy',
+        _versions('1.24.4 1.26.4 2.0.2 2.2.6 2.3.5 2.4.6'),
+        # MMDetection imports Matplotlib, whose newest release refuses NumPy before 1.25
+        ('opencv-python-headless==5.0.0.93', 'matplotlib==3.9.4', 'contourpy==1.3.1')),
+    'PIL': Package(
+        'Pillow', 'PIL',
+        _versions('9.2.0 9.3.0 9.4.0 9.5.0 10.0.1 10.1.0 10.2.0 10.3.0 10.4.0 11.0.0 11.1.0 11.2.1 '
+                  '11.3.0 12.0.0 12.1.1 12.2.0 12.3.0 13.0.0')),
+    'scipy': Package(
+        'scipy', 'scipy',
+        _versions('1.9.3 1.10.1 1.11.4 1.12.0 1.13.1 1.14.1 1.15.3 1.16.3 1.17.1'),
+        ('numpy==1.26.4', )),
+    'scikit-learn': Package(
+        'scikit-learn', 'sklearn',
+        _versions('1.2.2 1.3.2 1.4.2 1.5.2 1.6.1 1.7.2 1.8.0 1.9.1'),
+        ('numpy==1.26.4', 'scipy==1.11.4', 'joblib==1.4.2', 'threadpoolctl==3.5.0',
+         'narwhals==2.0.0')),
+    'pycocotools': Package(
+        'pycocotools', 'pycocotools', _versions('2.0.7 2.0.8 2.0.10 2.0.11'),
+        ('numpy==1.26.4', )),
+    'shapely': Package(
+        'shapely', 'shapely', _versions('1.8.5.post1 2.0.7 2.1.2 2.2.0'), ('numpy==1.26.4', )),
+}
