@@ -17,6 +17,7 @@ def test_no_module_imports_itself_through_others():
 def test_every_room_has_a_layer():
     rooms = {room for row, _ in layers.LAYERS for room in row}
     assert {layers.room_of(module) for module in layers.modules()} == rooms
+    assert len(rooms) <= 30 and len(layers.LAYERS) <= 12
 
 
 def test_public_names():
