@@ -50,9 +50,9 @@ from ..fingerprint.schema import FOLDER
 from ..objects.digests import exact_digest
 from ..ops.contract import run_deferred_checks
 from ..selfcheck import recipe
-from ..selfcheck.recipe import NotRebuilt, environment, recipe_of
+from ..selfcheck.recipe import environment
 from ..selfcheck.validation import ValidationCheck
-from ..selfcheck.witness import AFTER, FIRST, Witness
+from ..selfcheck.witness import AFTER, FIRST, witness_of
 from ..util.scoped import replaced
 from ..version import __version__
 from . import trackers
@@ -90,7 +90,7 @@ class RunLifecycle:
                          if isinstance(value, (Dataset, DataLoader, Module, BaseLoop,
                                                OptimWrapper))]
         given = virtual.settings_on_ranks(settings)
-        self.witness = _witness(given, runner_class, as_given, variables)
+        self.witness = witness_of(given, runner_class, as_given, variables)
         self.records = WitnessRecords()
         self._configured: list[Hook] = []  # hooks of the config
         self._by_code: list[Hook] = []  # hooks that were registered later
@@ -487,18 +487,6 @@ class RunLifecycle:
             seeds.seed_all(self.config.root, 'test', 'image')
         else:
             self.seed(stream, *key)
-
-
-def _witness(config: RandomnessConfig, cls: type, settings: Mapping[str, Any],
-             variables: Mapping[str, str]) -> Witness:
-    """Return the witness of a runner that is being built."""
-    mode = config.self_checks.witness
-    if mode is False or config.deterministic is not True or config.legacy:
-        return Witness(mode, 'it is switched off')
-    try:
-        return Witness(mode, recipe_of(cls, settings, variables))
-    except NotRebuilt as problem:
-        return Witness(mode, str(problem))
 
 
 def _tell_epoch(runner: Any) -> None:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..config import is_due
+from ..config import RandomnessConfig, is_due
 from ..errors import FingerprintError, WitnessDiffersError
 from ..fingerprint.schema import FOLDER
 from ..util.text import listed
 from . import witness_verdict
-from .recipe import Recipe, with_hooks
+from .recipe import NotRebuilt, Recipe, recipe_of, with_hooks
 from .witness_process import Result, Start, WitnessProcess, free_memory
 
 SHORT = 50  # iterations; shorter runs have a witness if one is asked for
@@ -441,3 +441,15 @@ class Witness:
             command = f': mmrepro verify {work_dir}' if self._can_be_verified else ''
             parts.append(f'no resume was tried ({reason}){command}')
         return '; '.join(parts)
+
+
+def witness_of(config: RandomnessConfig, cls: type, settings: Mapping[str, Any],
+               variables: Mapping[str, str]) -> Witness:
+    """Return the witness of a runner that is being built."""
+    mode = config.self_checks.witness
+    if mode is False or config.deterministic is not True or config.legacy:
+        return Witness(mode, 'it is switched off')
+    try:
+        return Witness(mode, recipe_of(cls, settings, variables))
+    except NotRebuilt as problem:
+        return Witness(mode, str(problem))
