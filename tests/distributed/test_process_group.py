@@ -76,7 +76,7 @@ def train(work_dir):
 
 def wrapped_by_mmengine(model, config=None, cfg=None, **options):
     runner = types.SimpleNamespace(cfg=cfg or {}, distributed=True)
-    return wrap_model(runner, lambda config, model: Runner.wrap_model(runner, config, model),
+    return wrap_model(lambda config, model: Runner.wrap_model(runner, config, model),
                       config, model, **options)
 
 
@@ -213,7 +213,7 @@ def test_with_an_accelerator_mmengine_does_the_work_and_mpi_gets_a_variable_that
     assert ensure_process_group('pytorch') is False
     assert dict(os.environ) == before and not dist.is_initialized()
     model, seen = nn.Linear(1, 1), []
-    assert wrap_model(None, lambda *args: seen.append(args) or model, None, model) is model
+    assert wrap_model(lambda *args: seen.append(args) or model, None, model) is model
     assert seen == [(None, model)]
     monkeypatch.setenv('OMPI_COMM_WORLD_LOCAL_RANK', '3')
     monkeypatch.setenv('LOCAL_RANK', 'x')

@@ -350,7 +350,7 @@ VARIANTS = {
         type='AmpOptimWrapper', dtype='bfloat16',
         loss_scale=dict(init_scale=2. ** 126, growth_interval=2))),
     "MMEngine's streams": dict(randomness=dict(worker_seed='mmengine')),
-    'checkpointed': dict(model='Checkpointed'),
+    'checkpointed': dict(model='CheckpointedTiny'),
     'by iterations': dict(train_cfg=dict(
         _delete_=True, by_epoch=False, max_iters=4, val_interval=100)),
 }
@@ -363,7 +363,7 @@ class ZeroingWrapper(OptimWrapper):
 
 
 @registered
-class Checkpointed(tiny.Tiny):
+class CheckpointedTiny(tiny.Tiny):
     def forward(self, inputs, label, mode='tensor'):
         features = checkpoint(self.backbone, inputs, use_reentrant=False)
         logits = self.head(self.neck(features).mean((2, 3)))
