@@ -140,14 +140,19 @@ def workers_end_soon():
 
 
 @pytest.fixture(autouse=True)
-def steps_are_repeated_in_this_process(request, monkeypatch):
+def steps_are_repeated_in_this_process(request):
     """Repeat steps as on devices, where a process cannot be copied.
 
     A copy of a process that has imported so much takes as long as a small training. Modules about
     what a copy does or leaves have the mark ``copies``; so has every training in a fresh process.
     """
-    if 'copies' not in request.keywords:
-        monkeypatch.setattr('mmrepro.selfcheck.forked.is_possible', lambda model: False)
+    if 'copies' in request.keywords:
+        yield
+        return
+    # with the fixture `monkeypatch`, that of each test would begin before all others and end last
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mmrepro.selfcheck.forked.is_possible', lambda model: False)
+        yield
 
 
 @pytest.fixture(scope='session')

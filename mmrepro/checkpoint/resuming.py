@@ -97,7 +97,7 @@ class Resume:
         self.doubts: list[str] = []  # what differs, and may change bits
         self._said: set[str] = set()  # names of the facts that differ
         self._strict = strict
-        self._asked, self._folder = settings.get('resume'), settings['work_dir']
+        self._asked, self._folder = settings.get('resume'), settings.get('work_dir', '')
         self._checked: str | None = None  # a file that need not be checked when it is read
         self._state: dict[str, Any] = {}
         self._compatibility: Compatibility | None = None

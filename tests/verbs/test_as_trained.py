@@ -104,7 +104,7 @@ def test_a_finding_of_a_self_check_is_a_verdict(config, logs, capsys):
     cfg = Config.fromfile(config)
     cfg.train_dataloader.dataset.pipeline.insert(1, dict(type='Entropy'))
     cfg.dump(config)
-    assert verify.main([config, '--vary', 'process', '--json', 'found.json']) == 1
+    assert verify.main([config, '--vary', 'process', '--iters', '4', '--json', 'found.json']) == 1
     out, err = capsys.readouterr()
     assert 'DIFFERENT' in out and 'Entropy' in out and 'Traceback' not in out + err
     assert out.count('was loaded twice from the same random numbers') == 1
