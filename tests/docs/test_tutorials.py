@@ -198,6 +198,7 @@ def test_two_virtual_ranks_train(shell, data_root):
     assert f'weights {weights} after' in shell.type(again)
 
 
+@pytest.mark.nightly  # its bits are in tests/virtual/test_sharded_weights.py
 def test_sharded_weights(swin, data_root):
     """The commands of the page with a small model and few images."""
     (swin.folder / 'data').mkdir()

@@ -123,7 +123,7 @@ def check_named(name, result, folder):
         assert json.load(file)[name]['cause'] == result.diagnosis.cause
 
 
-@pytest.mark.parametrize('recorded', [True, False])
+@pytest.mark.parametrize('recorded', [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, configs, monkeypatch,
                                                          capsys):
     fault = FAULTS['a_variable_of_the_environment']
