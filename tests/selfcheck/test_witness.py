@@ -40,6 +40,22 @@ def warm():
     process.close()
 
 
+@pytest.mark.parametrize('first', range(198, 206))
+def test_a_witness_has_open_files_under_their_numbers(first, tmp_path):
+    process, files = witness_process.subprocess, [first + 1, first]
+    for number in files:
+        os.dup2(sys.__stdin__.fileno(), number)
+    try:
+        with open(tmp_path / 'output.txt', 'w+') as output:
+            started = process.Popen(
+                [sys.executable, '-c', 'import os, sys; [os.fstat(int(n)) for n in sys.argv[1:]]',
+                 *map(str, files)], stdout=output, stderr=process.STDOUT, pass_fds=files)
+            assert started.wait(60) == 0, (tmp_path / 'output.txt').read_text()
+    finally:
+        for number in files:
+            os.close(number)
+
+
 @pytest.fixture(scope='module')
 def base(tmp_path_factory):
     """Return the work directory of a run whose witness had nothing to object to."""
@@ -52,9 +68,9 @@ def base(tmp_path_factory):
 
 def test_a_run_says_what_its_witness_has_resumed(base):
     last = log_of(base).strip().splitlines()[-1]
-    assert 'the first 4 iterations were repeated by a witness: same bits' in last
-    assert 'resumed by a witness at iterations 4, 8: same bits' in last
-    assert 'does not restore' not in last
+    assert 'the first 4 iterations were repeated by a witness: same bits' in last, last
+    assert 'resumed by a witness at iterations 4, 8: same bits' in last, last
+    assert 'does not restore' not in last, last
 
 
 def test_the_witness_leaves_no_file_behind(base):

@@ -110,7 +110,8 @@ def _run(arguments):
 
 def _become(task, files):
     """Run a task in this process, a fork; returns its exit code."""
-    high = [os.dup2(file, 200 + index) for index, file in enumerate(files)]
+    above = max(*task['fds'], *files) + 1  # a number that is free, and that nobody asks for
+    high = [os.dup2(file, above + index) for index, file in enumerate(files)]
     for file, number in zip(high, task['fds']):
         os.dup2(file, number)
         os.close(file)
