@@ -203,7 +203,7 @@ def test_an_exported_folder_brings_the_code_that_lies_nowhere_else(tmp_path):
         path = os.pathsep.join(map(str, filter(Path.exists, [PLUGIN.parents[2], folder])))
         return subprocess.run(
             [sys.executable, '-m', 'mmrepro', *map(str, words)], cwd=tmp_path, text=True,
-            capture_output=True, env={**os.environ, 'PYTHONPATH': path})
+            capture_output=True, env={**os.environ, 'PYTHONPATH': path, 'PYTHONHASHSEED': '0'})
 
     done = mmrepro('train', folder / 'config.py', '--work-dir', tmp_path / 'run', '--fingerprint',
                    '--cfg-options', 'train_cfg.max_epochs=1', 'train_cfg.val_interval=9')
