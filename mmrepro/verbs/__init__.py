@@ -13,7 +13,7 @@ from ..report.compare import compare
 from ..report.report import Figure, Report
 from ..report.table import Table
 from .demo import demo
-from .doctor import doctor, operators
+from .doctor import doctor, operators, upgrade
 from .export import export
 from .golden import check_goldens, record_goldens
 from .localise import localise
@@ -24,4 +24,4 @@ from .verify_run import verify_run
 
 __all__ = ['Figure', 'Report', 'Table', 'audit', 'check_goldens', 'compare', 'demo', 'doctor',
            'export', 'exported', 'localise', 'operators', 'record_goldens', 'replay', 'seeds',
-           'trace', 'verify', 'verify_run']
+           'trace', 'upgrade', 'verify', 'verify_run']

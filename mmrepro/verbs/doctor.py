@@ -9,6 +9,7 @@ import importlib
 import os
 import platform
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,27 @@ import torch
 from packaging.requirements import Requirement
 
 from .. import determinism, ops
-from ..errors import DIFFERENT, DONE, MissingPackageError
-from ..facts.collect import cpu_name
+from ..errors import DIFFERENT, DONE, ConfigError, MissingPackageError
+from ..facts.collect import collect_facts, cpu_name
+from ..facts.compatibility import CHANGES, differences
+from ..facts.own_code import NAMED, TRANSFORMS
+from ..fingerprint.manifest import read_manifest
 from ..ops import triton
 from ..report.report import Report
 from ..report.table import Table
+from ..runs.config_files import config_of
 from ..util.libraries import installed_version, version_of
 from ..version import __version__
 
 _PACKAGES = ('numpy', 'opencv-python', 'opencv-python-headless', 'mmengine', 'mmcv', 'mmcv-lite',
              'mmdet', 'triton', 'torchvision')
 _PROBLEM = ('packages', 'state', 'problem', 'source')  # columns of packages.csv that are shown
+_VERSION = 'version.'  # prefix of facts
+# a distribution whose version is a fact under the name of its module, by a pattern
+_MODULES = {'opencv-(contrib-)?python(-headless)?': 'cv2', 'pillow': 'PIL', 'mmcv-lite': 'mmcv',
+            'mmengine-lite': 'mmengine'}
+# packages of which users upgrade one at a time, and that a config may need without saying so
+_NOT_IMPORTED = (*TRANSFORMS, 'scipy', 'scikit-learn', 'shapely', 'timm')
 
 
 def doctor(device: str | None = None) -> Report:
@@ -48,6 +59,77 @@ def doctor(device: str | None = None) -> Report:
     serious = any(row['state'] != 'untried' for row in problems)
     return Report('', verdict, DIFFERENT if serious else DONE, tables,
                   advice=[row['command'] for row in problems], data=dict(parts, problems=problems))
+
+
+def upgrade(path: str, versions: Sequence[str] = ()) -> Report:
+    """Report what other versions of packages change in a training, as far as it was measured.
+
+    Args:
+        path: of a run with a manifest (a work directory, or the file), whose versions are compared
+            with the installed ones; or of a config, for a training with the installed versions.
+        versions: ``PACKAGE==VERSION``, each in place of the version that is installed.
+
+    Returns:
+        A report whose exit code is 1 if a version changes bits.
+
+    Raises:
+        ConfigError: the config cannot be read, or a version is not ``PACKAGE==VERSION`` of a
+            package that is installed or that the run had.
+        FingerprintError: the run has no manifest.
+    """
+    if os.path.isdir(path) or path.endswith('.json'):
+        then = read_manifest(path).facts
+        names = [name for name in then if name.startswith(_VERSION)]
+    else:
+        config = config_of(path)
+        then = collect_facts(config, dict(config.get('randomness') or {}), 1)
+        then.update(_installed_facts(f'{_VERSION}{name}' for name in (*NAMED, *_NOT_IMPORTED)))
+        names = []
+    given = dict(_version_of(text, then) for text in versions)
+    now = {**then, **_installed_facts(names), **given}
+    rows = [row for row in differences(then, now) if row.name.startswith(_VERSION)]
+    table = Table(('package', 'then', 'now', 'another version', 'what follows'), [
+        (row.name[len(_VERSION):], str(row.then), str(row.now), row.severity, row.consequence)
+        for row in rows])
+    serious = [row.name[len(_VERSION):] for row in rows if row.severity == CHANGES]
+    verdict = 'the versions are the same'
+    if serious:
+        verdict = f'other versions that change bits: {", ".join(serious)}'
+    elif rows:
+        verdict = 'no other version is known to change bits'
+    return Report(path, verdict, DIFFERENT if serious else DONE, [table] if rows else [],
+                  data=dict(versions=rows))
+
+
+def _installed_facts(names: Iterable[str]) -> dict[str, Any]:
+    """Return the versions that are installed here, for names of facts; others are left out."""
+    found = {}
+    for fact in names:
+        name = fact[len(_VERSION):]
+        version = version_of(name) if name in NAMED else installed_version(name)
+        found.update({fact: version} if version else {})
+    return found
+
+
+def _version_of(text: str, facts: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name of a fact and its value for ``PACKAGE==VERSION``.
+
+    Raises:
+        ConfigError: it is something else, or no version of the package is known.
+    """
+    name, equals, version = text.partition('==')
+    if not (name and equals and version):
+        raise ConfigError(f'{text}: must be PACKAGE==VERSION, such as opencv-python==5.0.0')
+    for pattern, module in _MODULES.items():
+        if re.fullmatch(pattern, name.lower()):
+            name = module
+    if name == 'cv2':  # the fourth number counts the builds of the wheel
+        version = '.'.join(version.split('.')[:3])
+    fact = f'{_VERSION}{name}'
+    if fact not in facts:
+        known = sorted(known[len(_VERSION):] for known in facts if known.startswith(_VERSION))
+        raise ConfigError(f'{text}: no version of {name} is known; packages: {", ".join(known)}')
+    return fact, version
 
 
 def operators(device: str | None = None, choice: str = 'auto') -> Report:

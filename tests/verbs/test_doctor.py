@@ -7,11 +7,13 @@ import re
 import sys
 from pathlib import Path
 
+import cv2
 import pytest
 from command import exit_code, provider_stays  # noqa: F401  a fixture
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from mmrepro.facts import collect
 from mmrepro.verbs.doctor import environment, machine, package_problems
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,3 +166,65 @@ def test_a_fork_is_named_by_the_distribution_that_provides_the_module(monkeypatc
     found = machine('cpu')
     assert found['mmdet'] == 'mmdet-open 3.3.0'
     assert found['mmengine'] == '0.10.7' and 'mmcv' not in found
+
+
+CONFIG = 'configs/demo/faster-rcnn_r50_fpn_demo.py'
+
+
+@pytest.fixture
+def a_table_of_two_versions(monkeypatch):
+    """Let this CPU be one of the table, whatever it is, and OpenCV 5.0.0 installed."""
+    monkeypatch.setattr('mmrepro.facts.collect.cpu_features', lambda: 'sse4_2 avx fma avx2')
+    collect._hardware.cache_clear()
+    monkeypatch.setattr(cv2, '__version__', '5.0.0')
+    yield
+    collect._hardware.cache_clear()
+
+
+@pytest.mark.usefixtures('provider_stays', 'a_table_of_two_versions')
+@pytest.mark.parametrize('transform, code', [('Rotate', 1), ('RandomFlip', 0)])
+def test_what_an_upgrade_changes_in_a_config(tmp_path, capsys, transform, code):
+    config = tmp_path / 'config.py'
+    config.write_text(f"_base_ = '{ROOT / CONFIG}'\n"
+                      "train_dataloader = dict(dataset=dict(pipeline=[\n"
+                      "    dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'),\n"
+                      f"    dict(type='{transform}', prob=1.0), dict(type='PackDetInputs')]))\n")
+    assert exit_code('doctor', config, '--with', 'opencv-python-headless==4.11.0.86') == code
+    said = capsys.readouterr().out
+    assert re.search(r'cv2 +5\.0\.0 +4\.11\.0 +', said)
+    assert ('other results from Rotate' in said) == bool(code)
+    assert ('other versions that change bits: cv2' in said) == bool(code)
+    assert exit_code('doctor', config, '--with', 'opencv-python==5.0.0.93') == 0
+    assert 'the versions are the same' in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures('provider_stays')
+def test_the_versions_of_a_run_beside_the_installed_ones(tmp_path, capsys, monkeypatch):
+    facts = {'version.scikit-learn': '1.5.2', 'version.cv2': cv2.__version__, 'world_size': 1,
+             'hardware.cpu_features': 'sse4_2 avx fma avx2',
+             'version.packaging': importlib.metadata.version('packaging')}
+    manifest = tmp_path / 'mmrepro' / 'manifest.json'
+    manifest.parent.mkdir()
+    manifest.write_text(json.dumps(dict(
+        kind='manifest', format=1, created='', command=[], cwd='', iteration=0, resumed_from=None,
+        config=dict(text="model = dict(type='PAA', bbox_head=dict(type='PAAHead'))", file=None,
+                    sha256=''), work_dir='', randomness={}, world_size=1, facts=facts)))
+    install(tmp_path, 'scikit-learn', '1.7.2')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert exit_code('doctor', tmp_path) == 1
+    row, = re.findall(' scikit-learn .*', capsys.readouterr().out)
+    assert re.search('1.5.2 +1.7.2 +changes bits +measured: other results from PAAHead', row)
+    assert exit_code('doctor', manifest, '--with', 'scikit-learn==1.5.2') == 0
+    assert 'the versions are the same' in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures('provider_stays')
+@pytest.mark.parametrize('words, said', [
+    ([ROOT / CONFIG, '--with', 'opencv-python'], 'opencv-python: must be PACKAGE==VERSION'),
+    ([ROOT / CONFIG, '--with', 'opencv==5.0'], 'no version of opencv is known'),
+    (['--with', 'numpy==1.26.4'], '--with needs a run or a config'),
+    ([ROOT / CONFIG, '--operators'], 'no meaning with --operators'),
+    ([ROOT / 'tests'], 'FingerprintHook writes it')])
+def test_wrong_usage_of_an_upgrade_is_one_line(capsys, words, said):
+    assert exit_code('doctor', *words) == 2
+    assert said in capsys.readouterr().err
