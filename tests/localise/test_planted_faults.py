@@ -235,8 +235,8 @@ def localised(plant, config, folder, processes):
 
 
 @pytest.mark.parametrize('fault', [
-    in_a_transform, in_a_hook, *(pytest.param(fault, marks=pytest.mark.nightly) for fault in (
-        in_an_operator, in_a_hook_before_the_step))], ids=lambda one: one.__name__)
+    in_a_transform, *(pytest.param(fault, marks=pytest.mark.nightly) for fault in (
+        in_a_hook, in_an_operator, in_a_hook_before_the_step))], ids=lambda one: one.__name__)
 def test_the_virtual_rank_is_named(fault, rank_config, tmp_path):
     processes, expected = ON_RANKS[fault]
     found, comparison = localised(fault, rank_config, tmp_path / 'runs', processes)

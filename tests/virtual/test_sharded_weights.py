@@ -50,7 +50,8 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize('options', [
-    AVERAGES, ACCUMULATION, pytest.param(list(OPTIONS)[2], marks=pytest.mark.nightly)])
+    ACCUMULATION, *(pytest.param(name, marks=pytest.mark.nightly)
+                    for name in OPTIONS if name != ACCUMULATION)])
 def test_the_bits_are_those_of_whole_weights_on_any_number_of_processes(options, trained):
     _, expected = trained(options, 'separate')
     for processes in (1, 2):
@@ -59,7 +60,7 @@ def test_the_bits_are_those_of_whole_weights_on_any_number_of_processes(options,
 
 @pytest.mark.parametrize('options, before, after', [
     pytest.param(AVERAGES, ('sharded', 1), ('sharded', 2), marks=pytest.mark.nightly),
-    (AVERAGES, ('sharded', 2), ('shared', 1)),
+    pytest.param(AVERAGES, ('sharded', 2), ('shared', 1), marks=pytest.mark.nightly),
     (AVERAGES, ('separate', 1), ('sharded', 1)), (ACCUMULATION, ('sharded', 1), ('sharded', 2)),
     (ACCUMULATION, ('sharded', 2), ('separate', 1))])
 def test_a_run_moves_between_kinds_of_memory_and_numbers_of_processes(

@@ -33,8 +33,8 @@ def imported_once():
 
 
 @pytest.mark.parametrize('family', [
-    'tood', 'yolox', *(pytest.param(name, marks=pytest.mark.nightly)
-                       for name in ('faster_rcnn', 'ssd'))])
+    'tood', *(pytest.param(name, marks=pytest.mark.nightly)
+              for name in ('yolox', 'faster_rcnn', 'ssd'))])
 def test_the_number_of_processes_does_not_matter(family, photographs, tmp_path):
     width, change = FAMILIES[family]
     (member, ) = zoo.chosen([family])
