@@ -284,7 +284,7 @@ KINDS = {  # how a level is made, read, and raised by a hook
 
 
 @pytest.mark.parametrize('kind', [
-    kind if kind in ('list', 'module', 'shared value', 'function') else
+    kind if kind in ('shared value', 'function') else
     pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS])
 def test_a_level_that_a_hook_raises_is_the_same_for_any_number_of_workers(kind, tmp_path):
     make, read, raise_to = KINDS[kind]

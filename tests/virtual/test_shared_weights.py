@@ -90,7 +90,7 @@ def shared(change, memory='shared'):
 
 
 @pytest.mark.parametrize('name', [
-    name if name in ('a teacher', 'a hook that reads', 'clipping') else
+    name if name in ('a teacher', 'a hook that reads') else
     pytest.param(name, marks=pytest.mark.nightly) for name in CHANGES])
 def test_shared_weights_have_the_bits_of_separate_ones(cfg, name, tmp_path):
     mine = changed(cfg, shared(CHANGES[name]))
