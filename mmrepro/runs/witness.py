@@ -1,4 +1,4 @@
-"""The process of a witness, see :mod:`mmrepro.selfcheck.witness`, which starts it."""
+"""Main program of a witness process; :mod:`mmrepro.selfcheck.witness_process` starts it."""
 from __future__ import annotations
 
 import importlib

@@ -1,4 +1,7 @@
-"""The process of a witness: its start, its results, its end; see :mod:`.witness`."""
+"""Start a witness process, poll it, read its results and end it.
+
+This runs in the training process; the witness itself runs :mod:`mmrepro.runs.witness`.
+"""
 from __future__ import annotations
 
 import json

@@ -15,7 +15,7 @@ from ..report.table import Table
 from ..runs.config_files import read_config
 from ..selfcheck import witness_verdict
 from ..selfcheck.recipe import FILE, Recipe, Registered
-from ..selfcheck.witness import AFTER, FIRST
+from ..selfcheck.witness import REPEATED_ITERATIONS, RESUMED_ITERATIONS
 from ..selfcheck.witness_process import Start, WitnessProcess
 from ..util.files import or_none, read_json
 from ..util.text import listed
@@ -79,7 +79,8 @@ def _repetition(noted: Any, steps: set[int]) -> list[_Try]:
     title = 'repeated from the seed, with another number of workers'
     if noted['first'] != 0:
         return [_Try(title, None, 'this run was resumed itself')]
-    until = next(number for number in range(FIRST + 1) if number not in steps or number == FIRST)
+    until = next((number for number in range(REPEATED_ITERATIONS) if number not in steps),
+                 REPEATED_ITERATIONS)
     if until == 0:
         return [_Try(title, None, 'its first iterations were not noted')]
     return [_Try(title, Start('repeated', 0, until, None, other_workers=True))]
@@ -100,7 +101,8 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Try]:
             found.append((0, _Try(title, None, f'it cannot be read: {error}')))
             continue
         problem = lacks(content)
-        behind = [step for step in range(iteration, iteration + AFTER) if step in steps]
+        behind = [step for step in range(iteration, iteration + RESUMED_ITERATIONS)
+                  if step in steps]
         if problem is not None:
             found.append((iteration, _Try(title, None, problem)))
         elif not behind:

@@ -385,7 +385,7 @@ def _tries(mode, seconds, set_up):
 
 
 def test_the_time_of_witnesses_is_bounded(monkeypatch):
-    monkeypatch.setattr(witness, 'FREE', 20.0)
+    monkeypatch.setattr(witness, 'FREE_SECONDS', 20.0)
     assert _tries(None, 0.001, 1) == ['repeated', 'resumed10_0']
     assert _tries(None, 0.001, 10) == ['resumed10_0']
     assert _tries(None, 0.001, 30) == []
