@@ -18,6 +18,7 @@ import torch
 
 from ..config import RandomnessConfig, is_due
 from ..errors import FingerprintError, WitnessDiffersError
+from ..facts import own_code
 from ..fingerprint.schema import FOLDER
 from ..util.text import listed
 from . import witness_verdict
@@ -286,6 +287,9 @@ class Witness:
         what = 'a repetition of the first iterations' if repeats else \
             f'a resume at iteration {start.begin}'
         finding = self._compared(runner, start, result)
+        edited = own_code.edited(own_code.code_facts(), result.code)
+        if finding is not None and edited:  # the difference is explained, and is no fault
+            finding = f'{witness_verdict.edited_text(edited)} while it trains'
         if isinstance(finding, str):
             self.notes.append(f'{what} was not compared: {finding}')
             runner.logger.warning(f'witness: {self.notes[-1]}')

@@ -45,6 +45,7 @@ class Result(NamedTuple):
     error: str  # '' without one
     lines: str  # folder with the lines of its ranks
     seconds: float  # of processor time
+    code: dict[str, str] = {}  # facts on the code that it has imported
 
 
 class WitnessProcess:

@@ -233,9 +233,20 @@ def not_restored_text(names: Sequence[str], iteration: int, compared: int) -> st
             'what is only logged needs nothing')
 
 
-def advice_text(finding: Finding) -> str:
-    """Return what differs first between a run and a resumed one, and what to do."""
+def edited_text(names: Sequence[str]) -> str:
+    """Return that another process does not have the code of the run."""
+    return f'code of this run was edited: {listed(names, SHOWN)}'
+
+
+def advice_text(finding: Finding, edited: Sequence[str] = ()) -> str:
+    """Return what differs first between a run and a resumed one, and what to do.
+
+    ``edited``: own files that have changed since the run.
+    """
     lines = [f'first difference: {finding.text} (the run, the witness)', *_parts(finding)]
+    if edited:
+        return '\n'.join([*lines, f'{edited_text(edited)} since it trained',
+                          'to do: put the code of the run back, and verify once more'])
     if finding.lost:
         lines.append('This run has changed these since its start, and the resumed run has their '
                      f'initial values: {listed(finding.lost, SHOWN)}')

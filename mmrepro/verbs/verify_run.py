@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..checkpoint.completeness import lacks
 from ..checkpoint.files import load
 from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, CheckpointError, RunError
+from ..facts.own_code import edited
 from ..fingerprint.schema import FOLDER
 from ..report.report import Report
 from ..report.table import Table
@@ -23,7 +24,7 @@ from ..util.text import listed
 POLL = 0.2  # seconds between two looks at the witness
 SHAPE = {'runner': str, 'registered': [[str]], 'path': [str], 'folder': str,
          'script': or_none(str), 'arguments': [str], 'config': str, 'not_rebuilt': str,
-         'hooks': [str], 'names': [str], 'first': int}
+         'hooks': [str], 'names': [str], 'first': int, 'code': dict}
 SAME = 'SAME BITS: '
 
 
@@ -71,7 +72,7 @@ def verify_run(work_dir: str, say: Callable[[str], None] = lambda text: None) ->
     if noted['hooks']:
         notes.append('hooks that code has registered are left out: '
                      f'{listed(noted["hooks"])}')
-    outcomes = _run(recipe, starts, cfg, work_dir, say) if starts else {}
+    outcomes = _run(recipe, starts, cfg, work_dir, noted['code'], say) if starts else {}
     return _report(work_dir, tries, outcomes, notes)
 
 
@@ -113,9 +114,12 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Try]:
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
-def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str,
+def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dict[str, str],
          say: Callable[[str], None]) -> dict[str, str]:
-    """Return what became of each start: '' for the same bits, else a message."""
+    """Return what became of each start: '' for the same bits, else a message.
+
+    ``code``: facts on the code that the run imported.
+    """
     process = WitnessProcess(recipe, starts, dict(cfg.randomness), [], work_dir, quiet=False)
     try:
         began, shown = time.monotonic(), -1
@@ -133,7 +137,10 @@ def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str,
                 continue
             finding = witness_verdict.compare(
                 os.path.join(work_dir, FOLDER), result.lines, start.begin, start.until)
-            outcomes[start.name] = '' if finding is None else witness_verdict.advice_text(finding)
+            text = ''
+            if finding is not None:
+                text = witness_verdict.advice_text(finding, edited(code, result.code))
+            outcomes[start.name] = text
         return outcomes
     finally:
         process.kill()
