@@ -30,27 +30,35 @@ EXPECTED: dict[str, str] = {
 }
 
 
-def failed(checkout: Path, folders: list[str], active: bool) -> tuple[set[str], int]:
-    """Return the tests that fail and the number of tests; ``active``: mmrepro is imported first.
+def run_pytest(start: list[str], arguments: list[str], folder: Path, env: dict[str, str]
+               ) -> tuple[set[str], int]:
+    """Run pytest in ``folder``; return the tests that fail and the number of tests that ran.
+
+    ``start`` is the command that runs pytest, ``env`` the variables beside those of this process.
 
     Raises:
         RuntimeError: pytest itself failed, for example because a folder does not exist.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, 'report.xml')
+    with tempfile.TemporaryDirectory() as results:
+        report = Path(results, 'report.xml')
         done = subprocess.run(
-            [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-             *(['-p', 'mmrepro'] if active else []), '--continue-on-collection-errors',
-             f'--junitxml={report}', *(f'tests/{name}' for name in folders)],
-            cwd=checkout, env={**os.environ, 'OMP_NUM_THREADS': '1'}, stdout=subprocess.PIPE,
+            [*start, '-q', '-p', 'no:cacheprovider', '--continue-on-collection-errors',
+             f'--junitxml={report}', *arguments],
+            cwd=folder, env={**os.environ, 'OMP_NUM_THREADS': '1', **env}, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True)
         if done.returncode > 1:
-            raise RuntimeError(f'pytest in {checkout} ended with exit code {done.returncode}:\n'
+            raise RuntimeError(f'pytest in {folder} ended with exit code {done.returncode}:\n'
                                f'{done.stdout[-3000:]}')
         cases = [case for case in ElementTree.parse(report).iter('testcase')
                  if case.find('skipped') is None]
         return {f'{case.get("classname")}::{case.get("name")}' for case in cases
                 if case.find('failure') is not None or case.find('error') is not None}, len(cases)
+
+
+def failed(checkout: Path, folders: list[str], active: bool) -> tuple[set[str], int]:
+    """Return the tests that fail and the number of tests; ``active``: mmrepro is imported first."""
+    return run_pytest([sys.executable, '-m', 'pytest', *(['-p', 'mmrepro'] if active else [])],
+                      [f'tests/{name}' for name in folders], checkout, {})
 
 
 def main() -> int:

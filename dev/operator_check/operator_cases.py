@@ -54,6 +54,12 @@ class Inputs:
         boxes = self.boxes(number, 800, 1344, size)
         return torch.cat((torch.zeros(len(boxes), 1), boxes), 1)
 
+    def rotated(self, number: int) -> Tensor:
+        """(K, 5) centre x, y, width, height, angle in radians."""
+        boxes = self.boxes(number, 800, 1344, 96)
+        return torch.cat(((boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2] + 1,
+                          self.uniform(len(boxes), 1) * 3 - 1.5), 1)
+
     def scores(self, number: int) -> Tensor:
         """(number,) with few different values."""
         return (self.uniform(number) * 20).round() / 20

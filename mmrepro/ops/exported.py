@@ -17,6 +17,8 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from .contract import require
+
 _ALL_BOXES = 2**31 - 1  # ONNX has no word for "no limit"
 DEFORM_CONV_OPSET = 19
 _HALF_PIXEL_OPSET = 16  # RoiAlign has `coordinate_transformation_mode`
@@ -168,6 +170,8 @@ def _onnx_roi_align(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tenso
                     ) -> None:
     if torch.jit.is_tracing():
         return  # mmcv's function describes itself
+    require(pool_mode == 1, 'roi_align',
+            "pool_mode='max' cannot be exported: ONNX takes the maximum of pixels, not of samples")
     output.copy_(torch.onnx.ops.symbolic(
         'RoiAlign', (input, rois[:, 1:], rois[:, 0].to(torch.int64)),
         dict(output_height=aligned_height, output_width=aligned_width,

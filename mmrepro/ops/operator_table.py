@@ -56,8 +56,8 @@ def _pair(module: str, source: str, forward: str, users: str, name: str) -> Rows
 
 
 def _missing() -> Iterator[Rows]:
-    """Yield the operators without an implementation: rotated boxes, point clouds, generators,
-    optical flow, text, and whatever else MMDetection does not reach.
+    """Yield the operators without an implementation: those of point clouds, generators, optical
+    flow and the like that MMDetection does not reach and that mmcv runs on CUDA only.
     """
     with open(Path(__file__).with_name('not_implemented.csv'), encoding='utf-8') as file:
         for row in csv.DictReader(file):
@@ -101,6 +101,27 @@ _FAMILIES: tuple[Rows, ...] = (
             'norm_cfg type MMSyncBN: simple copy paste, strong baselines', 'sync_bn_forward_mean',
             'sync_bn_forward_var', 'sync_bn_forward_output', 'sync_bn_backward_param',
             'sync_bn_backward_data'),
+    _pair('rotated_features', 'roi_align_rotated.py', OWN_SUM, 'MMRotate; buildable as roi_layer',
+          'roi_align_rotated'),
+    _pair('rotated_features', 'bezier_align.py', OWN_SUM, 'MMOCR (ABCNet)', 'bezier_align'),
+    _pair('rotated_features', 'rotated_feature_align.py', OWN_SUM, 'MMRotate (R3Det)',
+          'rotated_feature_align'),
+    _family('rotated_features', 'active_rotated_filter.py', OWN_SUM, 'ordered',
+            'MMRotate (S2A-Net)', 'active_rotated_filter_forward',
+            'active_rotated_filter_backward'),
+    _family('box_iou', 'bbox.py', ELEMENT, 'ordered', 'mmcv.ops.bbox_overlaps', 'bbox_overlaps'),
+    _family('box_iou', 'box_iou_rotated.py', ELEMENT, 'ordered', 'MMRotate', 'box_iou_rotated'),
+    _family('box_iou', 'box_iou_quadri.py', ELEMENT, 'ordered', 'MMRotate', 'box_iou_quadri'),
+    _family('nms', 'nms.py', ORDERED, 'ordered', 'MMRotate', 'nms_rotated', 'nms_quadri'),
+    _family('text_regions', 'contour_expand.py', ORDERED, 'host', 'MMOCR (PSENet)',
+            'contour_expand'),
+    _family('text_regions', 'pixel_group.py', ORDERED, 'host', 'MMOCR (PANet)', 'pixel_group'),
+    _family('masked_conv', 'psa_mask.py', ELEMENT, 'ordered', 'MMSegmentation (PSANet)',
+            'psamask_forward', 'psamask_backward'),
+    _family('points', 'voxelize.py', ORDERED, 'atomics', 'MMDetection3D',
+            'dynamic_voxelize_forward', 'hard_voxelize_forward'),
+    _family('points', 'points_in_boxes.py', ELEMENT, 'host', 'MMDetection3D',
+            'points_in_boxes_cpu_forward'),
     _family(f'{__package__}.provider', 'info.py', ELEMENT, 'ordered', 'environment reports',
             'get_compiler_version', 'get_compiling_cuda_version'),
     *_missing(),

@@ -244,7 +244,7 @@ def test_the_guard_trusts_a_forward_whose_backward_was_replaced(compiled_for_cud
         allowed = OperatorGuard()._allowed
         assert ('mmcv._ext.roi_align_forward' in allowed) is trusted
         assert 'mmcv._ext.nms' in allowed and 'mmcv._ext.carafe_forward' in allowed
-        for missing in ('gather_points', 'roi_align_rotated', 'carafe_naive'):
+        for missing in ('gather_points', 'riroi_align_rotated', 'carafe_naive'):
             assert f'mmcv._ext.{missing}_forward' not in allowed
 
 
@@ -302,13 +302,18 @@ def test_stored_signatures_are_those_of_compiled_mmcv(compiled):
     assert sorted(SIGNATURES.read_text().splitlines()) == sorted(found)
 
 
+# mmcv's binding names the first three arguments of these in another order than they have.
+MISNAMED = {'roi_align_rotated_backward'}
+
+
 def test_our_functions_take_the_arguments_of_mmcv():
     lines = [line.split() for line in SIGNATURES.read_text().splitlines()]
     stored = {name: names for name, *names in lines}
     assert set(stored) == set(operator_table.TABLE) - set(operator_table.OF_FORKS)
     for name in operator_table.TABLE:
         ours = operator_table.implementation(name)
-        assert ours is None or list(inspect.signature(ours).parameters) == stored[name], name
+        assert ours is None or name in MISNAMED or list(
+            inspect.signature(ours).parameters) == stored[name], name
 
 
 def test_kernels_take_the_arguments_of_the_form_that_they_stand_for():

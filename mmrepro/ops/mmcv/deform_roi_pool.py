@@ -10,10 +10,10 @@ from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import require_tensor
-from .rois import check_rois, pool
+from .rois import SampledBins, check_rois
 
 
-class _Bins:
+class _Bins(SampledBins):
     """The bins of a call, each the mean of its bilinear samples.
 
     ``size`` is the size of each RoI in pixels (K, 2), width before height.
@@ -21,16 +21,16 @@ class _Bins:
 
     def __init__(self, feature: Tensor, rois: Tensor, offset: Tensor, bins: tuple[int, int],
                  scale: float, sampling_ratio: int, gamma: float) -> None:
-        self.image = check_rois('deform_roi_pool', feature, rois)
-        self.shape, self.bins = feature.shape, bins
+        image = check_rois('deform_roi_pool', feature, rois)
         dtype = gather.COMPUTE[rois.dtype]
         edges = rois[:, 1:].to(dtype) * gather.single(scale) - 0.5
         self.size = edges[:, 2:] - edges[:, :2]
         bin_w, bin_h = self.size[:, 0] / bins[1], self.size[:, 1] / bins[0]
-        self.grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
-        sampling.check_grid(self.grid, sampling_ratio)
+        grid = sampling.samples_per_bin(bin_h, bin_w, sampling_ratio)
+        sampling.check_grid(grid, sampling_ratio)
+        super().__init__(feature.shape, image, grid, bins)
         self.columns = torch.stack((edges[:, 1], edges[:, 0], bin_h, bin_w,
-                                    *self.grid.to(dtype)), 1)
+                                    *grid.to(dtype)), 1)
         # (K, 2, PH, PW), x before y
         self.shift = None
         if offset.numel():
@@ -38,38 +38,14 @@ class _Bins:
                            (feature.dtype,))
             self.shift = gather.single(gamma) * self.size[:, :, None, None] * offset.to(dtype)
 
-    def runs(self, *tensors: Tensor) -> list[tuple[int, int]]:
-        """Return runs of RoIs to process together; the caller holds ``tensors`` anyway."""
-        costs = self.grid.prod(0) * (4 * self.bins[0] * self.bins[1])
-        return gather.chunk_by_cost(costs.tolist(), gather.tap_budget(*tensors))
-
-    def samples(self, a: int, b: int) -> tuple[sampling.Taps, Tensor, sampling.Corners]:
-        """Return the samples of RoIs ``a`` to ``b``.
-
-        Their taps, four for each, and what these were made from: 1 / samples of the bin (S,), and
-        the corners.
-        """
-        n, _, height, width = self.shape
-        per_roi = self.bins[0] * self.bins[1]
-        grid_y, grid_x = self.grid[:, a:b].repeat_interleave(per_roi, 1)
-        bag, iy, ix, starts = sampling.bin_samples(grid_y, grid_x)
-        roi = torch.div(bag, per_roi, rounding_mode='floor')
-        in_roi = bag - roi * per_roi
-        ph = torch.div(in_roi, self.bins[1], rounding_mode='floor')
-        pw, roi = in_roi - ph * self.bins[1], roi + a
+    def positions(self, roi: Tensor, ph: Tensor, pw: Tensor, iy: Tensor,
+                  ix: Tensor) -> tuple[Tensor, Tensor]:
         top, left, step_h, step_w, rows, cols = self.columns.index_select(0, roi).unbind(1)
         if self.shift is not None:
             left = left + self.shift[roi, 0, ph, pw]
             top = top + self.shift[roi, 1, ph, pw]
-        corners = sampling.clamped_corners(top + ph * step_h + (iy + 0.5) * step_h / rows,
-                                           left + pw * step_w + (ix + 0.5) * step_w / cols,
-                                           height, width)
-        base = (self.image.index_select(0, roi) * (height * width)).unsqueeze(-1)
-        row = torch.where(corners.live, corners.row + base, n * height * width).to(torch.int32)
-        share = (1 / (grid_y * grid_x).to(top.dtype)).index_select(0, bag)
-        taps = sampling.Taps(row.flatten(), (corners.weight * share.unsqueeze(-1)).flatten(),
-                             bag.to(torch.int32).repeat_interleave(4), (starts * 4).to(torch.int32))
-        return taps, share, corners
+        return (top + ph * step_h + (iy + 0.5) * step_h / rows,
+                left + pw * step_w + (ix + 0.5) * step_w / cols)
 
 
 def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output: Tensor,
@@ -82,8 +58,7 @@ def deform_roi_pool_forward(input: Tensor, rois: Tensor, offset: Tensor, output:
     """
     bins = _Bins(input, rois, offset, (pooled_height, pooled_width), spatial_scale, sampling_ratio,
                  gamma)
-    if output.numel():
-        pool(input, output, bins.runs(input, output), lambda a, b: bins.samples(a, b)[0])
+    bins.mean(input, output)
 
 
 def deform_roi_pool_backward(grad_output: Tensor, input: Tensor, rois: Tensor, offset: Tensor,

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: nms, nms_match.
+"""Non-maximum suppression: nms, nms_rotated, nms_quadri, nms_match.
 
 Semantics are mmcv 2.1.0's CPU kernels (csrc/pytorch/cpu/nms*.cpp), on every device: the overlap is
 ``inter / (area_a + area_b - inter)`` in float32, so CPU and CUDA keep the same boxes. (mmcv's CUDA
@@ -11,9 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..contract import describe, require, require_tensor
+from ..contract import describe, require, require_dtype, require_tensor
+from .box_iou import QUADRI, ROTATED, BoxKind, overlap_matrix
 from .greedy_nms import greedy, rank
 from .overlaps import BLOCK, columns, dense_conflicts, keep_cpu
+
+# mmcv's rotated kernels drop a box whose overlap equals the threshold on a CPU, but not on CUDA.
+# With a threshold of 0 that decides about all boxes, so each device keeps its rule.
+_REACHES = {'cpu': torch.ge, 'cuda': torch.gt}
 
 
 def check(boxes: Tensor, scores: Tensor) -> None:
@@ -70,3 +75,50 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     for keeper, index in zip(owner.tolist(), order.tolist()):
         groups[keeper].append(index)
     return list(groups.values())
+
+
+def _nms_shape(operator: str, kind: BoxKind, dets: Tensor, scores: Tensor,
+               iou_threshold: float) -> Tensor:
+    """Run NMS of rotated boxes or quadrilaterals; a column of labels is ignored."""
+    if dets.numel() == 0:
+        return torch.empty(0, dtype=torch.long, device=dets.device)
+    width = kind.width
+    require(dets.dim() == 2 and dets.shape[1] in (width, width + 1), operator,
+            f'dets must have shape (N, {width}), or (N, {width + 1}) with labels, '
+            f'got {describe(dets)}')
+    require_dtype(operator, 'dets', dets, (torch.float32, torch.float64) if not dets.is_cuda else
+                  (torch.float32, torch.float64, torch.float16))
+    require(scores.shape == dets.shape[:1] and scores.dtype == dets.dtype, operator,
+            f'one score per box, of its dtype: dets {describe(dets)}, scores {describe(scores)}')
+    order = rank(scores)
+    boxes = dets.detach()[order, :width].double().T.contiguous()
+    reaches = _REACHES[dets.device.type]
+
+    def conflicts(rows: Tensor, others: Tensor) -> Tensor:
+        overlaps = overlap_matrix(kind, boxes.index_select(1, rows),
+                                  boxes.index_select(1, others), 0)
+        return reaches(overlaps.to(scores.dtype), float(np.float32(iou_threshold)))
+
+    return order[greedy(len(order), conflicts, dets.device, BLOCK[dets.device.type])]
+
+
+def nms_rotated(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, labels: Tensor,
+                iou_threshold: float, multi_label: int) -> Tensor:
+    """Return indices of the rotated boxes that no better box overlaps, best score first.
+
+    As in mmcv, boxes of different labels suppress each other. Scores are ranked here, because the
+    ties in mmcv's ``order`` depend on the device; it is not used, nor are ``dets_sorted``,
+    ``labels`` and ``multi_label``.
+
+    Args:
+        dets: (N, 5), or (N, 6) with labels: center x, y, width, height, angle in radians.
+        scores: (N,) of the same dtype.
+        iou_threshold: overlaps of at least this (on CUDA: above this) drop the lower score.
+    """
+    return _nms_shape('nms_rotated', ROTATED, dets, scores, iou_threshold)
+
+
+def nms_quadri(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor,
+               iou_threshold: float, multi_label: int) -> Tensor:
+    """Run :func:`nms_rotated` for quadrilaterals (N, 8) or, with labels, (N, 9)."""
+    return _nms_shape('nms_quadri', QUADRI, dets, scores, iou_threshold)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import gather
 from ..contract import require_shape
-from .rois import LOWEST, check_rois
+from .rois import LOWEST, check_rois, keep_greater
 
 
 class _Bins(NamedTuple):
@@ -75,13 +75,8 @@ def _greatest(rows: Tensor, bins: _Bins, width: int) -> tuple[Tensor, Tensor]:
     best[bins.pixels == 0] = 0
     winner = best.new_full(best.shape, -1, dtype=torch.int32)
     for pixel in _visits(bins, width):
-        part = slice(0, len(pixel))
-        value = rows.index_select(0, bins.base[part] + pixel)
-        # torch.maximum would let NaN win
-        value.nan_to_num_(nan=LOWEST, posinf=float('inf'), neginf=float('-inf'))
-        wins = value > best[part]
-        torch.maximum(best[part], value, out=best[part])
-        winner[part] = torch.where(wins, pixel.to(torch.int32)[:, None], winner[part])
+        value = rows.index_select(0, bins.base[:len(pixel)] + pixel)
+        keep_greater(best, winner, value, pixel.to(torch.int32)[:, None])
     return best, winner
 
 

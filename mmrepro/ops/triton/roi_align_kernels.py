@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .. import gather, sampling
 from ..contract import DEFERRED, describe, require, require_tensor
-from ..mmcv.roi_align import check_mode
+from ..mmcv import roi_align
 from ..mmcv.rois import check_rois
 from . import well_aligned
 
@@ -270,8 +270,12 @@ def roi_align_forward(input: Tensor, rois: Tensor, output: Tensor, argmax_y: Ten
                       argmax_x: Tensor, aligned_height: int, aligned_width: int,
                       spatial_scale: float, sampling_ratio: int, pool_mode: int,
                       aligned: bool) -> None:
-    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`."""
-    check_mode(pool_mode)
+    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_forward`, which takes the maximum."""
+    if pool_mode == roi_align.MAX:
+        roi_align.roi_align_forward(
+            input, rois, output, argmax_y, argmax_x, aligned_height, aligned_width, spatial_scale,
+            sampling_ratio, pool_mode, aligned)
+        return
     if output.numel() == 0:
         check_rois('roi_align', input, rois)
         return
@@ -296,8 +300,12 @@ def roi_align_backward(grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argm
                        grad_input: Tensor, aligned_height: int, aligned_width: int,
                        spatial_scale: float, sampling_ratio: int, pool_mode: int,
                        aligned: bool) -> None:
-    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_backward`."""
-    check_mode(pool_mode)
+    """Run :func:`mmrepro.ops.mmcv.roi_align.roi_align_backward`, which takes the maximum."""
+    if pool_mode == roi_align.MAX:
+        roi_align.roi_align_backward(
+            grad_output, rois, argmax_y, argmax_x, grad_input, aligned_height, aligned_width,
+            spatial_scale, sampling_ratio, pool_mode, aligned)
+        return
     if grad_output.numel() == 0 or grad_input.numel() == 0:
         return
     with torch.cuda.device_of(grad_input):

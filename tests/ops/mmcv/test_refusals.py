@@ -1,7 +1,15 @@
 """Arguments that do not fit are refused with a RuntimeError that names them and their shapes."""
 import pytest
 import torch
-from mmcv.ops import deform_conv2d, deform_roi_pool, roi_align, roi_pool, soft_nms
+from mmcv.ops import (
+    deform_conv2d,
+    deform_roi_pool,
+    roi_align,
+    roi_align_rotated,
+    roi_pool,
+    rotated_feature_align,
+    soft_nms,
+)
 
 from mmrepro.ops.operator_table import implementation
 
@@ -20,6 +28,9 @@ MASKS = zeros(1, 9, 4, 4)
 FIVE = zeros(3, 5)
 BATCH = zeros(2, 3, 5)
 PIXELS = torch.tensor([0, 1])
+PAGE, LETTERS = zeros(5, 6, dtype=torch.uint8), zeros(5, 6, dtype=torch.int32)
+LETTERS[1, 1] = 3
+EDGES = torch.tensor([0., 0, 0, 2, 2, 2])
 
 
 def conv(**changed):
@@ -62,7 +73,6 @@ REFUSED = [
         (FEATURE[:, :, :0], r'1 rois on input \(2, 8, 0, 13\).*has no pixels'))),
     (roi_align, (FEATURE, torch.tensor([[0, 0, 0, 1e9, 1e9]]), 2), 'larger than any image'),
     (roi_align, (FEATURE.int(), ROI.int(), 2), 'input must be float32'),
-    (roi_align, (FEATURE, ROI, 2, 1., 2, 'max'), "pool_mode='max' has no deterministic form"),
     (deform_roi_pool, (FEATURE, ROI, zeros(1, 1, 3, 2), (3, 2)),
      r'offset must have shape \(1, 2, 3, 2\)'),
     (conv, dict(offset=zeros(1, 16, 4, 4)), r'offset must have shape \(1, 18, 4, 4\)'),
@@ -114,6 +124,38 @@ REFUSED = [
      r'dets.*\(3, 5\).*\(2, 5\)'),
     (soft_nms, (zeros(3, 4).double(), THREE.double()), 'float32.*float64'),
     ('nms_match', (zeros(2, 4), 0.5), r'\(N, 5\).*\(2, 4\)'),
+    (roi_align_rotated, (FEATURE, ROI, 2, 1.), r'rois must have shape \(N, 6\), got \(1, 5\)'),
+    (rotated_feature_align, (FEATURE, zeros(2, 3, 3, 5)), r'shape \(2, 11, 13, 5\)'),
+    ('rotated_feature_align_forward', (FEATURE, zeros(2, 11, 13, 5), FEATURE, 1., 4),
+     'points must be 1 or 5, got 4'),
+    ('bezier_align_forward', (FEATURE, zeros(1, 17).double(), NONE, 2, 2, 1., 2, True),
+     'rois must be float32'),
+    ('active_rotated_filter_forward', (zeros(2, 3, 8, 3, 3), zeros(4, 3, 3, 8).int(), BATCH),
+     r'shapes do not match.*\(2, 3, 8, 3, 3\).*\(4, 3, 3, 8\)'),
+    ('box_iou_rotated', (FIVE, FIVE, zeros(8), 0, False), r'\(8,\).*does not hold 3 x 3'),
+    ('box_iou_quadri', (FIVE, FIVE, zeros(9), 0, False), r'boxes1 must have shape \(N, 8\)'),
+    ('bbox_overlaps', (zeros(3, 4), zeros(2, 4), THREE, 0, True, 0), r'pairs.*\(3, 4\).*\(2, 4\)'),
+    ('nms_rotated', (zeros(3, 7), THREE, NONE, NONE, NONE, 0.5, 0), r'\(N, 5\).*\(3, 7\)'),
+    ('nms_quadri', (zeros(3, 8), THREE.double(), NONE, NONE, 0.5, 0), 'one score per box'),
+    *(('contour_expand', (masks, labels, 0, most), words) for masks, labels, most, words in (
+        (PAGE[None], LETTERS, 1, 'from 0 to kernel_num, 1; got 0 to 3'),
+        (PAGE[None], LETTERS.long(), 3, r'internal_kernel_label must be int32.*\(5, 6\) int64'),
+        (PAGE, LETTERS, 3, 'shapes do not match'))),
+    ('pixel_group', (PAGE.float(), PAGE.bool(), zeros(5, 6, 3), LETTERS, PAGE, 2, 0.5),
+     'labels must be below kernel_region_label, 2; got 3'),
+    ('pixel_group', (PAGE.float(), PAGE[:4].bool(), zeros(5, 6, 3), LETTERS, PAGE, 4, 0.5),
+     r'mask must have shape \(5, 6\), got \(4, 6\)'),
+    ('psamask_forward', (zeros(1, 8, 4, 4), zeros(1, 16, 4, 4), 0, 1, 4, 4, 3, 3, 1, 1),
+     r'the masks must have shape \(1, 9, 4, 4\)'),
+    ('psamask_forward', (MASKS, zeros(1, 16, 4, 4), 2, 1, 4, 4, 3, 3, 1, 1),
+     r'psa_type must be 0 \(collect\) or 1 .*got 2'),
+    ('dynamic_voxelize_forward', (FIVE, THREE, zeros(6), zeros(3, 3).int()),
+     'voxel_size must be positive'),
+    ('dynamic_voxelize_forward', (FIVE, THREE + 1, zeros(6), zeros(3, 3).int()), 'holds no voxel'),
+    ('hard_voxelize_forward', (FIVE, THREE + 1, EDGES, zeros(2, 4, 5), zeros(2, 3).int(),
+                               zeros(2).int(), zeros(), 4, 3), 'do not hold max_voxels 3'),
+    ('points_in_boxes_cpu_forward', (zeros(2, 7), FIVE, zeros(2, 3).int()),
+     r'points must have shape \(N, 3\)'),
 ]
 
 

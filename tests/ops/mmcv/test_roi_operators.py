@@ -62,7 +62,9 @@ def naive_align(feature, rois, bins, scale, ratio, mode, aligned):
         samples = [sample(feature, int(roi[0]), y1 + i * bin_h + (a + 0.5) * bin_h / rows,
                           x1 + j * bin_w + (b + 0.5) * bin_w / columns)
                    for a in range(rows) for b in range(columns)]
-        return torch.stack(samples).mean(0) if samples else 0.
+        if not samples:
+            return 0. if mode == 'avg' else LOWEST
+        return torch.stack(samples).mean(0) if mode == 'avg' else torch.stack(samples).amax(0)
 
     return pooled(rois, bins, feature.shape[1], value)
 
@@ -117,7 +119,8 @@ def test_every_operator_follows_its_definition_for_any_shape(data):
     feature = torch.randn(n, c, h, w, dtype=torch.float64, generator=random)
     offset = torch.randn(len(rois), 2, *bins, dtype=torch.float64, generator=random)
     scale, ratio = data.draw(st.sampled_from([1., 0.5, 0.3125])), data.draw(st.integers(0, 3))
-    arguments = bins, scale, ratio, 'avg', data.draw(st.booleans())
+    arguments = (bins, scale, ratio, data.draw(st.sampled_from(['avg', 'max'])),
+                 data.draw(st.booleans()))
     with ops.using('torch'):
         torch.testing.assert_close(roi_align(feature, rois, *arguments),
                                    naive_align(feature, rois, *arguments), rtol=1e-11, atol=1e-11)
@@ -132,10 +135,10 @@ def test_every_operator_follows_its_definition_for_any_shape(data):
 # Stored from mmcv's compiled CPU kernels where these exist: channels, boxes that are left out,
 # names of the stored tensors, the call and its last arguments.
 GOLDEN = {
-    **{f'roi_align_avg_{ratio}': (
+    **{f'roi_align_{mode}_{ratio}': (
         3, (5,), ('out', 'grad'),
-        lambda f, b, *a: roi_align(f, b['rois'], BINS, SCALE, *a), (ratio, 'avg', True))
-        for ratio in (0, 2)},
+        lambda f, b, *a: roi_align(f, b['rois'], BINS, SCALE, *a), (ratio, mode, True))
+        for mode, ratio in (('avg', 0), ('avg', 2), ('max', 2))},
     'roi_pool': (3, (5, 8), ('result_0', 'result_1'),
                  lambda f, b: roi_pool(f, b['rois'], BINS, SCALE), ()),
     'roi_deform': (3, (5, 8), ('result_0', 'result_1', 'result_2'),
@@ -157,7 +160,8 @@ def test_values_are_kept(wave, check_golden, name):
 @pytest.mark.compiled
 @pytest.mark.parametrize('aligned', [True, False])
 @pytest.mark.parametrize('ratio', [0, 2])
-def test_boxes_of_all_sizes_agree_with_compiled_mmcv(wave, compiled, ratio, aligned):
+@pytest.mark.parametrize('mode', ['avg', 'max'])
+def test_boxes_of_all_sizes_agree_with_compiled_mmcv(wave, compiled, mode, ratio, aligned):
     rois = wave(1000, 5, phase=1).abs()
     rois[:, 0] = (rois[:, 0] * 2).floor()
     rois[:, 1:] = rois[:, 1:] * 400 - 20
@@ -166,9 +170,38 @@ def test_boxes_of_all_sizes_agree_with_compiled_mmcv(wave, compiled, ratio, alig
     for context in (compiled, lambda: ops.using('torch')):
         feature = wave(2, 4, 50, 44).requires_grad_()
         with context():
-            out = roi_align(feature, rois, (7, 7), 0.13, ratio, 'avg', aligned)
+            out = roi_align(feature, rois, (7, 7), 0.13, ratio, mode, aligned)
             results.append(with_gradients(out, feature, wave(*out.shape, phase=2)))
     torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize('ratio', [0, 2])
+def test_the_gradient_of_a_maximum_is_its_derivative(wave, ratio):
+    rois = torch.tensor(ROIS[:7], dtype=torch.float64) * torch.tensor([1, .4, .4, .4, .4])
+    assert torch.autograd.gradcheck(
+        lambda f: roi_align(f, rois, BINS, 0.8, ratio, 'max', True),
+        wave(2, 2, 5, 4).requires_grad_(), fast_mode=True)
+
+
+@pytest.mark.parametrize('lost', [NAN, INF, -INF])
+def test_a_box_outside_of_the_map_sends_no_gradient_to_pixels_that_it_did_not_win(lost):
+    feature = torch.arange(30.).view(1, 1, 5, 6).requires_grad_()
+    grads = [torch.autograd.grad(roi_align(feature, torch.tensor(boxes), 1, 1., 2, 'max').sum(),
+                                 feature)[0]
+             for boxes in ([[0, 1, 1, 4, 4.]], [[0, 1, 1, lost, 4], [0, 1, 1, 4, 4]])]
+    assert torch.equal(*grads)
+
+
+def test_positions_of_a_maximum_that_another_kernel_rounded_keep_their_gradient(wave):
+    feature, rois = wave(1, 3, 8, 8), torch.tensor([[0., 1, 1, 7, 6]], dtype=torch.float64)
+    out, y, x = (torch.zeros(1, 3, 2, 2, dtype=torch.float64) for _ in range(3))
+    arguments = (2, 2, 1., 2, align_kernels.MAX, True)
+    align_kernels.roi_align_forward(feature, rois, out, y, x, *arguments)
+    exact, shifted = torch.zeros_like(feature), torch.zeros_like(feature)
+    align_kernels.roi_align_backward(torch.ones_like(out), rois, y, x, exact, *arguments)
+    align_kernels.roi_align_backward(torch.ones_like(out), rois, y + 1e-9, x, shifted, *arguments)
+    assert exact.sum().item() == pytest.approx(12)
+    assert torch.equal(shifted, exact)
 
 
 @pytest.mark.parametrize('by_lines', [True, False])
@@ -210,6 +243,7 @@ def test_boxes_that_are_not_finite_do_what_mmcv_does_on_cuda(wave):
     assert adaptive[:2].count_nonzero() == 0 and adaptive[2].isfinite().all()
     fixed = roi_align(feature, rois[[0, 2]], 2, 1., 2, 'avg', True)
     assert fixed[0].isnan().all() and fixed[1].isfinite().all()
+    assert (roi_align(feature, rois[:1], 2, 1., 2, 'max', True) == LOWEST).all()
     for lost in (roi_pool(feature, rois, BINS), deform_roi_pool(feature, rois, None, BINS)):
         assert lost[0].count_nonzero() == 0 and lost[2].isfinite().all()
 
@@ -236,10 +270,13 @@ def test_the_scale_is_rounded_to_float32_as_in_mmcv(wave):
 def test_ties_go_to_the_first_and_nan_never_wins():
     feature = torch.ones(1, 1, 8, 8, requires_grad=True)
     roi = torch.tensor([[0., 0, 0, 8, 8]])
+    grad, = torch.autograd.grad(roi_align(feature, roi, 1, 1., 2, 'max', False), feature)
+    assert grad[0, 0, 2, 2].item() == 1 and grad.sum().item() == 1
     grad, = torch.autograd.grad(roi_pool(feature, roi, 1), feature)
     assert grad[0, 0, 0, 0].item() == 1 and grad.sum().item() == 1
     some, nan = torch.full((1, 1, 9, 9), -3.), torch.full((1, 1, 9, 9), NAN)
     some[0, 0, 6] = NAN
+    assert roi_align(some, roi, 1, 1., 2, 'max', False).item() == -3
     assert roi_pool(some, roi, 1).item() == -3 and roi_pool(nan, roi, 1).item() == LOWEST
 
 
