@@ -136,8 +136,8 @@ class RandomnessConfig:
         operators: provider of mmcv's operators. 'torch': mmrepro's, in PyTorch, with the same
             bits however mmcv was installed; 'triton': the same, with single kernels in Triton on
             CUDA where there are some; 'auto': on a CPU as 'torch', and on CUDA for each operator
-            the fastest form that adds in a fixed order, compiled ones of mmcv included; None:
-            'auto' with ``deterministic``, else whatever mmcv has.
+            the fastest form that adds in a fixed order and that a GPU has run, compiled ones of
+            mmcv included; None: 'auto' with ``deterministic``, else whatever mmcv has.
         numerics: instruction sets, threads and precision; a dict of :class:`Numerics`.
         self_checks: what the run checks of itself; a dict of :class:`SelfChecks`, or False for
             nothing.

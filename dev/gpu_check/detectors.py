@@ -214,10 +214,11 @@ def _check(config: str, provider: str, settings: Settings,
 def _providers(device: str) -> list[str]:
     """Return what deterministic mode chooses, then the others that differ from it here."""
     lacks = device == 'cpu' or triton.requirement()
-    if ops.is_compiled() and device != 'cpu':
-        return ['auto', 'torch', *([] if lacks else ['triton'])]
-    # without compiled kernels, 'auto' is 'triton' or, if that cannot run, 'torch'
-    return ['auto', *([] if lacks else ['torch'])]
+    # on a CPU, and without compiled kernels, 'auto' is 'torch' until a GPU has run the kernels
+    same = not ops.is_compiled() or device == 'cpu'
+    if same and not triton.SEEN_ON_GPU:
+        return ['auto', *([] if lacks else ['triton'])]
+    return ['auto', 'torch', *([] if lacks else ['triton'])]
 
 
 def _rows(settings: Settings, time_is_left: Callable[[], bool]) -> dict[str, Callable[[], Row]]:

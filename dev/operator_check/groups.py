@@ -32,11 +32,12 @@ FIRST = ('grid sample', 'grid sample, 3-D', 'scatter_add', 'index_put', 'topk', 
 
 
 def fused_cases(device: str) -> dict[str, OperatorCase]:
-    """The cases of mmcv's operators that have a Triton kernel; none if that does not run here."""
+    """The cases that have a Triton kernel; none if Triton does not run here."""
     if triton.requirement() or not triton.runs_on(device):
         return {}
-    return {name: case for name, case in cases_mmcv.CASES.items()
-            if any(operator in triton.FUSED for operator in case.covers)}
+    kernels = {*triton.FUSED, triton.WRITES}
+    return {name: case for name, case in {**cases_mmcv.CASES, **cases_torch.CASES}.items()
+            if kernels & set(case.covers)}
 
 
 def scatter_cases(device: str) -> dict[str, OperatorCase]:

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from . import triton
 from .operator_table import TABLE, implementation
-from .triton import FUSED
 
 # 'torch': mmrepro's operators in PyTorch, whose bits do not depend on how mmcv was installed;
 # 'triton': the same, with fused kernels on CUDA where they exist; 'compiled': mmcv's own; 'auto':
 # 'torch' on a CPU, and on CUDA for each operator the first of these that there is: mmcv's compiled
-# kernel, if it adds in a fixed order, a kernel in Triton, the form in PyTorch.
+# kernel, if it adds in a fixed order, a kernel in Triton that a GPU has run, the form in PyTorch.
 PROVIDERS = ('auto', 'torch', 'triton', 'compiled')
 # The attribute that tells mmrepro's module from a compiled one.
 MARK = '__mmrepro_operators__'
@@ -52,6 +52,8 @@ def choose(name: str, requested: str, device: str, kernels: str, lacks: str) -> 
     if requested == 'auto' and kernels == 'cuda' and kind == 'ordered':
         return Choice('compiled', "mmcv's kernel adds in a fixed order")
     why = f'{_WHY_NOT.get(kind, "mmcv has no CUDA kernels here")}; ' if requested == 'auto' else ''
-    if name not in FUSED:
+    if name not in triton.FUSED:
         return Choice('torch', f'{why}there is no kernel in Triton')
+    if requested == 'auto' and name not in triton.SEEN_ON_GPU:
+        return Choice('torch', f'{why}no GPU has run its kernel in Triton')
     return Choice('torch', f'{why}{lacks}') if lacks else Choice('triton', f'{why}one kernel')

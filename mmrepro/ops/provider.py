@@ -260,7 +260,7 @@ def use(name: str) -> None:
         _state.compiled = originals
         vars(module).update(functions)
     _state.requested, _state.lacks = name, lacks
-    if name == 'auto' and lacks and lacks not in _state.reported:
+    if name == 'auto' and triton.SEEN_ON_GPU and lacks and lacks not in _state.reported:
         import torch  # not at the top: this module is imported with mmrepro
         if torch.cuda.is_available():
             _state.reported.add(lacks)
@@ -300,6 +300,14 @@ def using(name: str) -> Iterator[None]:
         yield
     finally:
         use(before)
+
+
+def takes_triton(kernel: str) -> bool:
+    """Whether ``kernel`` of Triton, of an operator of torch, is chosen, and runs here."""
+    wanted = _state.requested or _state.at_import
+    if wanted == 'triton':
+        return True  # what it lacks was an error
+    return wanted == 'auto' and kernel in triton.SEEN_ON_GPU and not _requirement(wanted)
 
 
 # ------------------------------------------------------------------------------------- reporting

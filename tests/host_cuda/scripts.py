@@ -136,8 +136,6 @@ def topk_takes_the_lower_index_as_on_a_cpu():
 @script(**FLAGS, **INTERPRETED)
 def writes_by_index_do_not_sort():
     """In deterministic mode only."""
-    from mmrepro.ops import triton
-    triton.default_requirement = lambda: ''
     from mmrepro.ops.triton import write_kernels
     write, written = write_kernels.write, []
     write_kernels.write = lambda *args: written.append(args) or write(*args)
@@ -152,7 +150,11 @@ def writes_by_index_do_not_sort():
         target.detach()[target[:, 0] == 0] = 7.
         return target.detach().cpu(), leaf.grad.cpu()
 
-    with determinism.deterministic():
+    with determinism.deterministic(), ops.using('torch'):
+        for one, other in zip(put('cuda'), put('cpu')):
+            assert torch.equal(one, other)
+        assert not written, "no GPU has run it, so it is not chosen without operators='triton'"
+    with determinism.deterministic(), ops.using('triton'):
         found = put('cuda')
         assert len(written) == 3  # the gradient of the second is 0 where it wrote
         for one, other in zip(found, put('cpu')):

@@ -1,6 +1,7 @@
 import ast
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
@@ -10,12 +11,12 @@ from pathlib import Path
 
 import mmcv._ext
 import pytest
-from harness import python
+from harness import ROOT, python
 
 from mmrepro import ops
 from mmrepro.errors import OperatorProviderError
 from mmrepro.ops import choice, operator_table
-from mmrepro.ops.provider import choice_of
+from mmrepro.ops.provider import choice_of, takes_triton
 from mmrepro.ops.triton import FUSED
 
 LITE = not ops.is_compiled()
@@ -166,17 +167,52 @@ def test_auto_keeps_compiled_kernels_that_add_in_order_and_says_why(compiled_for
             assert (on_cuda, on_cpu) == ('compiled', 'compiled')
         else:
             assert on_cpu == 'torch', name
-            assert on_cuda == ('compiled' if row.compiled == 'ordered' else
-                               'triton' if name in FUSED else 'torch'), name
+            assert on_cuda == ('compiled' if row.compiled == 'ordered' else 'torch'), name
     assert compiled_for_cuda.roi_align_forward(OnDevice) == 'compiled roi_align_forward'
     assert compiled_for_cuda.knn_forward() == 'compiled knn_forward'
     reasons = {entry.operator: entry.reason for entry in ops.catalogue('cuda')}
     atomics, none = "mmcv's kernel adds with atomics", 'there is no kernel in Triton'
     assert {name: reasons[name] for name in REASONED} == dict(zip(REASONED, (
-        "mmcv's kernel adds in a fixed order", f'{atomics}; one kernel', f'{atomics}; {none}',
-        f'mmcv runs it on the CPU; {none}')))
+        "mmcv's kernel adds in a fixed order", f'{atomics}; no GPU has run its kernel in Triton',
+        f'{atomics}; {none}', f'mmcv runs it on the CPU; {none}')))
     assert [entry for entry in ops.catalogue('cuda') if not entry.deterministic
             and operator_table.TABLE[entry.operator].target] == []
+
+
+def test_auto_takes_a_kernel_in_triton_once_a_gpu_has_run_it(compiled_for_cuda, monkeypatch):
+    monkeypatch.setattr(ops.triton, 'requirement', lambda: '')
+    for seen, lacks, expected in (
+            (True, '', 'triton'), (False, '', 'torch'), (True, 'no compiler', 'torch')):
+        monkeypatch.setattr(ops.triton, 'SEEN_ON_GPU', frozenset(
+            {'roi_align_backward', ops.triton.WRITES} if seen else ()))
+        monkeypatch.setattr(ops.triton, 'default_requirement', lambda lacks=lacks: lacks)
+        ops.use('auto')
+        assert ops.provider_of('roi_align_backward', 'cuda') == expected
+        assert ops.provider_of('ms_deform_attn_backward', 'cuda') == 'torch'
+        assert takes_triton(ops.triton.WRITES) is (expected == 'triton')
+    ops.use('triton')
+    assert {ops.provider_of(name, 'cuda') for name in FUSED} == {'triton'}
+    assert takes_triton(ops.triton.WRITES)
+    ops.use('torch')
+    assert not takes_triton(ops.triton.WRITES)
+
+
+def kernels_in_reports():
+    """Return the kernels that a committed report of a GPU has with equal and right bits."""
+    from dev.gpu_check.report import verdict
+    found = set()
+    for path in (ROOT / 'docs' / 'results').glob('*.json'):
+        report = json.loads(path.read_text())
+        machine = report.get('machine', {}) if isinstance(report, dict) else {}
+        if machine.get('device') == 'cuda' and 'triton' in report:
+            found |= {operator for row in report['triton'].values()
+                      if verdict(row).startswith('equal') and not row.get('disagrees')
+                      for operator in row['covers']}
+    return found
+
+
+def test_auto_takes_only_kernels_of_committed_reports():
+    assert ops.triton.SEEN_ON_GPU <= kernels_in_reports() & {*FUSED, ops.triton.WRITES}
 
 
 def test_what_only_a_fork_has_is_not_looked_for_in_another_mmcv(compiled_for_cuda, monkeypatch):
@@ -217,6 +253,8 @@ def test_a_build_without_cuda_provides_nothing_there(compiled_for_cuda, monkeypa
 def test_facts_name_the_operators_that_are_not_the_portable_ones(compiled_for_cuda, monkeypatch):
     from mmrepro.distributed.agreement import operator_fields, start_fields
     from mmrepro.facts.compatibility import CHANGES, differences
+    monkeypatch.setattr(ops.triton, 'version', lambda: '3.3.1')
+    monkeypatch.setattr(ops.triton, 'SEEN_ON_GPU', frozenset({'roi_align_backward'}))
     ops.use('auto')
     assert operator_fields() == {'operators': 'torch'}  # on a CPU: as with operators='torch'
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
@@ -251,6 +289,10 @@ def test_the_guard_trusts_a_forward_whose_backward_was_replaced(compiled_for_cud
 def test_one_line_says_that_kernels_cannot_run(monkeypatch, caplog):
     monkeypatch.setattr('torch.cuda.is_available', lambda: True)
     monkeypatch.setattr(ops.triton, 'default_requirement', lambda: 'no triton in this test')
+    ops.use('torch')
+    with caplog.at_level('WARNING', 'mmrepro'), ops.using('auto'):
+        assert not caplog.records, 'no kernel is chosen, so none is missed'
+    monkeypatch.setattr(ops.triton, 'SEEN_ON_GPU', frozenset({'nms'}))
     with ops.using('torch'), caplog.at_level('WARNING', 'mmrepro'):
         ops.use('auto')
         ops.use('auto')

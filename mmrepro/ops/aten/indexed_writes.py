@@ -4,11 +4,11 @@ Under its deterministic flag torch sorts the indices on CUDA, as it has to for s
 waits twice for each of them to check its range; a detector does this for every image and layer. A
 write needs no sort: a mask has no index twice, equal values may be written in any order, and of
 other values the last one of an index is written (:mod:`mmrepro.ops.triton.write_kernels`), as by
-torch's sort and on a CPU. As without the flag, the device checks the range.
+torch's sort and on a CPU. As without the flag, the device checks the range. Where that kernel is
+not chosen, torch sorts.
 """
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import triton
+from ..provider import takes_triton
 
 
 def stock(self: Tensor, *args: Any) -> Tensor:
@@ -25,10 +26,9 @@ def stock(self: Tensor, *args: Any) -> Tensor:
         torch._C._dispatch_keys(self) & keys, self, *args)
 
 
-@functools.cache
 def _kernels() -> Any:
-    """Return the module with the kernel, or None if Triton does not run here."""
-    if triton.default_requirement():
+    """Return the module with the kernel, or None if it is not chosen."""
+    if not takes_triton(triton.WRITES):
         return None
     from ..triton import write_kernels
     return write_kernels

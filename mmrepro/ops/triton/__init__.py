@@ -1,8 +1,8 @@
 """Fused Triton kernels of operators, for CUDA.
 
 The PyTorch forms are the reference. Some of them need hundreds of short calls and several
-synchronizations on a GPU; these need one kernel or a few. The provider 'auto' takes them on CUDA
-where :func:`default_requirement` is met, 'triton' insists on them.
+synchronizations on a GPU; these need one kernel or a few. The provider 'triton' insists on them;
+'auto' takes those of :data:`SEEN_ON_GPU` where :func:`default_requirement` is met.
 
 A kernel adds floating-point numbers in a fixed order; only integers are added with atomics. There
 are no fused multiply-adds, and float32 divisions round correctly, so that decisions (which boxes
@@ -28,6 +28,12 @@ FUSED = {
     'ms_deform_attn_forward': 'attention_kernels',
     'ms_deform_attn_backward': 'attention_kernels',
 }
+
+# A kernel beside those of mmcv's operators: writes by index.
+WRITES = '_index_put_impl_'
+# Kernels, keys of FUSED or WRITES, that gave equal and right bits on a GPU, in a report of
+# tools/gpu_check.py that is in docs/results. No GPU has run one yet.
+SEEN_ON_GPU: frozenset[str] = frozenset()
 
 # The first release with correctly rounded divisions and the language features of the kernels.
 LEAST = (3, 0)
