@@ -77,9 +77,9 @@ def measure(name: str, data_root: str, folder: str, rounds: int) -> dict[str, An
     for _ in range(rounds):
         iterate('alone', 10)
         process = WitnessProcess(made, [
-            Start('repeated', 0, witness.FIRST, None, other_workers=True),
-            Start('resumed', 3, 3 + witness.AFTER, checkpoint)], runner.repro.as_dict(), [],
-            cfg.work_dir)
+            Start('repeated', 0, witness.REPEATED_ITERATIONS, None, other_workers=True),
+            Start('resumed', 3, 3 + witness.RESUMED_ITERATIONS, checkpoint)],
+            runner.repro.as_dict(), [], cfg.work_dir)
         while not process.ended():
             iterate('beside', 1)
         results = process.results()
@@ -88,7 +88,7 @@ def measure(name: str, data_root: str, folder: str, rounds: int) -> dict[str, An
         process.kill()
     alone, beside = (statistics.median(times[kind]) for kind in ('alone', 'beside'))
     return dict(alone_s=alone, beside_s=beside, ratio=beside / alone, set_up_s=set_up, **used,
-                allowed_s=witness.FREE + witness.SHARE * ITERATIONS * alone,
+                allowed_s=witness.FREE_SECONDS + witness.MAX_TIME_SHARE * ITERATIONS * alone,
                 peak_mib=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
                 run_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 

@@ -88,7 +88,7 @@ class ValidationChangesError(SelfCheckError):
 
 
 class WitnessDiffersError(SelfCheckError):
-    """A second process that repeats or resumes the run has got other bits."""
+    """A second process that repeats or resumes the run got different bits."""
 
 
 class VirtualRanksError(TrainingError, NotImplementedError):

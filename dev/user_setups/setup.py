@@ -406,7 +406,7 @@ def _warning(name: str, log: str) -> str:
 
 
 def _names(name: str, line: str) -> bool:
-    lost = re.search('does not have what this run has in (.*?)[.] The', line)
+    lost = re.search('does not restore (.*?)[.] The', line)
     if lost is not None:  # beside what the digests are kept in
         return any(not one.startswith('Look.') for one in lost[1].split(', '))
     # MMEngine names every metric without a prefix

@@ -3,28 +3,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from typing import Any, Callable
 
 from mmengine.config import Config
 
 from ..config import with_virtual_ranks
-from ..errors import ConfigError, MissingDataError
+from ..errors import ConfigError, MMReproError
 from ..runs.config_files import config_of, import_modules, without_mark
-from ..runs.reduction import missing_file
 from ..runs.startup import build_runner, on_ranks, restart_for
 from .arguments import Parser, at_least, shared
+from .mistakes import explained
 
 # arguments that set the key of `randomness` of the same name
 RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed', 'virtual_ranks')
-
-# what MMEngine raises for a config: class, a pattern of its message, what to do
-_MISTAKES = (
-    (KeyError, r'is not in the \S+ registry', 'correct the name, or import the module that '
-     'registers it: custom_imports = dict(imports=[...], allow_failed_imports=False)'),
-    (AssertionError, 'AmpOptim', 'there is none here: train without --amp, with '
-     "optim_wrapper.type='OptimWrapper'"),
-)
 
 
 def training_parser(verb: str, description: str, checkpoint: bool = False) -> Parser:
@@ -103,23 +94,22 @@ def on_each_rank(cfg: Config, parser: Parser, use: Callable[[Any], None]) -> Non
 
     Raises:
         MissingDataError: names the loader that reads a file that does not exist.
-        ConfigError: a class is not registered, or mixed precision is asked for on a CPU.
+        ConfigError: names the key whose value cannot be used.
+        TrainingError: the training failed for a reason that the config shows.
     """
     parser.make_folder(cfg.work_dir, 'work_dir')
+    built: list[Any] = []
+
+    def start() -> None:
+        built.append(build_runner(cfg))
+        use(built[-1])
+
     try:
-        on_ranks(cfg, lambda: use(build_runner(cfg)))
-    except FileNotFoundError as error:
-        inner: BaseException | None = error
-        while isinstance(inner, FileNotFoundError):  # some versions of MMEngine raise it again
-            missing = isinstance(inner.filename, str) and missing_file(cfg, inner.filename)
-            if missing:
-                raise MissingDataError(f'{missing}. Get the dataset, or change data_root with '
-                                       '--cfg-options') from error
-            inner = inner.__cause__ or inner.__context__
+        on_ranks(cfg, start)
+    except MMReproError:
         raise
-    except (KeyError, AssertionError) as error:
-        text = str(error.args[0]) if error.args else ''
-        for kind, pattern, meaning in _MISTAKES:
-            if isinstance(error, kind) and re.search(pattern, text):
-                raise ConfigError(f'{text.partition(". ")[0]}; {meaning}') from error
-        raise
+    except Exception as error:
+        known = explained(cfg, error, built[-1] if built else None)
+        if known is None:
+            raise
+        raise known from error

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from torch.utils.data import DataLoader, Sampler
+
 from ..errors import DatasetError, MMReproError, SampleError
 from ..util.libraries import is_own
 from ..util.scoped import replaced
@@ -19,21 +21,23 @@ from ..util.text import class_name, listed
 from . import dataset_tree
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# transform, what it raises -> what that means
+# transform, part of what it raises -> what that means
 _MEANINGS = {('LoadAnnotations', "KeyError: 'mask'"):
-             'an annotation has no segmentation, or an empty one'}
+             'an annotation has no segmentation, or an empty one',
+             ('LoadImageFromFile', '!buf.empty()'): 'the file is empty'}
 
 
 def _frames(error: BaseException) -> list[tuple[Any, int]]:
     return list(traceback.walk_tb(error.__traceback__))
 
 
-def _what(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
+    """Return class and message of an exception, in one line."""
     text = ' '.join(str(error).split())
     return f'{type(error).__name__}: {text}' if text else type(error).__name__
 
 
-def _where(error: BaseException) -> str:
+def where_raised(error: BaseException) -> str:
     """Return file and line of the innermost code of the user, else of the innermost code."""
     places = [(frame.f_code.co_filename, line) for frame, line in _frames(error)]
     own = [place for place in places if os.path.isabs(place[0]) and is_own(place[0])
@@ -52,14 +56,30 @@ def sample_error(dataset: Any, index: Any, error: Exception) -> SampleError:
         for value in [*frame.f_locals.values()]:
             if isinstance(value, dict) and isinstance(value.get('img_path'), str):
                 file = value['img_path']
-    what = _what(error)
-    meaning = _MEANINGS.get((transform, what))
+    what = summary(error)
+    meaning = next((meaning for (name, part), meaning in _MEANINGS.items()
+                    if name == transform and part in what), None)
+    if what.startswith('Exception: Cannot find valid image'):
+        meaning = _refusing(dataset, index)
     details = [f'file {file}'] if file and file not in what else []
     details += [meaning] if meaning else []
     names = ' of '.join(type(asked).__name__ for asked in dataset_tree.datasets(dataset))
     return SampleError(
         f'sample {index} of {names} cannot be loaded: {transform + " raised " if transform else ""}'
-        f'{what} ({"; ".join([*details, _where(error)])})')
+        f'{what} ({"; ".join([*details, where_raised(error)])})')
+
+
+def _refusing(dataset: Any, index: Any) -> str | None:
+    """Return which transform returns None for a sample; a dataset then takes other samples."""
+    try:
+        results = dataset.get_data_info(index)
+        for transform in dataset.pipeline.transforms:
+            results = transform(results)
+            if results is None:
+                return f'{type(transform).__name__} returned None'
+    except Exception:  # whatever code of the user raises while it is asked once more
+        return None
+    return None
 
 
 class _Annotations:
@@ -68,6 +88,7 @@ class _Annotations:
     def __init__(self) -> None:
         self.categories: dict[str, None] = {}
         self.repeated: Counter[Any] = Counter()  # ids of images that occur more than once
+        self.unknown: Counter[Any] = Counter()  # ids of categories that no category has
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -82,6 +103,9 @@ class _Annotations:
             result = stock(coco)
             self.categories.update((str(one['name']), None) for one in coco.dataset.get(
                 'categories', ()))
+            known = {one['id'] for one in coco.dataset.get('categories', ())}
+            self.unknown.update(one['category_id'] for one in coco.dataset.get('annotations', ())
+                                if 'category_id' in one and one['category_id'] not in known)
             images = coco.dataset.get('images', ())
             if len(images) > len(coco.imgs):
                 self.repeated.update({image: count for image, count in Counter(
@@ -90,6 +114,14 @@ class _Annotations:
 
         with replaced(api, createIndex=create_index):
             yield
+
+    def without_category(self) -> str:
+        """Return which annotations belong to no category, or ''."""
+        if not self.unknown:
+            return ''
+        count = sum(self.unknown.values())
+        return (f'{count} annotations have a category_id that no category has: '
+                f'{listed([*map(str, self.unknown)], 5)}')
 
     def missing(self, dataset: Any) -> str:
         """Return which classes of a dataset are no categories of the files, or ''."""
@@ -130,6 +162,8 @@ def naming_dataset(argument: str, loader: Any, warn: Any, watch: bool) -> Iterat
         problem = annotations.missing(dataset) if hasattr(dataset, 'cat_ids') else ''
         if problem:
             warn(f'{argument}: {type(dataset).__name__}: {problem}')
+    if annotations.unknown:
+        warn(f'{argument}: {annotations.without_category()}')
     if annotations.repeated:
         ids = listed([str(image) for image in annotations.repeated])
         warn(f'{argument}: images with the same id ({ids}): of each, the last is used only')
@@ -141,13 +175,15 @@ def _not_built(argument: str, loader: Any, annotations: _Annotations, error: Exc
     file, empty = '', None
     for frame, _ in _frames(error):
         owner = frame.f_locals.get('self')
+        if isinstance(owner, (DataLoader, Sampler)):  # the dataset is built by then
+            return f'{argument} cannot be built: {summary(error)} ({where_raised(error)})'
         if hasattr(type(owner), '__getitem__') and hasattr(owner, 'ann_file'):
             name, file = type(owner).__name__, str(owner.ann_file)
             if frame.f_code.co_name == '_serialize_data' and not owner.data_list:
                 empty = owner
     whose = f'{argument}: {name} ({file})' if file else f'{argument}: {name}'
     if empty is not None:
-        why = annotations.missing(empty) or (
+        why = annotations.missing(empty) or annotations.without_category() or (
             'the file lists none, or filter_cfg and indices leave none')
         return f'{whose} has no sample: {why}'
-    return f'{whose} cannot be loaded: {_what(error)} ({_where(error)})'
+    return f'{whose} cannot be loaded: {summary(error)} ({where_raised(error)})'

@@ -177,6 +177,18 @@ def code_facts() -> dict[str, Any]:
     return facts
 
 
+def script_fact(path: str | None) -> dict[str, str]:
+    """Return the fact on a script whose definitions another process has run once more."""
+    digest = _digest(path)[:DIGITS] if path else ''
+    return {f'{STARTED}{os.path.basename(path)}': digest} if path and digest else {}
+
+
+def edited(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the own files in both facts that have changed in between."""
+    return sorted(name[len(PREFIX):] for name in then.keys() & now.keys()
+                  if name.startswith(PREFIX) and then[name] != now[name])
+
+
 def completed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``now`` with what ``then`` has and this process has not imported yet.
 

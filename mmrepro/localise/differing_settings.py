@@ -31,9 +31,22 @@ def not_known_equal(runs: Sequence[RecordedRun]) -> list[str]:
     if lacking:
         return [f'settings, code, environment, versions, variables and data: {lacking[0]} has no '
                 'manifest']
-    return known_differences(runs, CHANGES, MAY) + [
+    known = [text for at in _starts(runs) for text in known_differences(at, CHANGES, MAY)]
+    return [*dict.fromkeys(known)] + [
         f'{what}: not recorded in {run.work_dir}' for run in runs
         for what in not_recorded(run.manifests[0])]
+
+
+def _starts(runs: Sequence[RecordedRun]) -> Iterator[list[RecordedRun]]:
+    """Yield the runs as they were at each start of either: a resume may have edited code."""
+    for iteration in sorted({_began(manifest) for run in runs for manifest in run.manifests}):
+        yield [run._replace(manifests=[
+            manifest for manifest in run.manifests if _began(manifest) <= iteration][-1:]
+            or run.manifests[:1]) for run in runs]
+
+
+def _began(manifest: Mapping[str, Any]) -> int:
+    return int(manifest.get('iteration') or 0)
 
 
 def not_recorded(manifest: Mapping[str, Any]) -> list[str]:

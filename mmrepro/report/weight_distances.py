@@ -74,6 +74,6 @@ def distance(name: str, iteration: int | None, a: dict[str, Any],
     largest = tuple(sorted(parts.items(), key=lambda item: -item[1])[:5])
     same = not squares and state_digest(a) == state_digest(b)
     if not (same or squares or note):
-        note = 'equal values with other bits: the sign of zeros, or the payload of NaN'
+        note = 'equal values with different bits: the sign of zeros, or the payload of NaN'
     return Distance(name, iteration, math.sqrt(squares), math.sqrt(squares / norms) if norms else
                     0., largest, note, same)

@@ -52,7 +52,7 @@ from ..ops.contract import run_deferred_checks
 from ..selfcheck import recipe
 from ..selfcheck.recipe import environment
 from ..selfcheck.validation import ValidationCheck
-from ..selfcheck.witness import AFTER, FIRST, witness_of
+from ..selfcheck.witness import REPEATED_ITERATIONS, RESUMED_ITERATIONS, witness_of
 from ..util.scoped import replaced
 from ..version import __version__
 from . import trackers
@@ -287,7 +287,7 @@ class RunLifecycle:
         self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
                            is_main_process(), self.records.attributes, self.records.own,
                            self.resume.point.path if self.resume.point and runner.iter else None)
-        self.records.note(runner.iter + FIRST, attributes=not self.witness.not_tried)
+        self.records.note(runner.iter + REPEATED_ITERATIONS, attributes=not self.witness.not_tried)
         if is_main_process():
             recipe.write(os.path.join(runner.work_dir, FOLDER, recipe.FILE), self.witness.recipe,
                          config_name(runner), [type(hook).__name__ for hook in self._by_code],
@@ -412,7 +412,7 @@ class RunLifecycle:
         iteration = (arguments.get('meta') or {}).get('iter')
         if iteration is None:
             iteration = runner.iter + (arguments.get('by_epoch') is False)
-        self.records.note(iteration + AFTER, attributes=not self.witness.not_tried)
+        self.records.note(iteration + RESUMED_ITERATIONS, attributes=not self.witness.not_tried)
         if is_main_process():
             self.witness.saved(f'{folder.rstrip("/")}/{name}' if '://' in folder else
                                os.path.join(folder, name), iteration, self.witness.saving)

@@ -1,4 +1,4 @@
-"""The process of a witness, see :mod:`mmrepro.selfcheck.witness`, which starts it."""
+"""Main program of a witness process; :mod:`mmrepro.selfcheck.witness_process` starts it."""
 from __future__ import annotations
 
 import importlib
@@ -121,9 +121,10 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], seconds:
         error = '; '.join([f'{type(raised).__name__}: {raised}', *problems])
         if start.checkpoint is not None:  # in the run, an open file that nobody knows by this name
             error = error.replace(start.checkpoint, 'its checkpoint')
+    code = {**own_code.code_facts(), **own_code.script_fact(task['script'])}
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     write_whole(os.path.join(folder, 'result.json'), json.dumps(dict(
-        name=start.name, error=error, lines=folder,
+        name=start.name, error=error, lines=folder, code=code,
         seconds=seconds + sum(usage.ru_utime + usage.ru_stime for usage in used))))
 
 

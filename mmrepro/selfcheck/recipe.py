@@ -22,6 +22,7 @@ import mmengine.registry
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import Registry
 
+from ..facts.own_code import code_facts
 from ..util.files import write_whole
 from ..util.text import qualified_name
 from . import script
@@ -209,7 +210,7 @@ def write(path: str, recipe: Recipe | str, config: str, hooks: list[str], first:
         {name: known.get(name, default) for name, default in (
             ('runner', ''), ('registered', []), ('path', []), ('folder', ''), ('script', None),
             ('arguments', []), ('names', []))},
-        config=config, hooks=hooks, first=first,
+        config=config, hooks=hooks, first=first, code=code_facts(),
         not_rebuilt=recipe if isinstance(recipe, str) else ''), indent=1))
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,11 @@ from ..objects.digests import state_digest
 from ..util.text import listed
 from .state import Attributes
 
+# settings of the process that are put back: how to read and set them
+PUT_BACK: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    'the default dtype': (torch.get_default_dtype, torch.set_default_dtype),
+    'the number of threads': (torch.get_num_threads, torch.set_num_threads),
+}
 STORED = re.compile(r"\._(?:parameters|buffers)\['(.*)'\]")  # in paths of attributes
 
 
@@ -44,6 +49,17 @@ class _Before:
         averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
         self._models = [Attributes(module, {}, (), shared) for module in (model, *averages)]
         self._settings = _settings(runner)
+        self._process = {name: get() for name, (get, _) in PUT_BACK.items()}
+
+    def put_back(self) -> list[str]:
+        """Put settings of the process back; return which were others, and their values."""
+        found = []
+        for name, (get, set_value) in PUT_BACK.items():
+            before, now = self._process[name], get()
+            if now != before:
+                set_value(before)
+                found.append(f'{name} ({before} -> {now})')
+        return found
 
     def changes(self, runner: Any) -> _Changes:
         weights = {path: STORED.sub(r'.\1', path)
@@ -58,9 +74,7 @@ class _Before:
 def _settings(runner: Any) -> dict[str, str]:
     """Return parts of the training and settings of torch that a validation may not change."""
     model = unwrap(runner.model)
-    return {**parts_of(runner), 'the default dtype': str(torch.get_default_dtype()),
-            'the number of threads': str(torch.get_num_threads()),
-            **{f'the gradient of {name}': state_digest(parameter.grad)
+    return {**parts_of(runner), **{f'the gradient of {name}': state_digest(parameter.grad)
                for name, parameter in model.named_parameters() if parameter.grad is not None}}
 
 
@@ -96,9 +110,17 @@ class ValidationCheck:
             self._before = _Before(runner)
 
     def end(self, runner: Any) -> None:
-        """Look at the model, and forget it where nothing has changed."""
+        """Look at the model, and forget it where nothing has changed.
+
+        Settings of the process are put back: a run without this validation has them.
+        """
         if self._before is not None:
             self._where = f'the validation at iteration {runner.iter}'
+            left = self._before.put_back()
+            if left:
+                runner.logger.warning(
+                    f'{self._where} has left {listed(left)} behind; the training goes on with '
+                    'what it had before, as without a validation')
             self._seen = self._before.changes(runner)
             if not any(self._seen):
                 self._before = self._seen = None
@@ -109,7 +131,7 @@ class ValidationCheck:
         Attributes may be caches that no training reads, so changed attributes are a warning.
 
         Raises:
-            ValidationChangesError: parameters, buffers, settings or the default dtype have changed.
+            ValidationChangesError: parameters, buffers or parts of the training have changed.
         """
         if self._before is None or self._seen is None:
             self._before = None  # an error has ended the validation

@@ -18,20 +18,21 @@ import torch
 
 from ..config import RandomnessConfig, is_due
 from ..errors import FingerprintError, WitnessDiffersError
+from ..facts import own_code
 from ..fingerprint.schema import FOLDER
 from ..util.text import listed
 from . import witness_verdict
 from .recipe import NotRebuilt, Recipe, recipe_of, with_hooks
 from .witness_process import Result, Start, WitnessProcess, free_memory
 
-SHORT = 50  # iterations; shorter runs have a witness if one is asked for
-FIRST = 4  # iterations that are trained from the seed
-EARLY = 10  # iterations before the checkpoint that is written for the witness
-AFTER = 2  # iterations that are trained behind a checkpoint
+MIN_ITERATIONS = 50  # iterations; shorter runs have a witness if one is asked for
+REPEATED_ITERATIONS = 4  # iterations that are trained from the seed
+EARLY_SAVE = 10  # iterations before the checkpoint that is written for the witness
+RESUMED_ITERATIONS = 2  # iterations that are trained behind a checkpoint
 REPEATED = 'repeated'  # name of the start that trains the first iterations once more
-FREE = 20.0  # seconds of processor time that the witness may take in any run
-IMPORT = 5.0  # seconds that a process takes to import torch, MMEngine and MMDetection
-SHARE = 0.01  # of the processor time of the run, beside
+FREE_SECONDS = 20.0  # seconds of processor time that the witness may take in any run
+IMPORT_SECONDS = 5.0  # seconds that a process takes to import torch, MMEngine and MMDetection
+MAX_TIME_SHARE = 0.01  # fraction of the processor time of the run, in addition to FREE_SECONDS
 CUDA_CONTEXT = 1 << 30  # bytes that a process takes on a GPU beside its tensors
 MAX_WAIT = 600.0  # seconds that a run waits at its end for a witness that has begun
 PROGRESS = 10.0  # seconds between two lines while it waits
@@ -126,14 +127,14 @@ class Witness:
         if reason or self.not_tried:
             self.not_tried = reason or self.not_tried
             self._can_be_verified = False
-        elif self._mode is not True and total is not None and total - iteration < SHORT:
-            self.not_tried = f'the run is shorter than {SHORT} iterations'
+        elif self._mode is not True and total is not None and total - iteration < MIN_ITERATIONS:
+            self.not_tried = f'the run is shorter than {MIN_ITERATIONS} iterations'
         if self.not_tried:
             return
         length = self._total - iteration
-        ahead = EARLY
+        ahead = EARLY_SAVE
         if length > 0:
-            ahead = min(EARLY, max(length // 3, 1))
+            ahead = min(EARLY_SAVE, max(length // 3, 1))
         self.early = iteration + ahead
         if launches and resumed_from is not None:
             self._origin = _opened(resumed_from, iteration, 0)
@@ -179,7 +180,7 @@ class Witness:
             ends: the training has come to its end.
 
         Raises:
-            WitnessDiffersError: another process has got other bits.
+            WitnessDiffersError: a witness got different bits.
         """
         if self._process is not None and self._process.ended():
             self._judge(runner)
@@ -191,8 +192,9 @@ class Witness:
             self._waiting.append(self._newest)
             self._newest = None
         complete = [saved for saved in self._waiting if saved.iteration < done and (
-            ends or saved.iteration + AFTER <= done)]
-        is_short = 0 < self._total - self._first < SHORT  # one process tries all at its end
+            ends or saved.iteration + RESUMED_ITERATIONS <= done)]
+        # one process tries all at the end of a short run
+        is_short = 0 < self._total - self._first < MIN_ITERATIONS
         if not complete or is_short and not ends or not self._has_memory(runner, ends):
             return
         self._waiting = [saved for saved in self._waiting if saved not in complete]
@@ -242,23 +244,23 @@ class Witness:
         Checkpoints come before the repetition from the seed. What is left out is closed.
         """
         each = (time.process_time() - self._clock) / max(done - self._first, 1)
-        allowed = FREE + SHARE * each * max(self._total, done) - self._spent
-        start = max(self._set_up + FIRST * each, self._cost)
+        allowed = FREE_SECONDS + MAX_TIME_SHARE * each * max(self._total, done) - self._spent
+        start = max(self._set_up + REPEATED_ITERATIONS * each, self._cost)
         count = len(complete) + self._seed_is_due
         if self._mode is not True:
-            count = min(count, int((allowed - IMPORT) / max(start, 1e-3)))
+            count = min(count, int((allowed - IMPORT_SECONDS) / max(start, 1e-3)))
         kept = complete[:max(count, 0)]
         self._skipped += len(complete) - len(kept)
         for saved in complete[len(kept):]:
             saved.close()
         self._tries = {f'resumed{saved.iteration}_{number}': saved
                        for number, saved in enumerate(kept)}
-        starts = [Start(name, saved.iteration, min(saved.iteration + AFTER, done), saved.path)
-                  for name, saved in self._tries.items()]
+        starts = [Start(name, saved.iteration, min(saved.iteration + RESUMED_ITERATIONS, done),
+                        saved.path) for name, saved in self._tries.items()]
         if self._seed_is_due and count > len(kept):
             origin = None if self._origin is None else self._origin.path
-            starts.insert(0, Start(REPEATED, self._first, min(self._first + FIRST, done), origin,
-                                   other_workers=True))
+            until = min(self._first + REPEATED_ITERATIONS, done)
+            starts.insert(0, Start(REPEATED, self._first, until, origin, other_workers=True))
         return starts
 
     # ------------------------------------------------------------------------- the verdict
@@ -285,6 +287,9 @@ class Witness:
         what = 'a repetition of the first iterations' if repeats else \
             f'a resume at iteration {start.begin}'
         finding = self._compared(runner, start, result)
+        edited = own_code.edited(own_code.code_facts(), result.code)
+        if finding is not None and edited:  # the difference is explained, and is no fault
+            finding = f'{witness_verdict.edited_text(edited)} while it trains'
         if isinstance(finding, str):
             self.notes.append(f'{what} was not compared: {finding}')
             runner.logger.warning(f'witness: {self.notes[-1]}')
@@ -375,7 +380,7 @@ class Witness:
             stop: called while it waits; True ends the waiting.
 
         Raises:
-            WitnessDiffersError: another process has got other bits.
+            WitnessDiffersError: a witness got different bits.
         """
         try:
             for _ in range(2):
@@ -432,7 +437,7 @@ class Witness:
                          f'{listed(self.not_restored, witness_verdict.SHOWN)}')
         if self._skipped:
             parts.append(f'{self._skipped} checkpoints were left out, to stay within '
-                         f'{SHARE:.0%} of the time')
+                         f'{MAX_TIME_SHARE:.0%} of the time')
         parts += self.notes
         if self.resumed:
             return '; '.join(parts)

@@ -1,4 +1,7 @@
-"""The process of a witness: its start, its results, its end; see :mod:`.witness`."""
+"""Start a witness process, poll it, read its results and end it.
+
+This runs in the training process; the witness itself runs :mod:`mmrepro.runs.witness`.
+"""
 from __future__ import annotations
 
 import json
@@ -42,6 +45,7 @@ class Result(NamedTuple):
     error: str  # '' without one
     lines: str  # folder with the lines of its ranks
     seconds: float  # of processor time
+    code: dict[str, str] = {}  # facts on the code that it has imported
 
 
 class WitnessProcess:

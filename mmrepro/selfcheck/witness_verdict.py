@@ -214,8 +214,8 @@ ADVICE = {
     'averages': f'an average has state that is neither parameter nor buffer: {REGISTER}',
     'validation': 'predictions or metrics depend on what the checkpoint does not hold: of '
                   f'averages, metrics and hooks, {REGISTER}; or on the number of workers that load '
-                  'the validation data, which the witness has otherwise: let a sample follow from '
-                  'its index alone',
+                  'the validation data, which differs in the witness: compute a sample from its '
+                  'index only',
 }
 
 
@@ -228,17 +228,28 @@ def resumed_text(finding: Finding, iteration: int) -> str:
 
 def not_restored_text(names: Sequence[str], iteration: int, compared: int) -> str:
     """Return the warning about state that a resume does not restore."""
-    return (f'A run that resumes at iteration {iteration} does not have what this run has in '
-            f'{listed(names, SHOWN)}. The {compared} iterations that were compared do not depend '
-            f'on that. If later ones do, {REGISTER}; if it is only logged, nothing is lost')
+    return (f'A resume at iteration {iteration} does not restore {listed(names, SHOWN)}. The '
+            f'{compared} compared iterations do not depend on them. If later ones do, {REGISTER}; '
+            'what is only logged needs nothing')
 
 
-def advice_text(finding: Finding) -> str:
-    """Return what differs first between a run and a resumed one, and what to do."""
+def edited_text(names: Sequence[str]) -> str:
+    """Return that another process does not have the code of the run."""
+    return f'code of this run was edited: {listed(names, SHOWN)}'
+
+
+def advice_text(finding: Finding, edited: Sequence[str] = ()) -> str:
+    """Return what differs first between a run and a resumed one, and what to do.
+
+    ``edited``: own files that have changed since the run.
+    """
     lines = [f'first difference: {finding.text} (the run, the witness)', *_parts(finding)]
+    if edited:
+        return '\n'.join([*lines, f'{edited_text(edited)} since it trained',
+                          'to do: put the code of the run back, and verify once more'])
     if finding.lost:
-        lines.append('The resumed run has as at the start, and this run has changed: '
-                     f'{listed(finding.lost, SHOWN)}')
+        lines.append('This run has changed these since its start, and the resumed run has their '
+                     f'initial values: {listed(finding.lost, SHOWN)}')
     elif finding.other:
         lines.append(f'Before that iteration they differ in {listed(finding.other, SHOWN)}')
     return '\n'.join([*lines, f'to do: {_advice(finding.field)}'])
@@ -268,9 +279,9 @@ def repeated_text(finding: Finding, others: list[Finding | str | None], until: i
         return '\n'.join([
             'This run depends on the number of workers: a second process has trained its first '
             'iterations with another number and got different bits.', *where,
-            'to do: what the dataset, a transform or the collate function keeps from sample to '
-            'sample is another thing in each worker: compute it when the dataset is built, or '
-            'from the sample alone', OFF]), True
+            'to do: state that the dataset, a transform or the collate function keeps between '
+            'samples differs between workers: compute it when the dataset is built, or from the '
+            'sample alone', OFF]), True
     if len(others) == 3 and others[2] is not None:
         return '\n'.join([
             f'This run cannot be repeated: each process that trains its first {until} iterations '

@@ -78,8 +78,9 @@ class KeptBits:
                      if expected.get(part) != found.get(part)]
         if not differing:
             return ''
-        return (f'{len(differing)} of {len(found)} values have other bits than in {self.path} '
-                f'({name}), the first one is {differing[0]}. If that is intended, {again}')
+        return (f'{len(differing)} of {len(found)} values have different bits from those in '
+                f'{self.path} ({name}), the first one is {differing[0]}. If that is intended, '
+                f'{again}')
 
     def missing(self) -> str:
         """Return what a test that has ended did not compare; '' for nothing."""

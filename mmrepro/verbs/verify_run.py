@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from ..checkpoint.completeness import lacks
 from ..checkpoint.files import load
 from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, CheckpointError, RunError
+from ..facts.own_code import edited
 from ..fingerprint.schema import FOLDER
 from ..report.report import Report
 from ..report.table import Table
 from ..runs.config_files import read_config
 from ..selfcheck import witness_verdict
 from ..selfcheck.recipe import FILE, Recipe, Registered
-from ..selfcheck.witness import AFTER, FIRST
+from ..selfcheck.witness import REPEATED_ITERATIONS, RESUMED_ITERATIONS
 from ..selfcheck.witness_process import Start, WitnessProcess
 from ..util.files import or_none, read_json
 from ..util.text import listed
@@ -23,7 +24,7 @@ from ..util.text import listed
 POLL = 0.2  # seconds between two looks at the witness
 SHAPE = {'runner': str, 'registered': [[str]], 'path': [str], 'folder': str,
          'script': or_none(str), 'arguments': [str], 'config': str, 'not_rebuilt': str,
-         'hooks': [str], 'names': [str], 'first': int}
+         'hooks': [str], 'names': [str], 'first': int, 'code': dict}
 SAME = 'SAME BITS: '
 
 
@@ -71,7 +72,7 @@ def verify_run(work_dir: str, say: Callable[[str], None] = lambda text: None) ->
     if noted['hooks']:
         notes.append('hooks that code has registered are left out: '
                      f'{listed(noted["hooks"])}')
-    outcomes = _run(recipe, starts, cfg, work_dir, say) if starts else {}
+    outcomes = _run(recipe, starts, cfg, work_dir, noted['code'], say) if starts else {}
     return _report(work_dir, tries, outcomes, notes)
 
 
@@ -79,7 +80,8 @@ def _repetition(noted: Any, steps: set[int]) -> list[_Try]:
     title = 'repeated from the seed, with another number of workers'
     if noted['first'] != 0:
         return [_Try(title, None, 'this run was resumed itself')]
-    until = next(number for number in range(FIRST + 1) if number not in steps or number == FIRST)
+    until = next((number for number in range(REPEATED_ITERATIONS) if number not in steps),
+                 REPEATED_ITERATIONS)
     if until == 0:
         return [_Try(title, None, 'its first iterations were not noted')]
     return [_Try(title, Start('repeated', 0, until, None, other_workers=True))]
@@ -100,7 +102,8 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Try]:
             found.append((0, _Try(title, None, f'it cannot be read: {error}')))
             continue
         problem = lacks(content)
-        behind = [step for step in range(iteration, iteration + AFTER) if step in steps]
+        behind = [step for step in range(iteration, iteration + RESUMED_ITERATIONS)
+                  if step in steps]
         if problem is not None:
             found.append((iteration, _Try(title, None, problem)))
         elif not behind:
@@ -111,9 +114,12 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Try]:
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
-def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str,
+def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dict[str, str],
          say: Callable[[str], None]) -> dict[str, str]:
-    """Return what became of each start: '' for the same bits, else a message."""
+    """Return what became of each start: '' for the same bits, else a message.
+
+    ``code``: facts on the code that the run imported.
+    """
     process = WitnessProcess(recipe, starts, dict(cfg.randomness), [], work_dir, quiet=False)
     try:
         began, shown = time.monotonic(), -1
@@ -131,7 +137,10 @@ def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str,
                 continue
             finding = witness_verdict.compare(
                 os.path.join(work_dir, FOLDER), result.lines, start.begin, start.until)
-            outcomes[start.name] = '' if finding is None else witness_verdict.advice_text(finding)
+            text = ''
+            if finding is not None:
+                text = witness_verdict.advice_text(finding, edited(code, result.code))
+            outcomes[start.name] = text
         return outcomes
     finally:
         process.kill()

@@ -114,6 +114,45 @@ def test_classes_that_no_annotation_has_are_said(tmp_path):
         Runner.from_cfg(cfg).train()
 
 
+@TRANSFORMS.register_module(force=True)
+class Refuses:
+    def __call__(self, results):
+        return None
+
+
+def test_a_transform_that_refuses_every_sample_is_named(tmp_path):
+    coco(tmp_path)
+    with pytest.raises(SampleError, match=r'Cannot find valid image .*\(Refuses returned None; '):
+        runner(tmp_path, 'LoadImageFromFile', 'Refuses').train()
+
+
+def test_an_empty_image_is_said(tmp_path):
+    coco(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f'{number}.png').write_bytes(b'')
+    with pytest.raises(SampleError, match='png; the file is empty; '):
+        runner(tmp_path, 'LoadImageFromFile').train()
+
+
+def test_annotations_of_no_category_are_said(tmp_path):
+    coco(tmp_path, annotations=[dict(
+        id=1, image_id=1, category_id=99, bbox=[0, 0, 4, 4], area=16, iscrowd=0)])
+    text = '1 annotations have a category_id that no category has: 99'
+    assert said(tmp_path) == [f'train_dataloader: {text}']
+    cfg = runner(tmp_path).cfg
+    cfg.train_dataloader.dataset.filter_cfg = dict(filter_empty_gt=True)
+    with pytest.raises(DatasetError, match=f'has no sample: {text}'):
+        Runner.from_cfg(cfg).train()
+
+
+def test_a_setting_of_the_loader_is_no_fault_of_the_dataset(tmp_path):
+    coco(tmp_path)
+    cfg = runner(tmp_path).cfg
+    cfg.train_dataloader.batch_size = 0
+    with pytest.raises(DatasetError, match='^train_dataloader cannot be built: .*batch_size=0'):
+        Runner.from_cfg(cfg).train()
+
+
 def said(folder, **changes):
     texts = []
     one = runner(folder, 'LoadImageFromFile', **changes)

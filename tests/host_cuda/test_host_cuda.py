@@ -169,8 +169,8 @@ def test_configs_of_mmdetection(on_device):
 
 @pytest.mark.parametrize('model, options', [
     *(pytest.param(model, options, marks=pytest.mark.nightly) for model, options in (
-        ('deformable-detr_r50', ()), ('yolox_s', ()), ('faster-rcnn_r50_fpn', ()), ('rtmdet_tiny', ()),
-        ('soft-teacher_faster-rcnn_r50', ()),
+        ('deformable-detr_r50', ()), ('yolox_s', ()), ('faster-rcnn_r50_fpn', ()),
+        ('rtmdet_tiny', ()), ('soft-teacher_faster-rcnn_r50', ()),
         # half precision takes minutes on a CPU
         ('yolox_s', ('--amp', 64)))),
     ('tiny', ('--amp', 65536)),

@@ -297,6 +297,18 @@ def test_what_is_not_known_to_be_equal_is_listed(name):
     assert not_known_equal(runs) == expected
 
 
+def test_code_that_was_edited_before_a_resume_is_listed():
+    runs = [run_with(), run_with()]
+    for run in runs:
+        run.manifests[0].update(KNOWN, iteration=0)
+        run.manifests[0]['facts'].update(CODE)
+    assert not_known_equal(runs) == []
+    first = runs[1].manifests[0]
+    runs[1].manifests.append({**first, 'iteration': 3, 'facts': {
+        **first['facts'], 'source.own.py': 'c'}})
+    assert not_known_equal(runs) == ['source.own.py: b / c (own code)']
+
+
 def test_runs_that_differ_by_design_are_named_before_they_are_repeated():
     runs = [run_with(config=f'optim_wrapper = dict(lr={lr})\n', **{'randomness.seed': seed})
             for lr, seed in ((1, 0), (2, 5))]

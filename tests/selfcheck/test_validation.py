@@ -2,12 +2,14 @@
 import copy
 
 import pytest
+import torch
 from faults import tiny
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from small_runs import warnings_of
 
 from mmrepro.errors import ValidationChangesError
+from mmrepro.objects.digests import state_digest
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
@@ -18,7 +20,9 @@ PREDICTING = {
     'writes': lambda model: model.head.fc.bias.data.add_(0.1),
     # the training reads what predictions count
     'counts': lambda model: setattr(model.head, 'scale', model.head.scale + 0.1),
-    'renames': lambda model: setattr(model.head, 'features', model.backbone)}
+    'renames': lambda model: setattr(model.head, 'features', model.backbone),
+    'in double precision': lambda model: torch.set_default_dtype(torch.float64),
+    'with more threads': lambda model: torch.set_num_threads(2)}
 
 
 @MODELS.register_module(force=True)
@@ -48,6 +52,19 @@ def test_changed_weights_end_the_run(tmp_path):
     """EMAHook has put its averages into the model, and these change."""
     with pytest.raises(ValidationChangesError, match='the validation at iteration 4.*head.fc.bias'):
         runner_of(tmp_path, 'writes').train()
+
+
+@pytest.mark.parametrize('does, said', [
+    ('in double precision', 'the default dtype (torch.float32 -> torch.float64)'),
+    ('with more threads', 'the number of threads (1 -> 2)')])
+def test_settings_of_the_process_are_those_of_a_run_without_the_validation(does, said, tmp_path):
+    runner = runner_of(tmp_path / 'with', does)
+    warned = warnings_of(runner)
+    assert len([line for line in warned if said in line]) == 2  # validations
+    assert (torch.get_default_dtype(), torch.get_num_threads()) == (torch.float32, 1)
+    without = runner_of(tmp_path / 'without', 'nothing')
+    without.train()
+    assert state_digest(runner.model.state_dict()) == state_digest(without.model.state_dict())
 
 
 @pytest.mark.parametrize('does, mode, said, times', [

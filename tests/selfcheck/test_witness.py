@@ -1,5 +1,7 @@
 """A second process repeats and resumes a run while it trains, and the bits are compared."""
+import importlib
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import torch
 import witnessed
 from harness import environment
 from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 from warm import Warm
 from witnessed import SPOILED, config, log_of, train
 
@@ -292,6 +295,69 @@ def test_verify_finds_what_a_run_has_lost(tmp_path):
     assert 'batch.data' in report.verdict
 
 
+OWN = """
+import torch
+from mmengine.registry import DATASETS
+
+GAIN = 2.0
+
+
+@DATASETS.register_module(force=True)
+class Edited(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        return dict(x=torch.full((3, ), float(i)) * GAIN)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Return a file of own code with a dataset, which is imported."""
+    path = tmp_path / 'edited_while_it_trains.py'
+    path.write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module(path.stem)
+    yield path
+    del sys.modules[path.stem]
+
+
+class Edits(Hook):
+    """Edits a file while the run trains."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter == 1:
+            path = pathlib.Path(self.path)
+            path.write_text(path.read_text().replace('2.0', '3.0'))
+
+
+def edited_run(folder, own, *hooks):
+    cfg = config(folder, custom_hooks=[*hooks])
+    cfg.train_dataloader.dataset = dict(type='Edited')
+    train(cfg)
+    return log_of(folder)
+
+
+def test_code_that_is_edited_while_it_trains_ends_no_run(own, tmp_path):
+    HOOKS.register_module(module=Edits, force=True)
+    log = edited_run(tmp_path / 'run', own, dict(type='Edits', path=str(own)))
+    assert ('a resume at iteration 4 was not compared: code of this run was edited: '
+            'edited_while_it_trains.py while it trains') in log.splitlines()[-1]
+
+
+def test_verify_names_code_that_was_edited_since(own, tmp_path):
+    assert 'same bits' in edited_run(tmp_path / 'run', own).splitlines()[-1]
+    own.write_text(own.read_text().replace('2.0', '3.0'))
+    report = verbs.verify_run(str(tmp_path / 'run'))
+    assert report.exit_code == 1
+    assert 'code of this run was edited: edited_while_it_trains.py since it' in report.verdict
+    assert 'compute it when the dataset is built' not in report.verdict
+
+
 def test_verify_names_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(RunError, match=r'has no file mmrepro/witness\.json'):
         verbs.verify_run(str(tmp_path))
@@ -385,7 +451,7 @@ def _tries(mode, seconds, set_up):
 
 
 def test_the_time_of_witnesses_is_bounded(monkeypatch):
-    monkeypatch.setattr(witness, 'FREE', 20.0)
+    monkeypatch.setattr(witness, 'FREE_SECONDS', 20.0)
     assert _tries(None, 0.001, 1) == ['repeated', 'resumed10_0']
     assert _tries(None, 0.001, 10) == ['resumed10_0']
     assert _tries(None, 0.001, 30) == []

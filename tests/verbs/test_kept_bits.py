@@ -44,7 +44,7 @@ def test_bits_are_kept_and_compared(tmp_path):
     assert code == 0 and '1 passed' in said
     assert run(tmp_path)[0] == 0
     code, said = run(tmp_path, weight=1.25)
-    assert code == 1 and '2 of 2 values have other bits than in' in said
+    assert code == 1 and '2 of 2 values have different bits from those in' in said
     assert 'the first one is loss' in said
 
     path = tmp_path / 'same_bits' / 'test_module.json'
@@ -85,7 +85,7 @@ def test_the_example_of_the_docs_repeats(tmp_path):
     assert run(tmp_path, '--mmrepro-update', text=example)[0] == 0
     assert '1 passed' in run(tmp_path, text=example)[1]
     code, said = run(tmp_path, text=example.replace('42', '43'))
-    assert code == 1 and '3 of 3 values have other bits' in said
+    assert code == 1 and '3 of 3 values have different bits' in said
 
 
 def test_pytest_does_not_import_mmrepro_for_other_tests(tmp_path):

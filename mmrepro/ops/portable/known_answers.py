@@ -183,7 +183,8 @@ def check() -> None:
     wrong = [name for name in {**known, **found} if known.get(name) != found.get(name)]
     if wrong:
         raise DeterminismError(
-            "randomness.numerics.cpu='portable': this CPU, or this build of torch, computes "
-            f'{len(wrong)} of {len(found)} known results with other bits: {"; ".join(wrong)}. A '
+            "randomness.numerics.cpu='portable': on this CPU, or with this build of torch, "
+            f'{len(wrong)} of {len(found)} known results have different bits: '
+            f'{"; ".join(wrong)}. A '
             "run would not have the bits that other machines have. Use cpu='avx2' for the same "
             'bits among machines like this one.')
