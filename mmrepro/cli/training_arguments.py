@@ -12,7 +12,6 @@ from ..errors import ConfigError, MMReproError
 from ..runs.config_files import config_of, import_modules, without_mark
 from ..runs.startup import build_runner, on_ranks, restart_for
 from .arguments import Parser, at_least, shared
-from .mistakes import explained
 
 # arguments that set the key of `randomness` of the same name
 RANDOMNESS_ARGUMENTS = ('seed', 'deterministic', 'diff_rank_seed', 'virtual_ranks')
@@ -109,6 +108,8 @@ def on_each_rank(cfg: Config, parser: Parser, use: Callable[[Any], None]) -> Non
     except MMReproError:
         raise
     except Exception as error:
+        # not at the top: it imports torch, which a process that starts again does not need
+        from .mistakes import explained
         known = explained(cfg, error, built[-1] if built else None)
         if known is None:
             raise

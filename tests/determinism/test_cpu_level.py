@@ -130,7 +130,7 @@ def test_this_cpu_gives_the_known_answers():
 
 def test_a_function_that_is_left_to_mkl_is_noticed():
     said = enable('functions.exp = functions.log = lambda stock, x: stock(x)')
-    assert "cpu='portable': this CPU, or this build of torch, computes" in said
+    assert "cpu='portable': on this CPU, or with this build of torch," in said
     assert '2 of 40 known results' in said and 'exp; log' in said
 
 
