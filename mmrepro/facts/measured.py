@@ -30,7 +30,8 @@ _OTHERS = ('config.model.', 'config.val_evaluator')  # assigners, heads and eval
 _NO_TRANSFORMS = ('Dataset', 'Sampler', 'Hook', 'collate')
 # defaults of settings that not all rows of a part cover
 _DEFAULTS = {'interpolation': 'bilinear', 'backend': 'cv2', 'imdecode_backend': 'cv2',
-             'color_type': 'color', 'random_pop': True}
+             'color_type': 'color', 'random_pop': True, 'covariance_type': 'diag',
+             'eval_mode': '11points'}
 _ANY = '*'  # covered value of a setting: all
 HOLE = '-'  # no digest
 
@@ -93,7 +94,7 @@ def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effec
     for run in runs:
         outputs = _outputs(run)
         for part in _transforms(run):
-            rows = [row for name, row in table['parts'].items() if _covers(name, row, part)]
+            rows = _rows(table, part)
             different = _different(rows, outputs, *positions)
             if different is None:
                 unknown.add(part.type)
@@ -101,15 +102,19 @@ def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effec
                 changed.setdefault(part.type, set()).update(different)
             else:
                 equal.add(part.type)
-        for name in _other_types(run):
-            rows = [row for key, row in table['parts'].items() if _type(key) == name]
+        for part in _parts(run, _OTHERS):
+            known = {key for name, row in table['parts'].items() if _type(name) == part.type
+                     for key in row['covers']}
+            # heads have settings that have nothing to do with the call of a library
+            rows = _rows(table, part._replace(settings={
+                key: values for key, values in part.settings.items() if key in known}))
             different = _different(rows, outputs, *positions)
             if different:
-                changed.setdefault(name, set()).update(different)
+                changed.setdefault(part.type, set()).update(different)
             elif rows and different is not None:
-                equal.add(name)
-            elif rows or name in IN_TRANSFORMS.get(package, ()):
-                unknown.add(name)
+                equal.add(part.type)
+            elif part.type in {*map(_type, table['parts']), *IN_TRANSFORMS.get(package, ())}:
+                unknown.add(part.type)
     if not changed and not equal:
         return None
     return Effect(tuple(f'{name} ({listed(sorted(changed[name]), 6)})' for name in sorted(changed)),
@@ -141,6 +146,11 @@ def _type(name: str) -> str:
     'Rotate'
     """
     return name.partition('(')[0]
+
+
+def _rows(table: Mapping[str, Any], part: _Part) -> list[Mapping[str, Any]]:
+    """Return the rows of a package that hold for a part with its settings."""
+    return [row for name, row in table['parts'].items() if _covers(name, row, part)]
 
 
 def _covers(name: str, row: Mapping[str, Any], part: _Part) -> bool:
@@ -190,16 +200,22 @@ def expanded(text: str) -> list[str]:
 
 def _transforms(facts: Mapping[str, Any]) -> Iterator[_Part]:
     """Yield the transforms that a config names, those within other transforms as well."""
+    for part in _parts(facts, _PIPELINES):
+        if not part.type.endswith(_NO_TRANSFORMS):
+            yield part
+
+
+def _parts(facts: Mapping[str, Any], prefixes: tuple[str, ...]) -> Iterator[_Part]:
+    """Yield what has a type in the settings whose names begin with one of ``prefixes``."""
     types = {name.rpartition('.')[0]: value.rpartition('.')[2] for name, value in facts.items()
-             if name.startswith(_PIPELINES) and name.endswith('.type') and isinstance(value, str)}
+             if name.startswith(prefixes) and name.endswith('.type') and isinstance(value, str)}
     settings: dict[str, dict[str, Sequence[Any]]] = {path: {} for path in types}
     for name, value in facts.items():
         path, _, key = name.rpartition('.')
         if path in types and key != 'type' and _words(value):
             settings[path][key] = _words(value)
     for path, type_ in types.items():
-        if not type_.endswith(_NO_TRANSFORMS):
-            yield _Part(type_, settings[path])
+        yield _Part(type_, settings[path])
 
 
 def _words(value: Any) -> list[Any]:
@@ -229,10 +245,3 @@ def _outputs(facts: Mapping[str, Any]) -> set[str]:
         if 'with_seg' in has:
             found.add(_LABEL_MAP)
     return found
-
-
-def _other_types(facts: Mapping[str, Any]) -> list[str]:
-    """Return the types in the model and in the evaluators."""
-    return sorted({value.rpartition('.')[2] for name, value in facts.items()
-                   if name.startswith(_OTHERS) and name.endswith('type')
-                   and isinstance(value, str)})

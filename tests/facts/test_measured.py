@@ -59,6 +59,26 @@ def test_other_settings_than_the_measured_ones_are_not_measured(pipeline):
     assert change(LOADING, *pipeline).unknown == (pipeline[0]['type'].rpartition('.')[2], )
 
 
+@pytest.mark.parametrize('package, then, now, part, measured, not_measured', [
+    ('scikit-learn', '1.5.2', '1.6.1', dict(type='PAAHead'), dict(covariance_type='diag'),
+     dict(covariance_type='full')),
+    ('pycocotools', '2.0.10', '2.0.11', dict(type='mmdet.CocoMetric'), dict(metric=['bbox']),
+     dict(metric='proposal')),
+    ('numpy', '2.2.6', '2.3.5', dict(type='VOCMetric', metric='mAP'), dict(eval_mode='area'),
+     dict())])
+def test_parts_of_models_and_evaluators_count_with_their_settings(
+        package, then, now, part, measured, not_measured):
+    def found(settings):
+        config = dict(model=dict(type='PAA', bbox_head=dict(part, loss='own', **settings)))
+        return change(LOADING, package=package, then=then, now=now,
+                      **settings_of(config))
+
+    name = part['type'].rpartition('.')[2]
+    assert name in found(measured).equal and name not in found(measured).unknown
+    other = found(not_measured)
+    assert other is None or name in other.unknown
+
+
 def test_nothing_is_said_of_versions_and_cpus_that_were_not_measured():
     assert change(*DETECTION, now='5.9.0') is None
     assert change(*DETECTION, package='imaginary') is None
