@@ -202,7 +202,9 @@ def completed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
             digest = _digest_on_path(name[len(PREFIX):])
             found.update({name: digest[:DIGITS]} if digest else {})
         elif name.startswith('version.'):
-            version = libraries.installed_version(name[len('version.'):])
+            module = name[len('version.'):]
+            version_of = libraries.version_of if module in NAMED else libraries.installed_version
+            version = version_of(module)
             found.update({name: version} if version else {})
     return found
 

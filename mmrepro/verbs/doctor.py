@@ -9,18 +9,19 @@ import importlib
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from mmengine.config import Config
 from packaging.requirements import Requirement
 
 from .. import determinism, ops
 from ..errors import DIFFERENT, DONE, ConfigError, MissingPackageError
 from ..facts.collect import collect_facts, cpu_name
 from ..facts.compatibility import CHANGES, differences
-from ..facts.own_code import NAMED, TRANSFORMS
+from ..facts.own_code import TRANSFORMS, completed
 from ..fingerprint.manifest import read_manifest
 from ..ops import triton
 from ..report.report import Report
@@ -36,8 +37,10 @@ _VERSION = 'version.'  # prefix of facts
 # a distribution whose version is a fact under the name of its module, by a pattern
 _MODULES = {'opencv-(contrib-)?python(-headless)?': 'cv2', 'pillow': 'PIL', 'mmcv-lite': 'mmcv',
             'mmengine-lite': 'mmengine'}
-# packages of which users upgrade one at a time, and that a config may need without saying so
-_NOT_IMPORTED = (*TRANSFORMS, 'scipy', 'scikit-learn', 'shapely', 'timm')
+# facts on packages that a training may need, and that are not imported yet
+_NOT_IMPORTED = tuple(f'{_VERSION}{name}' for name in (
+    *TRANSFORMS, 'scipy', 'scikit-learn', 'shapely', 'timm'))
+_OF_MACHINES = (_VERSION, 'hardware.', 'library.')  # beginnings of names of facts
 
 
 def doctor(device: str | None = None) -> Report:
@@ -79,14 +82,15 @@ def upgrade(path: str, versions: Sequence[str] = ()) -> Report:
     """
     if os.path.isdir(path) or path.endswith('.json'):
         then = read_manifest(path).facts
-        names = [name for name in then if name.startswith(_VERSION)]
+        here = completed(then, collect_facts(Config(), {}, 1))
+        now = {name: value for name, value in then.items() if not name.startswith(_OF_MACHINES)}
+        now.update((name, value) for name, value in here.items() if name.startswith(_OF_MACHINES))
     else:
         config = config_of(path)
         then = collect_facts(config, dict(config.get('randomness') or {}), 1)
-        then.update(_installed_facts(f'{_VERSION}{name}' for name in (*NAMED, *_NOT_IMPORTED)))
-        names = []
-    given = dict(_version_of(text, then) for text in versions)
-    now = {**then, **_installed_facts(names), **given}
+        then = completed(dict.fromkeys(_NOT_IMPORTED), then)
+        now = dict(then)
+    now.update(_version_of(text, then) for text in versions)
     rows = [row for row in differences(then, now) if row.name.startswith(_VERSION)]
     table = Table(('package', 'then', 'now', 'another version', 'what follows'), [
         (row.name[len(_VERSION):], str(row.then), str(row.now), row.severity, row.consequence)
@@ -99,16 +103,6 @@ def upgrade(path: str, versions: Sequence[str] = ()) -> Report:
         verdict = 'no other version is known to change bits'
     return Report(path, verdict, DIFFERENT if serious else DONE, [table] if rows else [],
                   data=dict(versions=rows))
-
-
-def _installed_facts(names: Iterable[str]) -> dict[str, Any]:
-    """Return the versions that are installed here, for names of facts; others are left out."""
-    found = {}
-    for fact in names:
-        name = fact[len(_VERSION):]
-        version = version_of(name) if name in NAMED else installed_version(name)
-        found.update({fact: version} if version else {})
-    return found
 
 
 def _version_of(text: str, facts: Mapping[str, Any]) -> tuple[str, str]:

@@ -198,9 +198,10 @@ def test_what_an_upgrade_changes_in_a_config(tmp_path, capsys, transform, code):
     assert 'the versions are the same' in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures('provider_stays')
+@pytest.mark.usefixtures('provider_stays', 'a_table_of_two_versions')
 def test_the_versions_of_a_run_beside_the_installed_ones(tmp_path, capsys, monkeypatch):
     facts = {'version.scikit-learn': '1.5.2', 'version.cv2': cv2.__version__, 'world_size': 1,
+             'version.python': '3.0.0', 'version.PIL': '0.9',
              'hardware.cpu_features': 'sse4_2 avx fma avx2',
              'version.packaging': importlib.metadata.version('packaging')}
     manifest = tmp_path / 'mmrepro' / 'manifest.json'
@@ -212,10 +213,14 @@ def test_the_versions_of_a_run_beside_the_installed_ones(tmp_path, capsys, monke
     install(tmp_path, 'scikit-learn', '1.7.2')
     monkeypatch.syspath_prepend(tmp_path)
     assert exit_code('doctor', tmp_path) == 1
-    row, = re.findall(' scikit-learn .*', capsys.readouterr().out)
+    said = capsys.readouterr().out
+    for name, version in (('python', '3.0.0'), ('PIL', '0.9')):  # of what is not imported, too
+        assert re.search(f' {name} +{version} ', said)
+    row, = re.findall(' scikit-learn .*', said)
     assert re.search('1.5.2 +1.7.2 +changes bits +measured: other results from PAAHead', row)
-    assert exit_code('doctor', manifest, '--with', 'scikit-learn==1.5.2') == 0
-    assert 'the versions are the same' in capsys.readouterr().out
+    assert exit_code('doctor', manifest, '--with', 'scikit-learn==1.5.2', 'python==3.0.0',
+                     'Pillow==0.9') == 0
+    assert 'scikit-learn' not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures('provider_stays')
