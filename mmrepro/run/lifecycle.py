@@ -43,6 +43,7 @@ from ..distributed.unwrap import unwrap
 from ..facts import own_code
 from ..facts.collect import collect_facts
 from ..facts.compatibility import HISTORY
+from ..facts.known_hooks import is_known
 from ..facts.own_code import code_facts
 from ..facts.provenance import variable_facts
 from ..facts.training_data import sampled_files, training_facts
@@ -385,7 +386,10 @@ class RunLifecycle:
     def _save_for_witness(self, runner: Any) -> None:
         """Write a checkpoint that only the witness reads; it is gone with this run."""
         folder, problem = '', ''
-        if is_main_process():
+        own = _own_code_at_a_save(runner)
+        if own:
+            problem = f'{own[0]} would run once more, and may change the training'
+        elif is_main_process():
             try:
                 folder = tempfile.mkdtemp(prefix='mmrepro-witness-')
             except OSError as error:
@@ -487,6 +491,17 @@ class RunLifecycle:
             seeds.seed_all(self.config.root, 'test', 'image')
         else:
             self.seed(stream, *key)
+
+
+def _own_code_at_a_save(runner: Any) -> list[str]:
+    """Return the methods that a checkpoint calls and whose effects are not known."""
+    found = [f'{type(hook).__name__}.before_save_checkpoint' for hook in runner.hooks
+             if not is_known(type(hook))
+             and type(hook).before_save_checkpoint is not Hook.before_save_checkpoint]
+    found += [f'{cls.__name__}.save_checkpoint' for cls in type(runner).__mro__
+              if 'save_checkpoint' in vars(cls)
+              and not cls.__module__.startswith(('mmrepro.', 'mmengine.'))]
+    return found
 
 
 def _tell_epoch(runner: Any) -> None:

@@ -23,6 +23,7 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 
 from .. import activation
+from ..config import NO_CHECKS, RandomnessConfig
 from ..facts import own_code
 from ..ops import operator_table
 from ..run.hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
@@ -171,7 +172,10 @@ def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, fol
     """Change the settings of a run into those of a witness."""
     changed: dict[str, Any] = dict(
         work_dir=folder, launcher='none',
-        randomness={**task['config'], 'self_checks': False})
+        # settings that a validation leaves behind are put back as in the run
+        randomness={**task['config'], 'self_checks': {
+            **NO_CHECKS,
+            'validation': RandomnessConfig.parse(task['config']).self_checks.validation}})
     if start.checkpoint is not None:
         changed.update(resume=True, load_from=start.checkpoint)
     given = {**(settings.get('cfg') or {}), **settings}
@@ -206,7 +210,8 @@ def _other_workers(loader: Any) -> Any:
     count = 0 if loader.get('num_workers', 0) > 1 else 2
     changed = {**loader, 'num_workers': count, 'persistent_workers': False}
     if not count:
-        changed.pop('prefetch_factor', None)
+        for name in ('prefetch_factor', 'timeout', 'multiprocessing_context'):
+            changed.pop(name, None)
     return changed
 
 

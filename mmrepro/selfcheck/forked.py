@@ -89,7 +89,9 @@ class Copy:
         """
         end = time.monotonic() + seconds
         while b'\n' not in self._unread:
-            if not select.select([self._read], [], [], max(0, end - time.monotonic()))[0]:
+            poll = select.poll()  # select() knows no file whose number is above 1,023
+            poll.register(self._read, select.POLLIN)
+            if not poll.poll(max(0, end - time.monotonic()) * 1000):
                 raise CopyFailed(f'did not answer for {seconds:.0f} s')
             received = os.read(self._read, 1 << 16)
             if not received:

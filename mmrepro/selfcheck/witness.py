@@ -55,7 +55,7 @@ def _opened(path: str, iteration: int, number: int) -> _Saved:
     """Return a checkpoint whose content stays readable, whatever becomes of its name."""
     if '://' in path:
         return _Saved(iteration, path, None, number)
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(os.path.expanduser(path), os.O_RDONLY)
     return _Saved(iteration, f'/proc/self/fd/{fd}', fd, number)
 
 
@@ -137,7 +137,8 @@ class Witness:
             ahead = min(EARLY_SAVE, max(length // 3, 1))
         self.early = iteration + ahead
         if launches and resumed_from is not None:
-            self._origin = _opened(resumed_from, iteration, 0)
+            self._origin = self._readable(resumed_from, iteration, 0)
+            self._seed_is_due = self._origin is not None
 
     @property
     def recipe(self) -> Recipe | str:
@@ -164,13 +165,22 @@ class Witness:
         known = {known.iteration for known in (*self._waiting, *self._tries.values())}
         if iteration in known.union(self.resumed):
             return
-        saved = _opened(path, iteration, 0 if own else self._count)
+        saved = self._readable(path, iteration, 0 if own else self._count)
+        if saved is None:
+            return
         if is_tried:
             self._waiting.append(saved)
         else:
             if self._newest is not None:
                 self._newest.close()
             self._newest = saved
+
+    def _readable(self, path: str, iteration: int, number: int) -> _Saved | None:
+        try:
+            return _opened(path, iteration, number)
+        except OSError as error:  # a training does not end because of its witness
+            self.notes.append(f'{path} was not tried: {error.strerror}')
+            return None
 
     def advance(self, runner: Any, done: int, ends: bool = False) -> None:
         """Look at a witness that has ended, and start the next one if something is due.
@@ -389,9 +399,10 @@ class Witness:
                     self.notes.append('the last witness was not waited for')
                     break
                 self.advance(runner, done, ends=True)
-            if self._process is not None and self._wait(
-                    runner, self._process, 'the training has ended', stop):
-                self._judge(runner)
+            else:
+                if self._process is not None and self._wait(
+                        runner, self._process, 'the training has ended', stop):
+                    self._judge(runner)
         except KeyboardInterrupt:
             self.notes.append('the last witness was skipped by Ctrl-C')
         finally:

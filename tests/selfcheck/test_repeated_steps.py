@@ -1,5 +1,7 @@
 """Repeated steps of models with counters, with several optimizers, and on virtual ranks."""
+import os
 import re
+import resource
 
 import checked_runs
 import numpy as np
@@ -11,6 +13,8 @@ from harness import Child
 from mmengine.logging import MessageHub
 from validated_runs import TwoPlayers, settings
 from virtual_runs import run as on_virtual_ranks
+
+from mmrepro.selfcheck import forked
 
 pytestmark = pytest.mark.copies
 
@@ -140,3 +144,21 @@ def test_weights_that_a_model_moves_itself_need_a_copy_for_each_rank(tmp_path):
         config(tmp_path / f'separate {n}', 'Momentum', n, **separate), 2, 1, tmp_path)
         for n in (1, 0))
     assert checked == plain
+
+
+def test_a_copy_answers_where_more_than_1024_files_are_open():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < 1100:
+            opened.append(os.dup(opened[0]))
+        copy = forked.Copy()
+        if copy.inside:
+            copy.answer(lambda: ['bits'])
+        assert copy.next(60) == 'bits'
+        copy.end()
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -18,14 +18,14 @@ from harness import environment
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from warm import Warm
-from witnessed import SPOILED, config, log_of, train
+from witnessed import SPOILED, SavesTwice, config, log_of, train
 
 import mmrepro
 from mmrepro import on_virtual_ranks, verbs
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
 from mmrepro.objects.digests import state_digest
 from mmrepro.run.hooks.witness_records import attribute_texts
-from mmrepro.runs.witness import _OF_EVERY_TRAINING
+from mmrepro.runs.witness import _OF_EVERY_TRAINING, _other_workers
 from mmrepro.selfcheck import recipe, witness, witness_process, witness_verdict
 from mmrepro.selfcheck.witness import Witness
 from mmrepro.selfcheck.witness_process import Start, WitnessProcess
@@ -91,6 +91,24 @@ def test_the_witness_changes_no_bit(base, tmp_path):
     for part in ('state_dict', 'ema_state_dict', 'optimizer'):
         assert state_digest(first[part]) == state_digest(second[part])
     assert not [*(tmp_path / 'mmrepro').glob('witness.*')]
+
+
+def test_no_checkpoint_of_its_own_calls_what_may_change_the_run(tmp_path):
+    bits = []
+    for name, wanted in (('with', True), ('without', False)):
+        cfg = config(tmp_path / name, epochs=5, custom_hooks=[dict(type='Clamps')])
+        cfg.default_hooks.checkpoint.interval = 3  # the early checkpoint is another one
+        cfg.randomness.self_checks.witness = wanted
+        bits.append(state_digest(train(cfg).model.state_dict()))
+    assert bits[0] == bits[1]
+    last = log_of(tmp_path / 'with').splitlines()[-1]
+    assert 'no early checkpoint: Clamps.before_save_checkpoint would run once more' in last
+    assert 'resumed by a witness at iterations 12' in last
+
+    runner = SavesTwice.from_cfg(config(tmp_path / 'own', epochs=5))
+    runner.train()
+    assert runner.saves == 5
+    assert 'SavesTwice.save_checkpoint would run' in log_of(tmp_path / 'own').splitlines()[-1]
 
 
 def test_virtual_ranks_have_one_witness_process(tmp_path):
@@ -388,6 +406,38 @@ def test_only_what_samples_leave_is_named_as_left():
 
 
 # --------------------------------------------------------------------------- what may go wrong
+
+def test_a_checkpoint_that_cannot_be_opened_ends_no_run(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    (tmp_path / 'here.pth').touch()
+    made = Witness(True, recipe.Recipe('', {}, [], [], '', {}, None, []))
+    made.begin(8, 100, '', True, {}, resumed_from='~/here.pth')
+    assert not made.notes
+    made.close()
+    made = Witness(True, recipe.Recipe('', {}, [], [], '', {}, None, []))
+    made.begin(8, 100, '', True, {}, resumed_from='~/gone.pth')
+    made.saved('/nowhere/iter_9.pth', 9)
+    assert made.notes == [f'{path} was not tried: No such file or directory'
+                          for path in ('~/gone.pth', '/nowhere/iter_9.pth')]
+    # nothing is compared with what begins from the seed instead
+    assert made._affordable([], 20) == []
+
+
+def test_a_witness_that_is_not_waited_for_is_not_waited_for_again(monkeypatch):
+    made, waited = Witness(True, 'switched off'), []
+    made._process = SimpleNamespace(kill=lambda: None)
+    monkeypatch.setattr(made, '_wait', lambda *args: waited.append(args) or False)
+    made.finish(None, 20, lambda: False)
+    assert len(waited) == 1 and made.notes == ['the last witness was not waited for']
+
+
+@pytest.mark.parametrize('count', [0, 4])
+def test_the_loader_of_a_witness_can_be_built(count):
+    loader = dict(dataset=[1], num_workers=count)
+    if count:
+        loader.update(timeout=60, multiprocessing_context='spawn', prefetch_factor=2)
+    torch.utils.data.DataLoader(**_other_workers(loader))
+
 
 def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
     def full(*args, **kwargs):

@@ -249,3 +249,22 @@ def log_of(work_dir):
     """Return the text of the newest log of a work directory."""
     logs = sorted(work_dir.glob('*/*.log'))
     return logs[-1].read_text()
+
+
+@HOOKS.register_module(force=True)
+class Clamps(Hook):
+    """Changes weights whenever a checkpoint is written."""
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        for parameter in runner.model.parameters():
+            parameter.data.mul_(0.5)
+        checkpoint['state_dict'] = {name: value.cpu()
+                                    for name, value in runner.model.state_dict().items()}
+
+
+class SavesTwice(Runner):
+    saves = 0
+
+    def save_checkpoint(self, *args, **kwargs):
+        self.saves += 1
+        super().save_checkpoint(*args, **kwargs)
