@@ -136,6 +136,21 @@ def writing(folder: str) -> Iterator[None]:
             file.close()
 
 
+def is_written(folder: str) -> bool:
+    """Whether another process trains in a work directory."""
+    owner = os.path.join(folder, OWNER)
+    if '://' in folder or os.environ.get(SHARE) == '1' or os.path.realpath(folder) in _owned:
+        return False
+    try:
+        with open(owner, 'r+', encoding='utf-8') as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:  # nobody has trained there, or a file system without locks
+        return False
+    return False
+
+
 def _locked(folder: str) -> IO[str]:
     os.makedirs(os.path.join(folder, 'mmrepro'), exist_ok=True)
     file = open(os.path.join(folder, OWNER), 'a+', encoding='utf-8')

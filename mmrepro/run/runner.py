@@ -11,6 +11,7 @@ from mmengine.runner import BaseLoop, Runner
 from torch.utils.data import DataLoader
 
 from .. import patches, virtual
+from ..checkpoint.choosing import is_written
 from ..checkpoint.files import without_code
 from ..config import RandomnessConfig, for_process, named_arguments, prepare_cfg
 from ..data.data_errors import naming_dataset
@@ -218,6 +219,10 @@ class ReproRunnerMixin(_Base):
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
         with without_code(self.lifecycle.resume.read):
             return super().load_checkpoint(filename, *args, **kwargs)
+
+    def dump_config(self) -> None:
+        if not is_written(self.work_dir):  # it would replace the config of the run there
+            super().dump_config()
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         """Save as MMEngine does; all ranks call this, and the file is whole or absent."""

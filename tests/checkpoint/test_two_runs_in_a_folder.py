@@ -7,6 +7,7 @@ import time
 
 import pytest
 from harness import Child
+from mmengine.config import Config
 from small_runs import finish, hook_with, small_run, trained_runner
 
 from mmrepro.errors import WorkDirInUse
@@ -46,6 +47,22 @@ def test_the_second_run_names_the_first_and_stops(first, tmp_path):
     assert re.match(rf'process {first.process.pid} on {socket.gethostname()} \(since \d{{4}}-.* '
                     rf'trains in {tmp_path}: ', str(caught.value))
     assert not list(tmp_path.glob('*.pth'))
+
+
+def test_the_config_of_the_first_run_stays(first, tmp_path):
+    config = tmp_path / 'exp.py'
+    config.write_text('# of the first')
+    given = tmp_path / 'given' / 'exp.py'
+    given.parent.mkdir()
+    small_run(tmp_path).dump(given)
+    second = Config.fromfile(str(given))
+    with pytest.raises(WorkDirInUse):
+        finish(second)
+    assert config.read_text() == '# of the first'
+    (tmp_path / 'go on').touch()
+    first.process.join()
+    finish(second)
+    assert config.read_text() != '# of the first'
 
 
 def test_told_so_both_write_and_no_file_is_half(first, tmp_path, monkeypatch):
