@@ -1,4 +1,5 @@
 """A second process repeats and resumes a run while it trains, and the bits are compared."""
+import fcntl
 import importlib
 import os
 import pathlib
@@ -45,9 +46,9 @@ def warm():
 
 @pytest.mark.parametrize('first', range(198, 206))
 def test_a_witness_has_open_files_under_their_numbers(first, tmp_path):
-    process, files = witness_process.subprocess, [first + 1, first]
-    for number in files:
-        os.dup2(sys.__stdin__.fileno(), number)
+    process, null = witness_process.subprocess, os.open(os.devnull, os.O_RDONLY)
+    # numbers that are free here, of which the second is the smaller one
+    files = [fcntl.fcntl(null, fcntl.F_DUPFD, first) for _ in range(2)][::-1]
     try:
         with open(tmp_path / 'output.txt', 'w+') as output:
             started = process.Popen(
@@ -55,7 +56,7 @@ def test_a_witness_has_open_files_under_their_numbers(first, tmp_path):
                  *map(str, files)], stdout=output, stderr=process.STDOUT, pass_fds=files)
             assert started.wait(60) == 0, (tmp_path / 'output.txt').read_text()
     finally:
-        for number in files:
+        for number in (null, *files):
             os.close(number)
 
 
