@@ -153,10 +153,10 @@ def is_written(folder: str) -> bool:
 
 def _locked(folder: str) -> IO[str]:
     os.makedirs(os.path.join(folder, 'mmrepro'), exist_ok=True)
-    file = open(os.path.join(folder, OWNER), 'a+', encoding='utf-8')
+    file, is_ours = _opened(os.path.join(folder, OWNER))
     try:
         # of the process: its forks (data workers) do not keep it
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, (fcntl.LOCK_EX if is_ours else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         with file:
             file.seek(0)
@@ -167,12 +167,25 @@ def _locked(folder: str) -> IO[str]:
             'both write') from error
     except OSError:  # a file system without locks
         return file
+    remove_partial(folder)  # of processes that were killed
+    if not is_ours:
+        return file
     file.truncate(0)
     file.write(json.dumps(dict(pid=os.getpid(), host=socket.gethostname(),
                                since=time.strftime('%Y-%m-%d %H:%M:%S'))) + '\n')
     file.flush()
-    remove_partial(folder)  # of processes that were killed
     return file
+
+
+def _opened(path: str) -> tuple[IO[str], bool]:
+    """Open the file that says who trains in a folder; return whether this user may write to it.
+
+    Members of a group share folders. A lock of a file that may only be read keeps its owner out.
+    """
+    try:
+        return open(path, 'a+', encoding='utf-8'), True
+    except PermissionError:
+        return open(path, encoding='utf-8'), False
 
 
 def _owner(text: str) -> str:

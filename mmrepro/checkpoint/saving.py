@@ -36,6 +36,7 @@ class _Save:
     local: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of this rank
     ranks: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # where ranks differ
     resumable: bool = True  # a run can continue from it
+    given: frozenset[str] = frozenset()  # names in the `meta` of who saves it
 
 
 class CheckpointWriter:
@@ -131,7 +132,7 @@ class CheckpointWriter:
         Returns:
             Whether a run can continue from it, as far as this rank knows.
         """
-        save = _Save()
+        save = _Save(given=frozenset(kwargs.get('meta') or {}))
         if not self._legacy and get_world_size() > 1:
             save.local = rank_state.local_state(runner, self._missing)
             save.ranks = rank_state.gather(save.local)
@@ -146,13 +147,27 @@ class CheckpointWriter:
         if '://' in out_dir or kwargs.get('backend_args') or kwargs.get('file_client_args'):
             stock(out_dir, filename, *args, **kwargs)
             return
-        partial = os.path.join(out_dir, partial_of(filename))
+        folder, name = os.path.split(filename)  # filename_tmpl may name a folder
+        unfinished = os.path.join(folder, partial_of(name))
+        partial = os.path.join(out_dir, unfinished)
         try:
-            stock(out_dir, os.path.basename(partial), *args, **kwargs)
+            stock(out_dir, unfinished, *args, **kwargs)
             replace_with(partial, os.path.join(out_dir, filename), save.resumable)
         finally:
             if os.path.exists(partial):
                 os.remove(partial)
+
+    def set_position(self, meta: dict[str, Any], epoch: int, iteration: int) -> None:
+        """Say in a file's ``meta`` where the run is, unless who saves it has said so.
+
+        MMEngine takes it for the end of an epoch, or of an iteration (``by_epoch=False``), wherever
+        ``Runner.save_checkpoint`` is called: a run that resumed would leave out what is between.
+        """
+        if self._legacy or self._save is None:
+            return
+        for name, value in dict(epoch=epoch, iter=iteration).items():
+            if name not in self._save.given:
+                meta[name] = value
 
     def complete(self, runner: Any, checkpoint: dict[str, Any], config: RandomnessConfig,
                  facts: Mapping[str, Any]) -> None:

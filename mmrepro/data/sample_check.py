@@ -198,8 +198,10 @@ class SampleCheck:
         """
         if not self._batch_is_due:
             return keyed(items)
-        copies = copy.deepcopy(items)  # the function may write into the samples
+        copies = _copied(items)  # the function may write into the samples
         batch = keyed(items)
+        if copies is None:
+            return batch
         first = exact_digest(batch)  # now: the function may return memory that it writes again
         again = keyed(copies)
         if exact_digest(again) != first:
@@ -297,6 +299,14 @@ def _loaded(context: BatchContext, handle: Handle) -> Any:
             f'sample {index} (epoch {epoch}, position {position}) could not be loaded once more, '
             f'to compare the results: {type(error).__name__}: {error}\n  name datasets that '
             'cannot repeat in randomness.self_checks.nonrepeatable_datasets') from error
+
+
+def _copied(items: Any) -> Any:
+    """Return a copy of samples; None where they hold what cannot be copied, such as a lock."""
+    try:
+        return copy.deepcopy(items)
+    except Exception:  # whatever a class of the user raises
+        return None
 
 
 def _mark(path: dataset_tree.Path, datasets: Sequence[Any]) -> int:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mmengine.hooks import EMAHook
@@ -22,6 +22,15 @@ def class_of(module: nn.Module) -> type:
     """Return the class of a module, without what FSDP2 has mixed in."""
     kinds = type(module).__mro__
     return kinds[2] if kinds[1].__name__ == 'FSDPModule' else kinds[0]
+
+
+def takes_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an optimizer computes the losses itself, by the arguments of its hook before a step.
+
+    LBFGS calls the closure, several times; gradients are none of this iteration before it.
+    """
+    closure = kwargs.get('closure', args[1] if len(args) > 1 else None)  # the first is itself
+    return closure is not None
 
 
 def optim_wrappers(optim_wrapper: Any) -> dict[str, Any]:

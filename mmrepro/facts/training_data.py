@@ -14,6 +14,7 @@ from .. import seeds
 from ..data.dataset_tree import datasets
 from ..objects.digests import file_digest, state_digest
 from ..objects.walks import MAX_ITEMS, attributes
+from ..util.text import encoded
 
 MAX_LISTED = 200000  # images whose names are read one by one: beyond, it takes minutes
 SAMPLED = 1000  # entries of a dataset whose files are looked at: their names and sizes
@@ -155,7 +156,7 @@ def _pairs(sample: Mapping[str, str]) -> Iterator[str]:
 
 
 def _lines(texts: Iterable[str]) -> str:
-    return hashlib.sha256(b''.join(text.encode() + b'\n' for text in texts)).hexdigest()
+    return hashlib.sha256(b''.join(encoded(text) + b'\n' for text in texts)).hexdigest()
 
 
 def _innermost(dataset: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..util.text import encoded
 from . import hash_arithmetic as arithmetic
 
 SCHEME = 1
@@ -21,7 +22,7 @@ SCHEME = 1
 
 def text_key(text: str) -> int:
     """Return a number below 2^64: the first 8 bytes of the BLAKE2b digest of ``text``."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
+    return int.from_bytes(hashlib.blake2b(encoded(text), digest_size=8).digest(), 'little')
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -5,6 +5,8 @@ import json
 import os
 from typing import Any
 
+from ..util.text import encoded
+
 
 class Writer:
     """Writes one JSON object per line, unbuffered.
@@ -22,7 +24,7 @@ class Writer:
 
     def write(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
-        self._file.write(line.encode() + b'\n')
+        self._file.write(encoded(line) + b'\n')
 
     def close(self) -> None:
         self._file.close()

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Callable
 import numpy as np
 import torch
 
-from ..util.text import shorten
+from ..util.text import encoded, shorten
 from .walks import attributes, in_slots, items
 
 # objects without content: code, and paths, whose attributes cache hashes
@@ -43,7 +43,7 @@ def state_digest(state: Any) -> str:
     makes of it, and [1, 11] has the digest of [11, 1]. Within a version, use :func:`exact_digest`.
     """
     digest = hashlib.sha256()
-    _update(digest, lambda text: digest.update(text.encode()), state, (), False)
+    _update(digest, lambda text: digest.update(encoded(text)), state, (), False)
     return digest.hexdigest()
 
 
@@ -60,7 +60,7 @@ def exact_digest(state: Any) -> str:
     digest = hashlib.sha256()
 
     def write(text: str) -> None:
-        content = text.encode()
+        content = encoded(text)
         digest.update(b'%d %b' % (len(content), content))
 
     _update(digest, write, state, (), True)

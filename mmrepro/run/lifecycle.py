@@ -20,7 +20,7 @@ from mmengine.device import get_device
 from mmengine.dist import get_rank, get_world_size, is_distributed, is_main_process
 from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper
-from mmengine.runner import BaseLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -81,6 +81,8 @@ class RunLifecycle:
         validation: what a validation may not change.
     """
     resuming = False  # MMEngine resumes from the checkpoint that it loads
+    # what has ended, and what the loops of MMEngine count when all hooks have been called
+    _epochs_ahead = _iterations_ahead = 0
     _overridden: int | None = None  # seed that the program had set before
 
     # ------------------------------------------------------------------ the runner is built
@@ -286,8 +288,10 @@ class RunLifecycle:
         elif self.config.worker_seed != 'sample':
             reason = f'randomness.worker_seed={self.config.worker_seed!r}'
         self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
-                           is_main_process(), self.records.attributes, self.records.own,
-                           self.resume.point.path if self.resume.point and runner.iter else None)
+                           is_main_process(), self.records.attributes,
+                           self.records.attributes_after, self.records.own,
+                           self.resume.point.path if self.resume.point and runner.iter else None,
+                           functools.partial(stop_announced, runner))
         self.records.note(runner.iter + REPEATED_ITERATIONS, attributes=not self.witness.not_tried)
         if is_main_process():
             recipe.write(os.path.join(runner.work_dir, FOLDER, recipe.FILE), self.witness.recipe,
@@ -324,14 +328,16 @@ class RunLifecycle:
         self.seed('step', runner.iter)
 
     def after_train_iter(self, runner: Any, **details: Any) -> Iterator[None]:
-        yield
-        if self._is_witnessed and runner.iter + 1 == self.witness.early:
-            self._save_for_witness(runner)
+        with replaced(self, _iterations_ahead=1):
+            yield
+            if self._is_witnessed and runner.iter + 1 == self.witness.early:
+                self._save_for_witness(runner)
         self.seed('hook', 'loop', runner.iter + 1)
 
     def after_train_epoch(self, runner: Any) -> Iterator[None]:
         self.seed('hook', 'end of epoch', runner.epoch)
-        yield
+        with replaced(self, _epochs_ahead=1):
+            yield
         self.seed('hook', 'loop', runner.iter)
 
     # ----------------------------------------------------------------- validation and test
@@ -415,13 +421,15 @@ class RunLifecycle:
             return
         iteration = (arguments.get('meta') or {}).get('iter')
         if iteration is None:
-            iteration = runner.iter + (arguments.get('by_epoch') is False)
-        self.records.note(iteration + RESUMED_ITERATIONS, attributes=not self.witness.not_tried)
-        if is_main_process():
-            self.witness.saved(f'{folder.rstrip("/")}/{name}' if '://' in folder else
-                               os.path.join(folder, name), iteration, self.witness.saving)
+            iteration = runner.iter + self._iterations_ahead
+        path = f'{folder.rstrip("/")}/{name}' if '://' in folder else os.path.join(folder, name)
+        is_tried = is_main_process() and self.witness.saved(path, iteration, self.witness.saving)
+        self.records.note(iteration + RESUMED_ITERATIONS, attributes=is_tried)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
+        if isinstance(runner._train_loop, (EpochBasedTrainLoop, IterBasedTrainLoop)):
+            self.checkpoints.set_position(checkpoint['meta'], runner.epoch + self._epochs_ahead,
+                                          runner.iter + self._iterations_ahead)
         yield
         virtual.check_shared_weights(runner)
         run_deferred_checks()
@@ -441,7 +449,7 @@ class RunLifecycle:
         run_deferred_checks()
         self._observe(runner.logger)
         if self._is_witnessed:
-            self.witness.finish(runner, runner.iter, lambda: stop_announced(runner))
+            self.witness.finish(runner, runner.iter)
         with virtual.gathered_weights(runner):
             end = functools.cache(lambda: end_of(runner))
             if is_main_process() and not self.config.legacy:

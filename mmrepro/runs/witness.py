@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import json
 import os
 import pickle
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -20,7 +22,7 @@ from typing import Any
 
 from mmengine.config import ConfigDict
 from mmengine.dist import get_rank
-from mmengine.hooks import Hook
+from mmengine.hooks import CheckpointHook, Hook
 
 from .. import activation
 from ..config import NO_CHECKS, RandomnessConfig
@@ -29,7 +31,13 @@ from ..ops import operator_table
 from ..run.hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..selfcheck import recipe
 from ..selfcheck.witness_process import Start
-from ..selfcheck.witness_verdict import ATTRIBUTES, LEFT, left_between
+from ..selfcheck.witness_verdict import (
+    ATTRIBUTES,
+    ATTRIBUTES_AFTER,
+    LEFT,
+    attribute_digests,
+    left_between,
+)
 from ..util.files import write_whole
 from ..util.scoped import replaced
 from ..util.text import class_name
@@ -43,12 +51,17 @@ _OF_EVERY_TRAINING = ('mmrepro.run.runner', 'torch._dynamo', 'matplotlib.pyplot'
 POLL = 0.1  # seconds between two looks at a training
 _PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_OF_CHECKPOINTS = inspect.signature(CheckpointHook.__init__).parameters  # its arguments
 _CHANGING = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'shutil.rmtree', 'os.link',
              'os.symlink', 'os.mkdir')
 
 
-def main(task: dict[str, Any]) -> None:
-    """Train what a task asks for, each start in a process of its own that has only imported."""
+def main(task: dict[str, Any], run: int) -> None:
+    """Train what a task asks for, each start in a process of its own that has only imported.
+
+    Args:
+        run: number of the process whose witness this is. If it is killed, this one ends.
+    """
     if task['quiet']:
         os.nice(NICE)
     activation.activate()
@@ -62,16 +75,16 @@ def main(task: dict[str, Any]) -> None:
     for operator in operator_table.TABLE:
         operator_table.implementation(operator)
     own_code.sources()  # which files belong to which packages is found out once
-    parent, used = os.getppid(), time.process_time()
+    imports = time.process_time()
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {
             int(iteration): metrics for iteration, metrics in given['metrics'].items()}})
-        _in_fork(partial(_result, task, start, problems, used), parent)
-        used = 0.0
+        _in_fork(partial(_result, task, start, problems, imports), run, task['scratch'])
+        imports = 0.0  # once for all of them
 
 
-def _in_fork(call: Callable[[], None], parent: int) -> None:
-    """Call a function in a forked process; end with all processes if the run has ended."""
+def _in_fork(call: Callable[[], None], run: int, scratch: str) -> None:
+    """Call a function in a forked process; if the run has ended, end and leave nothing behind."""
     pid = os.fork()
     if pid == 0:
         CDLL(None).prctl(_PR_SET_PDEATHSIG, c_ulong(signal.SIGKILL))
@@ -84,7 +97,10 @@ def _in_fork(call: Callable[[], None], parent: int) -> None:
             sys.stderr.flush()
             os._exit(code)
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        if os.getppid() != parent:
+        if os.getppid() != run:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            shutil.rmtree(scratch, ignore_errors=True)
             os.killpg(0, signal.SIGKILL)
         time.sleep(POLL)
 
@@ -107,10 +123,10 @@ def _protect(work_dir: str, scratch: str) -> None:
     sys.addaudithook(refuse)
 
 
-def _result(task: Mapping[str, Any], start: Start, problems: list[str], seconds: float) -> None:
+def _result(task: Mapping[str, Any], start: Start, problems: list[str], imports: float) -> None:
     """Train a start and write its result; what it raises becomes part of the result.
 
-    ``seconds`` of processor time were used before.
+    ``imports``: seconds of processor time that were used before, for all starts.
     """
     folder = os.path.join(task['scratch'], start.name)
     os.makedirs(folder)
@@ -126,7 +142,7 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], seconds:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     write_whole(os.path.join(folder, 'result.json'), json.dumps(dict(
         name=start.name, error=error, lines=folder, code=code,
-        seconds=seconds + sum(usage.ru_utime + usage.ru_stime for usage in used))))
+        imports=imports, seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))))
 
 
 def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
@@ -160,7 +176,10 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
             records.close()
         if get_rank() == 0:
             before = records.attributes.get(start.begin, {})
-            write_whole(os.path.join(folder, ATTRIBUTES), json.dumps(before))
+            for name, texts in ((ATTRIBUTES, before), (ATTRIBUTES_AFTER,
+                                                       records.attributes_after.get(start.until))):
+                if texts is not None:
+                    write_whole(os.path.join(folder, name), json.dumps(attribute_digests(texts)))
             if not runner.train_dataloader.num_workers:  # otherwise workers have what is left
                 write_whole(os.path.join(folder, LEFT), json.dumps(left_between(
                     before, attribute_texts(runner))))
@@ -185,10 +204,8 @@ def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, fol
         changed['val_dataloader'] = _other_workers(given['val_dataloader'])
     changed['default_hooks'] = {
         name: _without_files(hook) for name, hook in (given.get('default_hooks') or {}).items()}
-    changed['default_hooks'].setdefault('checkpoint', dict(type='CheckpointHook'))
-    changed['default_hooks']['checkpoint'] = dict(
-        type=(changed['default_hooks']['checkpoint'] or {}).get('type', 'CheckpointHook'),
-        interval=-1, save_last=False)
+    changed['default_hooks']['checkpoint'] = _without_checkpoints(
+        changed['default_hooks'].get('checkpoint'))
     changed['custom_hooks'] = [
         _without_files(hook) for hook in given.get('custom_hooks') or []
         if class_name(hook.get('type')) != 'FingerprintHook']
@@ -220,6 +237,12 @@ def _without_files(hook: Any) -> Any:
     if isinstance(hook, Mapping) and 'out_dir' in hook:
         return {**hook, 'out_dir': None}
     return hook
+
+
+def _without_checkpoints(hook: Any) -> dict[str, Any]:
+    """Return the settings of a hook that writes no checkpoint; what a subclass adds is kept."""
+    own = {name: value for name, value in (hook or {}).items() if name not in _OF_CHECKPOINTS}
+    return dict(type='CheckpointHook') | own | dict(interval=-1, save_last=False)
 
 
 class _First:

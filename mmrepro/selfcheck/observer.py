@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..distributed.unwrap import optim_wrappers, unwrap
+from ..distributed.unwrap import optim_wrappers, takes_closure, unwrap
 from ..fingerprint.digest import hex_of
 from ..fingerprint.snapshot import Snapshot, gradients_of
 from ..objects.digests import local_part
@@ -52,11 +52,12 @@ class Observer:
 
     Args:
         reached: called once with the digests, when the pass reaches the optimizer: before
-            gradients are unscaled or clipped. By then nothing is watched any more.
+            gradients are unscaled or clipped. By then nothing is watched any more. Called with
+            None if the optimizer itself computes the losses, by a closure.
         names: of parameters, by id, which stay when a pass gives a parameter another name.
     """
 
-    def __init__(self, runner: Any, reached: Callable[[PassDigests], Any],
+    def __init__(self, runner: Any, reached: Callable[[PassDigests | None], Any],
                  names: Mapping[int, str]) -> None:
         self._model = unwrap(runner.model)
         self._wrappers = list(optim_wrappers(runner.optim_wrapper).values())
@@ -89,7 +90,7 @@ class Observer:
             # a model may call the optimizer itself
             optimizer = wrapper.optimizer
             if hasattr(optimizer, 'register_step_pre_hook'):
-                handle = optimizer.register_step_pre_hook(lambda *args: self.finish())
+                handle = optimizer.register_step_pre_hook(self._before_step)
                 self._watching.callback(handle.remove)
 
     def _replace(self, owner: Any, name: str, watched: Callable) -> None:
@@ -111,6 +112,15 @@ class Observer:
         self._reached(PassDigests(content.floats('losses'), *digests))
 
     # ----------------------------------------------------------------------- watched calls
+
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+                     ) -> None:
+        if not takes_closure(args, kwargs):
+            self.finish()
+        elif self._snapshot is not None:
+            self._snapshot = None
+            self._watching.close()
+            self._reached(None)
 
     def _parse_losses(self, parse_losses: Callable, *args: Any, **kwargs: Any) -> Any:
         result = parse_losses(*args, **kwargs)

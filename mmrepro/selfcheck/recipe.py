@@ -14,6 +14,7 @@ import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import PurePath
 from pkgutil import resolve_name
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from . import script
 
 # of a registered class: these are imported by the config's scope, not by the user
 _PROVIDED = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'torch', 'builtins')
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, PurePath, type(None))
 FILE = 'witness.json'  # of a run, for ``mmrepro verify WORK_DIR``
 _KEPT = ('__module__', '__qualname__')  # of what another process can import by name
 

@@ -37,6 +37,7 @@ from .state import StepState
 from .step_report import report, report_unexplained
 
 TOPIC = 'repeated step'  # what the ranks compare
+CLOSURE = 'the optimizer computes the losses itself, by a closure'
 LEAST, PATIENCE = 60, 20  # seconds, and times the step, that a copy has for its answer
 EXPLAINING = 600  # seconds for the passes that explain a difference
 
@@ -82,6 +83,10 @@ class StepCheck:
             return self._beside_a_copy(step, args, kwargs)
         with _disable_current_modes():
             first = self._rehearse()
+        if first is None:
+            self._done(self._runner, CLOSURE)
+            self._forget()
+            return step(*args, **kwargs)
         second: list[PassDigests] = []
         with suppress(_Reached):
             result = self._observed(partial(self._compare, first, second), args, kwargs)
@@ -90,7 +95,7 @@ class StepCheck:
         # out of the step, so that its contexts are left and the recorded calls are the model's
         self._explain(first, second[0], self._suspects)
 
-    def _observed(self, reached: Callable[[PassDigests], Any], args: tuple, kwargs: dict) -> Any:
+    def _observed(self, reached: Callable[[Any], Any], args: tuple, kwargs: dict) -> Any:
         return Observer(self._runner, reached, self._names).run(self._step, args, kwargs)
 
     def _problem(self) -> str:
@@ -145,8 +150,12 @@ class StepCheck:
         process.answer(partial(self._repeated, first))
 
     def _let_repeat(self, in_the_copy: list[tuple[Copy, PassDigests]],
-                    first: PassDigests) -> None:
+                    first: PassDigests | None) -> None:
         """Let a copy of the process repeat the step, whose real pass has reached the optimizer."""
+        if first is None:
+            self._done(self._runner, CLOSURE)
+            self._forget()
+            return
         self._state.check_optimizer()
         took = time.monotonic() - self._begun
         process = Copy()
@@ -187,7 +196,7 @@ class StepCheck:
 
     # ------------------------------------------------------------------- in this process
 
-    def _rehearse(self) -> PassDigests:
+    def _rehearse(self) -> PassDigests | None:
         """Run the pass before the step, and put back what checkpoints keep."""
         self._left: StepState | None = None
         first = self._pass(ending=self._keep_changes)

@@ -11,7 +11,8 @@ import os
 import pickle
 import resource
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +33,10 @@ RESUMED_ITERATIONS = 2  # iterations that are trained behind a checkpoint
 REPEATED = 'repeated'  # name of the start that trains the first iterations once more
 FREE_SECONDS = 20.0  # seconds of processor time that the witness may take in any run
 IMPORT_SECONDS = 5.0  # seconds that a process takes to import torch, MMEngine and MMDetection
+SHORT_SECONDS = 60.0  # of processor time; of a shorter run, one process tries all at its end
 MAX_TIME_SHARE = 0.01  # fraction of the processor time of the run, in addition to FREE_SECONDS
 CUDA_CONTEXT = 1 << 30  # bytes that a process takes on a GPU beside its tensors
+MAX_OPEN = 3  # checkpoints that wait for memory, and cannot be freed on the disk
 MAX_WAIT = 600.0  # seconds that a run waits at its end for a witness that has begun
 PROGRESS = 10.0  # seconds between two lines while it waits
 POLL = 0.1  # seconds between two looks at a witness while a run waits
@@ -94,22 +97,27 @@ class Witness:
         self._waiting: list[_Saved] = []
         self._newest: _Saved | None = None  # a checkpoint that does not wait
         self._count = 0  # of checkpoints
+        self._saved_at = 0  # iteration of the last one
         # seconds of processor time: of all witnesses, of one start, of the start of this run
         self._spent = self._cost = self._set_up = 0.0
         self._born = time.process_time()
+        self._imports = IMPORT_SECONDS  # until a witness has said what it took
         self._skipped = 0  # checkpoints whose turn came when the time was spent
         self._first, self._total, self._clock = 0, 0, 0.0
         self._attributes: Mapping[int, Mapping[str, str]] = {}
+        self._attributes_after: Mapping[int, Mapping[str, str]] = {}
         self._own: Set[str] = frozenset()
         self._of_a_process: Set[str] = frozenset()  # attributes that each process has otherwise
         self._left: tuple[str, ...] = ()  # attributes in which samples leave something
         self._seed_is_due = True
+        self._stop: Callable[[], bool] = lambda: False
 
     # ------------------------------------------------------------------------- the training
 
     def begin(self, iteration: int, total: int | None, reason: str, launches: bool,
-              attributes: Mapping[int, Mapping[str, str]], own: Set[str] = frozenset(),
-              resumed_from: str | None = None) -> None:
+              attributes: Mapping[int, Mapping[str, str]],
+              attributes_after: Mapping[int, Mapping[str, str]] = {}, own: Set[str] = frozenset(),
+              resumed_from: str | None = None, stop: Callable[[], bool] = lambda: False) -> None:
         """Decide what is tried, when the training begins; all ranks decide alike.
 
         Args:
@@ -118,12 +126,16 @@ class Witness:
             reason: why this run has no witness; '' if it may have one.
             launches: whether this rank starts it.
             attributes: what the run notes to explain a difference, by iteration.
+            attributes_after: the same, by the number of iterations after which it was noted.
             own: the paths of those that belong to own code; what is noted later is added.
             resumed_from: path of the checkpoint that this run continues.
+            stop: whether the run shall end at once; nothing is waited for then.
         """
         self._first, self._total, self._clock = iteration, total or 0, time.process_time()
         self._set_up = self._clock - self._born
-        self._launches, self._attributes, self._own = launches, attributes, own
+        self._launches, self._own = launches, own
+        self._attributes, self._attributes_after = attributes, attributes_after
+        self._stop = stop
         if reason or self.not_tried:
             self.not_tried = reason or self.not_tried
             self._can_be_verified = False
@@ -150,30 +162,43 @@ class Witness:
         if isinstance(self._recipe, Recipe):
             self._recipe = with_hooks(self._recipe, hooks)
 
-    def saved(self, path: str, iteration: int, own: bool = False) -> None:
+    def saved(self, path: str, iteration: int, own: bool = False) -> bool:
         """Note a checkpoint from which a run can resume.
 
         Args:
             own: it was written for the witness.
+
+        Returns:
+            Whether a witness is going to resume from it, as far as it is known now.
         """
         if self.not_tried or not self._launches:
-            return
+            return False
         self._count += not own
         is_tried = own or is_due(self._count)
+        since, self._saved_at = iteration - self._saved_at, iteration
         if not is_tried and 0 < self._total <= iteration:
-            return  # no iteration follows it
+            return False  # no iteration follows it
         known = {known.iteration for known in (*self._waiting, *self._tries.values())}
         if iteration in known.union(self.resumed):
-            return
+            return False
         saved = self._readable(path, iteration, 0 if own else self._count)
         if saved is None:
-            return
+            return False
         if is_tried:
             self._waiting.append(saved)
-        else:
-            if self._newest is not None:
-                self._newest.close()
-            self._newest = saved
+            if len(self._waiting) > MAX_OPEN and not self._is_short:
+                self._waiting.pop(1).close()  # the first and the newest ones are kept
+                self._skipped += 1
+            return True
+        if self._newest is not None:
+            self._newest.close()
+        self._newest = saved
+        return iteration + since >= self._total  # no other follows in time; or nobody knows
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether one process tries everything when the run has ended."""
+        return 0 < self._total - self._first < MIN_ITERATIONS
 
     def _readable(self, path: str, iteration: int, number: int) -> _Saved | None:
         try:
@@ -203,12 +228,11 @@ class Witness:
             self._newest = None
         complete = [saved for saved in self._waiting if saved.iteration < done and (
             ends or saved.iteration + RESUMED_ITERATIONS <= done)]
-        # one process tries all at the end of a short run
-        is_short = 0 < self._total - self._first < MIN_ITERATIONS
+        is_short = self._is_short or self._each(done) * self._total < SHORT_SECONDS
         if not complete or is_short and not ends or not self._has_memory(runner, ends):
             return
         self._waiting = [saved for saved in self._waiting if saved not in complete]
-        starts = self._affordable(complete, done)
+        starts = self._affordable(complete, done, ends)
         if not starts:
             return
         try:
@@ -248,20 +272,33 @@ class Witness:
             self.not_tried = short[0]
         return not short
 
-    def _affordable(self, complete: list[_Saved], done: int) -> list[Start]:
+    def _each(self, done: int) -> float:
+        """Return the seconds of processor time of an iteration, when ``done`` were trained."""
+        return (time.process_time() - self._clock) / max(done - self._first, 1)
+
+    def _affordable(self, complete: list[_Saved], done: int, ends: bool) -> list[Start]:
         """Return what a witness tries within its share of the processor time of the run.
 
-        Checkpoints come before the repetition from the seed. What is left out is closed.
+        While the run trains, checkpoints come before the repetition from the seed, and time for one
+        more is left. What hooks do in an epoch shows at the last checkpoint only, which therefore
+        comes first at the end, and the repetition second. What is left out is closed.
         """
-        each = (time.process_time() - self._clock) / max(done - self._first, 1)
+        each = self._each(done)
         allowed = FREE_SECONDS + MAX_TIME_SHARE * each * max(self._total, done) - self._spent
-        start = max(self._set_up + REPEATED_ITERATIONS * each, self._cost)
+        start = self._cost or self._set_up + REPEATED_ITERATIONS * each  # a guess, for the first
         count = len(complete) + self._seed_is_due
         if self._mode is not True:
-            count = min(count, int((allowed - IMPORT_SECONDS) / max(start, 1e-3)))
-        kept = complete[:max(count, 0)]
-        self._skipped += len(complete) - len(kept)
-        for saved in complete[len(kept):]:
+            processes = 1 if ends or self._total == 0 else 2
+            count = min(count, int((allowed - processes * self._imports) / max(start, 1e-3))
+                        - processes + 1)
+        ordered = sorted(complete, key=lambda saved: saved.iteration)
+        room = max(count, 0)
+        if ends:
+            ordered = ordered[-1:] + ordered[:-1]
+            room -= self._seed_is_due and room > 1
+        kept, left = ordered[:room], ordered[room:]
+        self._skipped += len(left)
+        for saved in left:
             saved.close()
         self._tries = {f'resumed{saved.iteration}_{number}': saved
                        for number, saved in enumerate(kept)}
@@ -282,9 +319,9 @@ class Witness:
         tries, self._tries = self._tries, {}
         try:
             results = process.results()
-            seconds = [result.seconds for result in results]
-            self._cost = max(seconds)
-            self._spent += sum(seconds)
+            self._cost = max(result.seconds for result in results)
+            self._imports = max(result.imports for result in results) or self._imports
+            self._spent += sum(result.seconds + result.imports for result in results)
             for start, result in zip(process.starts, results):
                 self._judge_one(runner, start, result)
         finally:
@@ -301,8 +338,9 @@ class Witness:
         if finding is not None and edited:  # the difference is explained, and is no fault
             finding = f'{witness_verdict.edited_text(edited)} while it trains'
         if isinstance(finding, str):
-            self.notes.append(f'{what} was not compared: {finding}')
-            runner.logger.warning(f'witness: {self.notes[-1]}')
+            text = f'{what} was not compared: {finding}'
+            self.notes.append(text.splitlines()[0])  # the last line of the log is one line
+            runner.logger.warning(f'witness: {text}')
             return
         self._left = self._left or witness_verdict.left_behind(result.lines)
         if not self._left and not runner.train_dataloader.num_workers and self._attributes:
@@ -334,7 +372,8 @@ class Witness:
     def _note_not_restored(self, runner: Any, start: Start, result: Result) -> None:
         """Name state of own code that is lost at a resume and may have an effect later."""
         lost = witness_verdict.not_restored(
-            self._attributes, result.lines, start.begin, self._of_a_process)
+            self._attributes, result.lines, start.begin, self._of_a_process,
+            self._attributes_after.get(start.until))
         own = witness_verdict.without_parts(name for name in lost if name in self._own)
         new = sorted(name for name in own if name not in self.not_restored)
         self.not_restored += new
@@ -365,29 +404,26 @@ class Witness:
         """Return what two more processes find that load with as many workers as the run."""
         findings: list[Any] = []
         lines: list[str] = []
-        processes = [self._started(runner, [start._replace(other_workers=False)], quiet=False)
-                     for _ in range(2)]
-        try:
-            for process in processes:
-                self._wait(runner, process, 'two more processes repeat the first iterations')
+        again = [start._replace(other_workers=False)]
+        with ExitStack() as processes:  # a folder of results goes with its process
+            for _ in range(2):  # one after the other: there is memory for one
+                process = self._started(runner, again, quiet=False)
+                processes.callback(process.kill)
+                if not self._wait(runner, process, 'two more processes repeat the first iterations',
+                                  self._stop):
+                    return []
                 result, = process.results()
                 lines.append(result.lines)
                 findings.append(self._compared(runner, start, result))
             if not any(isinstance(finding, str) for finding in findings):
                 findings.append(witness_verdict.compare(
                     lines[0], lines[1], start.begin, start.until))
-        finally:
-            for process in processes:
-                process.kill()
         return findings
 
     # ------------------------------------------------------------------------- the end
 
-    def finish(self, runner: Any, done: int, stop: Any) -> None:
+    def finish(self, runner: Any, done: int) -> None:
         """Wait for the witness that runs, and for the last one.
-
-        Args:
-            stop: called while it waits; True ends the waiting.
 
         Raises:
             WitnessDiffersError: a witness got different bits.
@@ -395,21 +431,21 @@ class Witness:
         try:
             for _ in range(2):
                 if self._process is not None and not self._wait(
-                        runner, self._process, 'the training has ended', stop):
+                        runner, self._process, 'the training has ended', self._stop):
                     self.notes.append('the last witness was not waited for')
                     break
                 self.advance(runner, done, ends=True)
             else:
                 if self._process is not None and self._wait(
-                        runner, self._process, 'the training has ended', stop):
+                        runner, self._process, 'the training has ended', self._stop):
                     self._judge(runner)
         except KeyboardInterrupt:
             self.notes.append('the last witness was skipped by Ctrl-C')
         finally:
             self.close()
 
-    def _wait(self, runner: Any, process: WitnessProcess, why: str,
-              stop: Any = lambda: False) -> bool:
+    def _wait(self, runner: Any, process: WitnessProcess, why: str, stop: Callable[[], bool]
+              ) -> bool:
         """Wait for a process, with a line of progress; return whether it has ended."""
         process.hurry()
         began = said = time.monotonic()
@@ -447,12 +483,14 @@ class Witness:
             parts.append('a resume does not restore '
                          f'{listed(self.not_restored, witness_verdict.SHOWN)}')
         if self._skipped:
-            parts.append(f'{self._skipped} checkpoints were left out, to stay within '
-                         f'{MAX_TIME_SHARE:.0%} of the time')
+            parts.append(f'{self._skipped} checkpoints were left out, for lack of memory or to '
+                         f'stay within {MAX_TIME_SHARE:.0%} of the time')
         parts += self.notes
         if self.resumed:
             return '; '.join(parts)
         reason = self.not_tried or 'no checkpoint was followed by enough iterations'
+        if self._skipped and not self.not_tried:
+            reason = 'those that could be resumed were left out'
         if not self.notes:
             command = f': mmrepro verify {work_dir}' if self._can_be_verified else ''
             parts.append(f'no resume was tried ({reason}){command}')

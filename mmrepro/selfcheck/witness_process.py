@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,12 +20,14 @@ from ..errors import RunError
 from ..util.files import read_json
 from .recipe import Recipe
 
-COMMAND = ('import json, sys; task = json.load(open(sys.argv[1])); sys.path[:] = task["path"]; '
-           'from mmrepro.runs.witness import main; main(task)')
+# the run may end during the imports, which take seconds: who started it is noted first
+COMMAND = ('import json, os, sys; run = os.getppid(); task = json.load(open(sys.argv[1])); '
+           'sys.path[:] = task["path"]; from mmrepro.runs.witness import main; main(task, run)')
 # variables of launchers, whose ranks a witness is none of; the last are beginnings of names
 _OF_RANKS = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'MASTER_ADDR',
-             'MASTER_PORT')
-_OF_LAUNCHERS = ('SLURM_', 'OMPI_', 'PMI_', 'TORCHELASTIC_')
+             'MASTER_PORT', 'SLURM_PROCID', 'SLURM_LOCALID', 'SLURM_NODEID', 'SLURM_NTASKS',
+             'SLURM_NPROCS', 'SLURM_STEP_ID')
+_OF_LAUNCHERS = ('OMPI_', 'PMI_', 'TORCHELASTIC_')
 _QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
 
 
@@ -44,7 +46,8 @@ class Result(NamedTuple):
     name: str
     error: str  # '' without one
     lines: str  # folder with the lines of its ranks
-    seconds: float  # of processor time
+    seconds: float  # of processor time, without imports
+    imports: float = 0.0  # seconds, of the first training of a process
     code: dict[str, str] = {}  # facts on the code that it has imported
 
 
@@ -135,18 +138,52 @@ class WitnessProcess:
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that this machine, or this container, has free."""
+    """Return the bytes of memory that this process can still take.
+
+    That is what the machine has, and what the control groups leave that the process is in: of a
+    container, a job of Slurm, a unit of systemd.
+    """
     with open('/proc/meminfo', encoding='ascii') as file:
         sizes = dict(line.split(':') for line in file)
-    free = int(sizes['MemAvailable'].split()[0]) * 1024
-    with suppress(OSError, ValueError):  # no control group of version 2, or one without a limit
-        limit, used = (int(_read(f'memory.{name}')) for name in ('max', 'current'))
-        cached = dict(line.split() for line in _read('memory.stat').splitlines())['inactive_file']
-        free = min(free, limit - used + int(cached))
-    return free
+    return min([int(sizes['MemAvailable'].split()[0]) * 1024, *free_in_groups()])
 
 
-def _read(name: str) -> str:
-    """Return the content of a file of this container's control group."""
-    with open(f'/sys/fs/cgroup/{name}', encoding='ascii') as file:
+class _GroupFiles(NamedTuple):
+    """Names of a control group's files: its limit, what it uses, and the line for its cache."""
+    limit: str
+    used: str
+    cache: str
+
+
+# https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgroup-v1/memory.html
+_VERSION_1 = _GroupFiles('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file')
+_VERSION_2 = _GroupFiles('memory.max', 'memory.current', 'inactive_file')
+
+
+def free_in_groups(root: str = '/') -> Iterator[int]:
+    """Yield the bytes that each control group leaves which this process is in.
+
+    Groups are nested, and each may have a limit. ``root`` is the folder of the file system.
+    """
+    with suppress(OSError), open(os.path.join(root, 'proc/self/cgroup'), encoding='utf-8') as file:
+        for line in file:
+            _, controllers, path = line.rstrip('\n').split(':', 2)
+            names, home = _VERSION_2, os.path.join(root, 'sys/fs/cgroup')
+            if controllers:
+                if 'memory' not in controllers.split(','):
+                    continue
+                names, home = _VERSION_1, os.path.join(home, 'memory')
+            parts = path.strip('/').split('/')
+            for depth in range(len(parts) + 1):
+                folder = os.path.join(home, *parts[:depth])
+                # a group without a limit, or one outside of what this container sees
+                with suppress(OSError, ValueError):
+                    limit, used = (int(_read(os.path.join(folder, name)))
+                                   for name in (names.limit, names.used))
+                    stat = _read(os.path.join(folder, 'memory.stat')).splitlines()
+                    yield limit - used + int(dict(map(str.split, stat)).get(names.cache, 0))
+
+
+def _read(path: str) -> str:
+    with open(path, encoding='ascii') as file:
         return file.read()

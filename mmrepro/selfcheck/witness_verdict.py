@@ -1,6 +1,7 @@
 """Compare what a run and its witness have noted, and say what differs first and what to do."""
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -10,12 +11,13 @@ from ..errors import FingerprintError
 from ..fingerprint.divergence import ComparedField, Divergence, divergences
 from ..fingerprint.reader import RankLog, read_rank
 from ..util.files import read_json
-from ..util.text import listed
+from ..util.text import encoded, listed
 
 LINES = re.compile(r'witness\.rank(\d+)\.jsonl')
 FILE = 'witness.rank{}.jsonl'
 ITEMS = 'items'  # of a line: digests of the parts of the batch, by path
-ATTRIBUTES = 'attributes.json'  # Python attributes of a witness before an iteration, by path
+ATTRIBUTES = 'attributes.json'  # digests of a witness' attributes before an iteration, by path
+ATTRIBUTES_AFTER = 'attributes_after.json'  # the same, after the iterations that are compared
 LEFT = 'left.json'  # names of those that loading samples has changed in a witness
 PREDICTIONS = 'predictions'  # of a line of a validation: digests of its first batches
 # paths of attributes: of data loading, and of globals (``module:name``)
@@ -134,6 +136,12 @@ def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
 
 
+def attribute_digests(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return digests of attributes, by path: files of a witness hold no value of the user's."""
+    return {name: hashlib.blake2b(encoded(text), digest_size=8).hexdigest()
+            for name, text in texts.items()}
+
+
 def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
                 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the attributes that a witness has otherwise: as at the start of the run, and others.
@@ -141,7 +149,7 @@ def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
     path = os.path.join(witness, ATTRIBUTES)
     if begin not in noted or not os.path.exists(path):
         return (), ()
-    start, now = noted[min(noted)], noted[begin]
+    start, now = attribute_digests(noted[min(noted)]), attribute_digests(noted[begin])
     theirs = read_json(path, FingerprintError)
     differing = [name for name in {**now, **theirs}
                  if now.get(name) not in (theirs.get(name), start.get(name))]
@@ -150,7 +158,7 @@ def _attributes(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int
 
 
 def not_restored(noted: Mapping[int, Mapping[str, str]], witness: str, begin: int,
-                 of_a_process: Set[str]) -> list[str]:
+                 of_a_process: Set[str], after: Mapping[str, str] | None = None) -> list[str]:
     """Return attributes that the run has changed and that a resumed run has otherwise.
 
     Those of data loading are left out: caches differ from worker to worker, and what samples depend
@@ -158,10 +166,16 @@ def not_restored(noted: Mapping[int, Mapping[str, str]], witness: str, begin: in
 
     Args:
         of_a_process: names of attributes that each process has otherwise, such as times.
+        after: attributes of the run after the iterations that the witness has trained. What is
+            equal there was set again, such as a rate of dropout that follows from the iteration.
     """
     lost, other = _attributes(noted, witness, begin)
+    path = os.path.join(witness, ATTRIBUTES_AFTER)
+    still = {*lost, *other}
+    if after is not None and os.path.exists(path):
+        still = set(_differing(attribute_digests(after), read_json(path, FingerprintError)))
     return [name for name in (*lost, *other)
-            if name not in of_a_process and not OF_LOADING.match(name)]
+            if name in still and name not in of_a_process and not OF_LOADING.match(name)]
 
 
 def without_parts(names: Iterable[str]) -> list[str]:
@@ -179,7 +193,7 @@ def of_a_process(noted: Mapping[int, Mapping[str, str]], witness: str, begin: in
     path = os.path.join(witness, ATTRIBUTES)
     if begin not in noted or not os.path.exists(path):
         return set()
-    return set(_differing(noted[begin], read_json(path, FingerprintError)))
+    return set(_differing(attribute_digests(noted[begin]), read_json(path, FingerprintError)))
 
 
 def left_between(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

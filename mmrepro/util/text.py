@@ -20,6 +20,15 @@ def shorten(value: Any, width: int = 60) -> str:
     return text if len(text) <= width else f'{text[:width - 3]}...'
 
 
+def encoded(text: str) -> bytes:
+    """Return a text in UTF-8, also where it holds what does not belong there.
+
+    Python decodes a file name that is not UTF-8 to lone surrogates. Different texts have different
+    bytes.
+    """
+    return text.encode(errors='surrogatepass')
+
+
 def qualified_name(value: Any) -> str:
     """Return the dotted path of a class or function."""
     return f'{value.__module__}.{value.__qualname__}'

@@ -16,8 +16,9 @@ import pytest
 import torch
 import witnessed
 from harness import environment
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
+from mmengine.dataset import BaseDataset
+from mmengine.hooks import CheckpointHook, Hook
+from mmengine.registry import DATASETS, FUNCTIONS, HOOKS
 from warm import Warm
 from witnessed import SPOILED, SavesTwice, config, log_of, train
 
@@ -110,6 +111,94 @@ def test_no_checkpoint_of_its_own_calls_what_may_change_the_run(tmp_path):
     runner.train()
     assert runner.saves == 5
     assert 'SavesTwice.save_checkpoint would run' in log_of(tmp_path / 'own').splitlines()[-1]
+
+
+def test_what_a_hook_saves_in_the_middle_of_an_epoch_can_be_resumed(tmp_path):
+    cfg = config(tmp_path / 'run', custom_hooks=[dict(type='Snapshots')])
+    cfg.default_hooks.checkpoint.interval = 3
+    ended = state_digest(train(cfg).model.state_dict())
+    last = log_of(tmp_path / 'run').splitlines()[-1]
+    assert 'resumed by a witness at iterations 4, 6, 8: same bits' in last, last
+    for name, position in (('snapshot', (1, 6)), ('validated', (2, 8))):
+        again = cfg.copy()
+        again.randomness.self_checks = False
+        again.update(work_dir=str(tmp_path / name), resume=True,
+                     load_from=str(tmp_path / 'run' / f'{name}.pth'))
+        meta = torch.load(again.load_from, weights_only=False)['meta']
+        assert (meta['epoch'], meta['iter']) == position
+        assert state_digest(train(again).model.state_dict()) == ended
+
+
+@HOOKS.register_module(force=True)
+class NamedSaves(CheckpointHook):
+    """A hook of the user's with an argument of its own, that has no default."""
+
+    def __init__(self, owner, **kwargs):
+        super().__init__(**kwargs)
+        self.owner = owner
+
+
+def test_checkpoints_may_have_hooks_and_folders_of_their_own(tmp_path):
+    saves = dict(type='NamedSaves', owner='us', interval=1, filename_tmpl='files/epoch_{}.pth',
+                 max_keep_ckpts=2)
+    cfg = config(tmp_path / 'run', default_hooks=dict(checkpoint=saves))
+    ended = state_digest(train(cfg).model.state_dict())
+    last = log_of(tmp_path / 'run').splitlines()[-1]
+    assert 'resumed by a witness at iterations 4, 8: same bits' in last, last
+    assert {path.name for path in (tmp_path / 'run' / 'files').glob('*.pth')} == {
+        'epoch_2.pth', 'epoch_3.pth', '.last_good.pth'}
+    (tmp_path / 'run' / 'files' / 'epoch_3.pth').unlink()
+    (tmp_path / 'run' / 'files' / '.last_good.pth').unlink()
+    cfg.update(resume=True)
+    cfg.randomness.self_checks = False
+    assert state_digest(train(cfg).model.state_dict()) == ended
+    assert 'epoch_2.pth: epoch 2, iteration 8' in log_of(tmp_path / 'run')
+
+
+@DATASETS.register_module(force=True)
+class OddlyNamed(BaseDataset):
+    """Files whose names are not UTF-8, and samples that no one can copy."""
+
+    def load_data_list(self):
+        return [dict(img_path=f'p\udce9re_{number}.jpg', x=float(number)) for number in range(16)]
+
+    def __getitem__(self, i):
+        info = self.get_data_info(i)
+        return dict(x=torch.full((3, ), info['x']), lock=threading.Lock(), path=info['img_path'])
+
+
+def _stack(samples):
+    return dict(x=torch.stack([sample['x'] for sample in samples]))
+
+
+@FUNCTIONS.register_module(force=True)
+def stacked(samples):
+    return _stack(samples)
+
+
+def test_names_in_any_encoding_and_samples_that_cannot_be_copied_end_no_run(tmp_path):
+    cfg = config(tmp_path)
+    cfg.train_dataloader.update(dataset=dict(type='OddlyNamed'), collate_fn=dict(type='stacked'))
+    cfg.custom_hooks = [dict(type='FingerprintHook', interval=1)]
+    train(cfg)
+    assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path).splitlines()[-1]
+
+
+def test_an_attribute_that_a_hook_sets_anew_is_restored(tmp_path):
+    train(config(tmp_path, custom_hooks=[dict(type='SetsAlways'), dict(type='Patience')]))
+    last = log_of(tmp_path).splitlines()[-1]
+    assert 'a resume does not restore Patience.seen, Patience.values' in last
+    assert 'scale' not in last
+
+
+def test_an_optimizer_that_calls_a_closure_is_resumed(tmp_path):
+    cfg = config(tmp_path, model=dict(type='Closing'))
+    cfg.optim_wrapper = dict(optimizer=dict(type='LBFGS', max_iter=3))
+    train(cfg)
+    log = log_of(tmp_path)
+    assert 'resumed by a witness at iterations 4, 8: same bits' in log.splitlines()[-1]
+    assert '0 steps were repeated' in log
+    assert 'the optimizer computes the losses itself, by a closure' in log
 
 
 def test_virtual_ranks_have_one_witness_process(tmp_path):
@@ -421,14 +510,14 @@ def test_a_checkpoint_that_cannot_be_opened_ends_no_run(tmp_path, monkeypatch):
     assert made.notes == [f'{path} was not tried: No such file or directory'
                           for path in ('~/gone.pth', '/nowhere/iter_9.pth')]
     # nothing is compared with what begins from the seed instead
-    assert made._affordable([], 20) == []
+    assert made._affordable([], 20, ends=True) == []
 
 
 def test_a_witness_that_is_not_waited_for_is_not_waited_for_again(monkeypatch):
     made, waited = Witness(True, 'switched off'), []
     made._process = SimpleNamespace(kill=lambda: None)
     monkeypatch.setattr(made, '_wait', lambda *args: waited.append(args) or False)
-    made.finish(None, 20, lambda: False)
+    made.finish(None, 20)
     assert len(waited) == 1 and made.notes == ['the last witness was not waited for']
 
 
@@ -459,6 +548,22 @@ def test_a_witness_that_is_killed_ends_no_run(tmp_path, monkeypatch):
     assert 'it ended with exit code -9' in log_of(tmp_path).splitlines()[-1]
 
 
+def test_imports_are_paid_once_for_all_checkpoints_of_a_process(monkeypatch):
+    monkeypatch.setattr(witness, 'FREE_SECONDS', 20.0)
+    made = Witness(None, recipe.Recipe('', {}, [], [], '', {}, None, []))
+    made.begin(0, 60, '', True, {})
+    result = witness_process.Result('resumed10_0', 'no lines', '', seconds=1.5, imports=6.0)
+    made._process = SimpleNamespace(results=lambda: [result], kill=lambda: None,
+                                    starts=[Start('resumed10_0', 10, 12, 'path')])
+    made._judge(SimpleNamespace(logger=SimpleNamespace(warning=lambda text: None)))
+    # 20 seconds, less 7.5 that were spent and 6 for the imports, are four trainings
+    waiting = [witness._Saved(10 * number, '', None, number) for number in range(6)]
+    # the repetition and the newest, where shows what hooks do in an epoch, come before others
+    assert [start.begin for start in made._affordable(waiting, 60, ends=True)] == [0, 50, 0, 10]
+    # time for one more is left while the run trains
+    assert made._affordable(waiting, 60, ends=False) == []
+
+
 SCRIPT = """
 import os, sys
 import witnessed
@@ -474,8 +579,11 @@ witnessed.train(witnessed.config(sys.argv[1]))
 
 
 def test_a_witness_ends_with_the_run_that_is_killed(tmp_path):
-    run = subprocess.Popen([sys.executable, '-c', SCRIPT, str(tmp_path)], stdout=subprocess.PIPE,
-                           text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})
+    scratch = tmp_path / 'scratch'
+    scratch.mkdir()
+    run = subprocess.Popen(
+        [sys.executable, '-c', SCRIPT, str(tmp_path / 'run')], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path), 'TMPDIR': str(scratch)})
     lines = iter(run.stdout.readline, '')
     pid = next(int(line) for line in lines if line.strip().isdigit())
     run.kill()
@@ -483,6 +591,7 @@ def test_a_witness_ends_with_the_run_that_is_killed(tmp_path):
     run.stdout.close()
     while os.path.exists(f'/proc/{pid}') and _state(pid) != 'Z':
         time.sleep(0.1)
+    assert not [*scratch.glob('mmrepro-*')]  # it was importing, and has not trained on to its end
 
 
 def _state(pid):
@@ -498,7 +607,8 @@ def _tries(mode, seconds, set_up):
     made = Witness(mode, recipe.Recipe('', {}, [], [], '', {}, None, []))
     made.begin(0, 10_000, '', True, {})
     made._clock, made._set_up = time.process_time() - 100 * seconds, set_up
-    return [start.name for start in made._affordable([witness._Saved(10, 'path', None, 0)], 100)]
+    return [start.name for start in made._affordable([witness._Saved(10, 'path', None, 0)], 100,
+                                                       ends=True)]
 
 
 def test_the_time_of_witnesses_is_bounded(monkeypatch):
@@ -508,3 +618,35 @@ def test_the_time_of_witnesses_is_bounded(monkeypatch):
     assert _tries(None, 0.001, 30) == []
     assert _tries(None, 0.5, 30) == ['repeated', 'resumed10_0']  # 1 % of 5,000 seconds
     assert _tries(True, 0.001, 30) == ['repeated', 'resumed10_0']
+
+
+@pytest.mark.parametrize('group, files, free', [
+    ('0::/job/step\n', {'job/memory.max': '1000', 'job/memory.current': '400',
+                        'job/memory.stat': 'anon 1\ninactive_file 100\n',
+                        'job/step/memory.max': 'max', 'job/step/memory.current': '300',
+                        'job/step/memory.stat': 'inactive_file 0\n'}, [700]),
+    ('2:cpu,memory:/job\n0::/\n', {
+        'memory/job/memory.limit_in_bytes': '1000', 'memory/job/memory.usage_in_bytes': '900',
+        'memory/job/memory.stat': 'total_inactive_file 50\n', 'memory.max': '9'}, [150]),
+    ('3:cpuset:/\n', {}, [])])
+def test_memory_is_that_of_the_control_groups_too(tmp_path, group, files, free):
+    for name, text in {'proc/self/cgroup': group, **{
+            f'sys/fs/cgroup/{name}': text for name, text in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert [*witness_process.free_in_groups(str(tmp_path))] == free
+
+
+def test_few_checkpoints_wait_for_memory(tmp_path):
+    made = Witness(None, recipe.Recipe('', {}, [], [], '', {}, None, []))
+    made.begin(0, 10_000, '', True, {})
+    noted = []
+    for number in range(1, 65):
+        (tmp_path / f'{number}.pth').touch()
+        if made.saved(str(tmp_path / f'{number}.pth'), 20 * number):
+            noted.append(number)
+    assert [saved.number for saved in made._waiting] == [1, 32, 64]
+    assert noted == [1, 2, 4, 8, 16, 32, 64]  # attributes are looked for before these only
+    assert made.saved(str(tmp_path / '1.pth'), 9990)  # no other follows
+    made.close()
+    assert '4 checkpoints were left out, for lack of memory' in made.summary('')

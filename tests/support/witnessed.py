@@ -268,3 +268,40 @@ class SavesTwice(Runner):
     def save_checkpoint(self, *args, **kwargs):
         self.saves += 1
         super().save_checkpoint(*args, **kwargs)
+
+
+@HOOKS.register_module(force=True)
+class Snapshots(Hook):
+    """Saves as the documentation of MMEngine shows it, in the middle of an epoch."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == 6:
+            runner.save_checkpoint(runner.work_dir, 'snapshot.pth')
+
+    def after_val_epoch(self, runner, metrics=None):
+        if runner.epoch == 2:
+            runner.save_checkpoint(runner.work_dir, 'validated.pth')
+
+
+@HOOKS.register_module(force=True)
+class SetsAlways(Hook):
+    """Sets an attribute anew before each iteration, as rates of dropout are scheduled."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        runner.model.scale = 1 - runner.iter / 100
+
+
+@MODELS.register_module(force=True)
+class Closing(Layers):
+    """Lets the optimizer compute the loss, as the documentation of LBFGS asks for."""
+
+    def train_step(self, data, optim_wrapper):
+        data, optimizer = self.data_preprocessor(data, True), optim_wrapper.optimizer
+
+        def closure():
+            optimizer.zero_grad()
+            loss = self._run_forward(data, mode='loss')['loss']
+            loss.backward()
+            return loss
+
+        return dict(loss=optimizer.step(closure))

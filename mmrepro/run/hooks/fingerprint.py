@@ -13,7 +13,7 @@ from mmengine.registry import HOOKS
 
 from ...data import placement_of
 from ...data.samplers import plain
-from ...distributed.unwrap import optim_wrappers, unwrap
+from ...distributed.unwrap import optim_wrappers, takes_closure, unwrap
 from ...errors import ConfigError
 from ...facts import provenance, variables
 from ...fingerprint import schema
@@ -137,7 +137,7 @@ class FingerprintHook(Hook):
             yield
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._step is None:
+        if self._step is None or takes_closure(args, kwargs):
             return
         parameters = [tensor for group in optimizer.param_groups for tensor in group['params']]
         # an optimizer may step twice in an iteration, as in adversarial training

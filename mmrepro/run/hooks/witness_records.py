@@ -58,6 +58,8 @@ class WitnessRecords(FingerprintHook):
         until: the iteration, counted from 0, before which all are noted.
         attributes: Python attributes of rank 0 before an iteration, by path. In memory only: they
             may hold what the user keeps secret.
+        attributes_after: the same, after so many iterations: those that a resumed run still has
+            otherwise, and no hook has set again.
         own: paths of those that are part of objects of own code, of no library.
         truncated: whether validations end before their last batch.
     """
@@ -67,12 +69,14 @@ class WitnessRecords(FingerprintHook):
         self.level = 'witness'  # digests by name, and no recorder
         self.until = 0
         self.attributes: dict[int, dict[str, str]] = {}
+        self.attributes_after: dict[int, dict[str, str]] = {}
         self.own: set[str] = set()
         self.truncated = False
         self._is_off = False
         self._folder = folder
         self._items: dict[str, str] = {}
         self._notes_attributes = False
+        self._ends: set[int] = set()  # numbers of iterations after which attributes are noted
         self._predictions: list[str] = []
 
     def note(self, until: int, attributes: bool = True) -> None:
@@ -83,7 +87,9 @@ class WitnessRecords(FingerprintHook):
                 them takes up to a second.
         """
         self.until = max(self.until, until)
-        self._notes_attributes = attributes and get_rank() == 0
+        if attributes and get_rank() == 0:
+            self._notes_attributes = True
+            self._ends.add(until)
 
     def before_train(self, runner: Any) -> None:
         # its hook of the optimizer would be compiled as part of the step
@@ -110,9 +116,14 @@ class WitnessRecords(FingerprintHook):
         if self._notes_attributes:
             self._notes_attributes = False
             self.attributes[runner.iter] = attribute_texts(runner, self.own)
-            noted = list(self.attributes)
-            for iteration in noted[1:-MAX_KEPT]:
-                del self.attributes[iteration]
+            _forget(self.attributes)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                         outputs: dict | None = None) -> None:
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        if runner.iter + 1 in self._ends and not self._is_off:
+            self.attributes_after[runner.iter + 1] = attribute_texts(runner)
+            _forget(self.attributes_after)
 
     def extra(self, runner: Any) -> dict[str, Any]:
         return {ITEMS: self._items}
@@ -137,6 +148,12 @@ class WitnessRecords(FingerprintHook):
     def after_train(self, runner: Any) -> None:
         self._write(schema.END, iteration=runner.iter)
         self.close()
+
+
+def _forget(noted: dict[int, dict[str, str]]) -> None:
+    """Keep the first and the newest notes."""
+    for iteration in list(noted)[1:-MAX_KEPT]:
+        del noted[iteration]
 
 
 # ------------------------------------------------------------------------------------ digests
