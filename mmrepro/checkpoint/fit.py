@@ -217,8 +217,11 @@ class Compatibility:
                 and all(then.get(name) != parts.get(name) for parts in before)]
         if not rows:
             return
-        advice = ('A hook that changes the model or the optimizer has to do so again when a run '
+        advice = ('A hook that adds layers or groups of parameters has to do so again when a run '
                   'resumes, before the checkpoint is loaded (before_run)')
+        if groups == SET_UP:
+            advice = ('A hook that sets this from an epoch on has to do so again when a run '
+                      'resumes: let it ask for runner.epoch >= N, not == N, in before_train_epoch')
         if all(row.name.endswith(NAMES) for row in rows):
             advice = ('The momenta of a parameter would go to another one. Give the optimizer its '
                       'parameters in an order that is the same in every process, such as that of '

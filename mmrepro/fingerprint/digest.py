@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..objects.walks import attributes, slot_names
 from ..util.text import encoded
 from . import hash_arithmetic as arithmetic
 
@@ -140,10 +141,8 @@ def value_digest(value: Any) -> torch.Tensor:
     """Return a 0-d digest of nested data, on the CPU unless a tensor in it lives elsewhere.
 
     Dicts (their order does not count), sequences, tensors, arrays, MMEngine's data elements,
-    MMDetection's boxes and masks, numbers, text; other objects count by their attributes.
-
-    Raises:
-        TypeError: an object has no attributes, and its ``repr`` is an address.
+    MMDetection's boxes and masks, numbers, text; other objects count by their attributes, and those
+    without any that are shown as an address, such as a lock, by their type.
     """
     text: list[str] = []
     tensors: list[torch.Tensor] = []
@@ -192,13 +191,12 @@ def _describe(value: Any, text: list[str], tensors: list[torch.Tensor], within: 
     elif hasattr(value, 'all_items'):  # mmengine's data elements
         items = sorted(value.all_items())
         text.append(type(value).__name__)
-    elif hasattr(value, '__dict__'):
-        items = sorted(vars(value).items())
+    elif hasattr(value, '__dict__') or slot_names(value):
+        items = sorted(attributes(value).items())
         text.append(type(value).__qualname__)
     else:
         shown = repr(value)
-        if ' at 0x' in shown:
-            raise TypeError(f'no digest of {shown}: it has no attributes')
+        shown = '(address)' if ' at 0x' in shown else shown
         text.append(f'{type(value).__qualname__}:{shown}')
     for name, item in items:
         text.append(f'{{{name!r}=')

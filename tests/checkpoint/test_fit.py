@@ -87,6 +87,9 @@ def test_what_a_resume_does_not_restore_is_refused_by_name(case, tmp_path):
     text = str(caught.value)
     assert f'iter_{iteration}.pth' in text and 'resume_strict=False' in text
     assert re.search(row, text), text
+    # what is compared when the checkpoint is loaded, and what after the hooks of the first epoch
+    assert ('before_run' if row.startswith(('weights', 'optimizer'))
+            else 'runner.epoch >= N, not == N, in before_train_epoch') in text
 
 
 @pytest.mark.parametrize('changes, iteration', [

@@ -167,13 +167,9 @@ class OddlyNamed(BaseDataset):
         return dict(x=torch.full((3, ), info['x']), lock=threading.Lock(), path=info['img_path'])
 
 
-def _stack(samples):
-    return dict(x=torch.stack([sample['x'] for sample in samples]))
-
-
 @FUNCTIONS.register_module(force=True)
 def stacked(samples):
-    return _stack(samples)
+    return dict(x=torch.stack([sample['x'] for sample in samples]))
 
 
 def test_names_in_any_encoding_and_samples_that_cannot_be_copied_end_no_run(tmp_path):
