@@ -62,7 +62,8 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
         return _of_setting(cfg, key, error)
     if any(frame.f_code.co_name == 'pretty_text' for frame in _frames(error)):
         return _not_text(cfg)
-    return _of_runner(cfg, error) or _of_hook(cfg, error) or _of_classes(runner, error)
+    return (_of_runner(cfg, error) or _of_package(cfg, error) or _of_hook(cfg, error)
+            or _of_classes(runner, error))
 
 
 def _of_classes(runner: Any, error: Exception) -> TrainingError | None:
@@ -109,6 +110,18 @@ def _of_runner(cfg: Any, error: Exception) -> ConfigError | None:
     if missing:
         return ConfigError(f'{text}; None: {listed(missing)}')
     return ConfigError(shorten(f'{text}, but got {values}', 300) if values else text)
+
+
+def _of_package(cfg: Any, error: Exception) -> ConfigError | None:
+    """Return which part of the config needs a package that is not installed."""
+    if not isinstance(error, ImportError) or not _is_in_library(error):
+        return None
+    classes = {type(frame.f_locals['self']).__name__ for frame in _frames(error)
+               if 'self' in frame.f_locals}
+    named = [f'{name}={leaf!r}' for name, leaf in flatten(cfg.to_dict()).items()
+             if isinstance(leaf, str) and name.endswith('.type') and class_name(leaf) in classes]
+    # the innermost part: a visualizer has backends
+    return ConfigError(f'{max(named, key=len)}: {summary(error)}') if named else None
 
 
 def _of_hook(cfg: Any, error: Exception) -> ConfigError | None:

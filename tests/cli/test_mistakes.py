@@ -1,4 +1,6 @@
 """Mistakes in a config are one line with the key, the value, and what is wrong with it."""
+import sys
+
 import pytest
 import torch
 from mmengine.evaluator import BaseMetric
@@ -176,3 +178,11 @@ def test_a_function_that_no_file_can_hold_is_named(tmp_path, monkeypatch):
     cfg = config(tmp_path)
     cfg.train_dataloader.collate_fn = lambda batch: batch
     assert said(cfg).startswith('train_dataloader.collate_fn=<function')
+
+
+def test_what_needs_a_package_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mlflow', None)
+    cfg = config(tmp_path)
+    cfg.visualizer = dict(type='Visualizer', vis_backends=[dict(type='MLflowVisBackend')])
+    assert said(cfg).startswith(
+        "visualizer.vis_backends[0].type='MLflowVisBackend': ImportError: Please run \"pip install")
