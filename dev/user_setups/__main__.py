@@ -26,7 +26,8 @@ from .setup import GOOD, SETUPS, Outcome, judge  # noqa: E402
 PAGE = ROOT / 'docs' / 'evidence' / 'user-setups.md'
 RESULTS = ROOT / 'docs' / 'results' / 'user_setups.json'
 FAMILIES = ('samples', 'loading', 'steps', 'optimization', 'hooks', 'reshaping', 'validations',
-            'resumes', 'virtual_ranks', 'settings', 'averages', 'kept', 'set_by_hooks', 'stores')
+            'resumes', 'virtual_ranks', 'settings', 'averages', 'kept', 'set_by_hooks', 'stores',
+            'moments')
 
 
 def load() -> None:

@@ -22,7 +22,8 @@ HEAD = """\
 written as users write them and trained with default settings. Each is trained again, with two
 workers, resumed at three points, without validation, or on two processes, as far as the set-up has
 to do with it. Digests of each batch, the losses, the weights after each step and the metrics of
-each validation are compared with the first run, which has a witness. A set-up that a self-check has
+each validation are compared with the first run. That one asks for a witness, which by default runs
+of this length do not have and longer ones have within their time. A set-up that a self-check has
 ended is trained again without self-checks, in another process under another hash seed, and resumed
 where the witness was: if the bits were equal then, it would be a false alarm.
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator, Mapping
+from itertools import dropwhile
 from typing import Any
 
-from mmengine.runner import Runner
+from mmengine.evaluator import BaseMetric, Evaluator
+from mmengine.runner import BaseLoop, Runner
 
 from ..data.data_errors import summary, where_raised
 from ..errors import ConfigError, MissingDataError, MMReproError, TrainingError
 from ..facts.collect import flatten
 from ..runs.reduction import missing_file
-from ..util.text import did_you_mean, shorten
+from ..util.libraries import is_code_of_user
+from ..util.text import class_name, did_you_mean, listed, shorten
 
 # what MMEngine raises for a config: class, a pattern of its message, what to do
 _MISTAKES = (
@@ -20,8 +23,10 @@ _MISTAKES = (
      'registers it: custom_imports = dict(imports=[...], allow_failed_imports=False)'),
     (AssertionError, 'AmpOptim', 'there is none here: train without --amp, with '
      "optim_wrapper.type='OptimWrapper'"),
-    (RuntimeError, 'each data_itement in list of batch', 'the samples of a batch are no data '
-     'samples: end the pipeline with PackDetInputs, or give the loader a collate_fn'),
+    (AttributeError, "'(float|int)' object has no attribute 'backward'", 'the model has returned '
+     "no loss: MMEngine adds up the tensors with 'loss' in their name"),
+    (RuntimeError, 'does not require grad and does not have a grad_fn', 'the loss depends on no '
+     'parameter that is trained: look for frozen_stages, requires_grad and detach()'),
 )
 # method of the runner that builds a part -> key of the config
 _BUILDERS = dict(
@@ -30,6 +35,8 @@ _BUILDERS = dict(
     build_val_loop='val_cfg', build_test_loop='test_cfg',
     build_evaluator='val_evaluator', build_visualizer='visualizer',
     register_default_hooks='default_hooks', register_custom_hooks='custom_hooks')
+# part of a run -> key of the config, for what its own code raises when it is used
+_PARTS = ((BaseLoop, 'train_cfg'), ((BaseMetric, Evaluator), 'val_evaluator'))
 # messages that say no more than that a number of a class is too large
 _CLASSES = re.compile('num_classes|out of bounds|out of range|device-side assert')
 
@@ -50,15 +57,115 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
         if isinstance(error, kind) and re.search(pattern, text):
             first = ' '.join(text.partition('. ')[0].split()[-40:])
             return ConfigError(f'{first}; {meaning}')
-    key = _being_built(error)
+    key = _being_built(error) or _using(error)
     if key is not None:
         return _of_setting(cfg, key, error)
+    if any(frame.f_code.co_name == 'pretty_text' for frame in _frames(error)):
+        return _not_text(cfg)
+    return (_of_runner(cfg, error) or _of_package(cfg, error) or _of_hook(cfg, error)
+            or _of_classes(runner, error))
+
+
+def _of_classes(runner: Any, error: Exception) -> TrainingError | None:
+    text = str(error.args[0]) if error.args else ''
     found = ''
     if runner is not None and _CLASSES.search(text):
         found = ' and '.join(_other_classes(runner))
     if found:
         return TrainingError(f'{found}: {summary(error)} ({where_raised(error)})')
     return None
+
+
+def _frames(error: BaseException) -> list[Any]:
+    """Return the frames from the runner on; first those of an error that this one has replaced."""
+    replaced = [] if error.__context__ is None else _frames(error.__context__)
+    own = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return [*replaced, *dropwhile(
+        lambda frame: not isinstance(frame.f_locals.get('self'), Runner), own)]
+
+
+def _is_in_library(error: BaseException) -> bool:
+    """Whether no code of the user is between the runner and what has raised."""
+    return not any(is_code_of_user(frame.f_globals.get('__name__', ''), frame.f_code.co_filename)
+                   for frame in _frames(error))
+
+
+def _using(error: Exception) -> str | None:
+    """Return the key of the part of the run whose own code has raised; None for no part."""
+    frames = _frames(error)
+    if not frames or not _is_in_library(error):
+        return None
+    owner = frames[-1].f_locals.get('self')
+    return next((key for cls, key in _PARTS if isinstance(owner, cls)), None)
+
+
+def _of_runner(cfg: Any, error: Exception) -> ConfigError | None:
+    """Return what the constructor of the runner says of its arguments."""
+    frames = _frames(error)
+    if not frames or frames[-1].f_code.co_name != '__init__' or not isinstance(
+            frames[-1].f_locals.get('self'), Runner):
+        return None
+    text, _, values = ' '.join(str(error).split()).partition(', but got ')
+    missing = [key for key in cfg if re.search(rf'\b{key}\b', text) and cfg[key] is None]
+    if missing:
+        return ConfigError(f'{text}; None: {listed(missing)}')
+    return ConfigError(shorten(f'{text}, but got {values}', 300) if values else text)
+
+
+def _of_package(cfg: Any, error: Exception) -> ConfigError | None:
+    """Return which part of the config needs a package that is not installed."""
+    if not isinstance(error, ImportError) or not _is_in_library(error):
+        return None
+    classes = {type(frame.f_locals['self']).__name__ for frame in _frames(error)
+               if 'self' in frame.f_locals}
+    named = [f'{name}={leaf!r}' for name, leaf in flatten(cfg.to_dict()).items()
+             if isinstance(leaf, str) and name.endswith('.type') and class_name(leaf) in classes]
+    # the innermost part: a visualizer has backends
+    return ConfigError(f'{max(named, key=len)}: {summary(error)}') if named else None
+
+
+def _of_hook(cfg: Any, error: Exception) -> ConfigError | None:
+    """Return what a hook of a library says of its settings."""
+    found = next((frame.f_locals for frame in _frames(error)
+                  if frame.f_code.co_name == 'call_hook' and 'hook' in frame.f_locals), None)
+    if found is None or not _is_in_library(error):
+        return None
+    name = type(found['hook']).__name__
+    hooks = {**{f'default_hooks.{key}': value for key, value in (
+        cfg.get('default_hooks') or {}).items()},
+        **{f'custom_hooks[{number}]': value for number, value in enumerate(
+            cfg.get('custom_hooks') or ())}}
+    keys = [key for key, value in hooks.items()
+            if isinstance(value, Mapping) and class_name(value.get('type')) == name]
+    if len(keys) != 1:
+        return None
+    metrics: Mapping[str, Any] = next((frame.f_locals['metrics'] for frame in _frames(error)
+                    if isinstance(frame.f_locals.get('metrics'), Mapping)), {})
+    known = ''
+    if isinstance(error, KeyError) and metrics:
+        known = f'; the validation has {listed([*metrics], 10)}'
+    return _of_value(keys[0], hooks[keys[0]], error, known)
+
+
+def _not_text(cfg: Any) -> ConfigError | None:
+    """Return which values no file can hold: MMEngine writes the config into the work directory."""
+    named = [*_objects(cfg.to_dict(), '')]
+    if not named:
+        return None
+    return ConfigError(f'{listed(named, 3)}: MMEngine cannot write this into the config file of '
+                       'the run. Register the function or class, and give dict(type=NAME)')
+
+
+def _objects(value: Any, name: str) -> Iterator[str]:
+    """Yield the settings whose text is no Python, such as a function's."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _objects(part, f'{name}.{key}' if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, part in enumerate(value):
+            yield from _objects(part, f'{name}[{number}]')
+    elif repr(value).startswith('<'):
+        yield f'{name}={value!r}'
 
 
 def _missing_data(cfg: Any, error: Exception) -> MMReproError | None:
@@ -88,12 +195,18 @@ def _of_setting(cfg: Any, key: str, error: Exception) -> ConfigError:
         unknown = _unknown_optimizer(optimizer.get('type'))
         if unknown:
             return ConfigError(f'optim_wrapper.optimizer.{unknown}')
+    return _of_value(key, value, error)
+
+
+def _of_value(key: str, value: Any, error: Exception, more: str = '') -> ConfigError:
     text = str(error)
     named = [f'{name}={leaf!r}' for name, leaf in flatten({key: value}).items()
              if isinstance(leaf, str) and repr(leaf) in text
-             or f"'{name.rpartition('.')[2]}'" in text]
+             or f"'{name.rpartition('.')[2]}'" in text
+             or isinstance(error, ZeroDivisionError) and leaf == 0 and leaf is not False]
     shown = named[0] if len(named) == 1 else f'{key} = {shorten(repr(value), 200)}'
-    return ConfigError(f'{shown}: {summary(error)} ({where_raised(error)})')
+    what = re.sub(r' in <\S+ object at 0x\w+>$', '', summary(error))  # added by MMEngine
+    return ConfigError(f'{shown}: {what}{more} ({where_raised(error)})')
 
 
 def _unknown_optimizer(name: Any) -> str:

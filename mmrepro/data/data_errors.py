@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -63,10 +63,33 @@ def sample_error(dataset: Any, index: Any, error: Exception) -> SampleError:
         meaning = _refusing(dataset, index)
     details = [f'file {file}'] if file and file not in what else []
     details += [meaning] if meaning else []
-    names = ' of '.join(type(asked).__name__ for asked in dataset_tree.datasets(dataset))
     return SampleError(
-        f'sample {index} of {names} cannot be loaded: {transform + " raised " if transform else ""}'
-        f'{what} ({"; ".join([*details, where_raised(error)])})')
+        f'sample {index} of {_names(dataset)} cannot be loaded: '
+        f'{transform + " raised " if transform else ""}{what} '
+        f'({"; ".join([*details, where_raised(error)])})')
+
+
+# part of what a collate function raises -> what that means
+_OF_BATCHES = {
+    'each data_itement in list of batch': 'the samples are no data samples: end the pipeline with '
+                                          'PackDetInputs, or give the loader a collate_fn',
+    'expects each tensor to be equal size': 'the samples have different sizes: pad or resize them '
+                                            "in the pipeline, or use dict(type='pseudo_collate')"}
+
+
+def batch_error(dataset: Any, indices: Sequence[Any], function: str, error: Exception
+                ) -> SampleError:
+    """Return the error of samples that a collate function could not put together."""
+    what = summary(error)
+    details = [meaning for part, meaning in _OF_BATCHES.items() if part in what]
+    return SampleError(
+        f'samples {listed([*map(str, indices)], 8)} of {_names(dataset)} cannot be put together '
+        f'as a batch: {function.rpartition(".")[2]} raised {what} '
+        f'({"; ".join([*details, where_raised(error)])})')
+
+
+def _names(dataset: Any) -> str:
+    return ' of '.join(type(asked).__name__ for asked in dataset_tree.datasets(dataset))
 
 
 def _refusing(dataset: Any, index: Any) -> str | None:

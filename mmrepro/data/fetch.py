@@ -20,7 +20,7 @@ from ..errors import MMReproError, RandomnessError, SampleDiffersError
 from ..util.text import qualified_name
 from . import dataset_tree, generators, training_thread
 from .batch_context import BatchContext, loading
-from .data_errors import sample_error
+from .data_errors import batch_error, sample_error
 from .generators import Generators
 from .sample_check import Difference, Disputed, SampleCheck
 from .samplers import PositionedInt, PositionedTuple, plain
@@ -32,6 +32,7 @@ class _Fetched(NamedTuple):
     items: Any
     fetch: KeyedFetch
     start: tuple[int, int]  # epoch and position of the first sample
+    indices: list[Any]
     difference: Difference | None  # of samples that were loaded again
 
 
@@ -97,7 +98,9 @@ class KeyedFetch:
             items, difference = self._keyed(batch) if self.per_sample else (
                 self._sequential(batch), None)
         start = batch[0].epoch, batch[0].position
-        return _Fetched(items, self, start, difference) if self._marked else items
+        if not self._marked:
+            return items
+        return _Fetched(items, self, start, [*map(plain, batch)], difference)
 
     def _keyed(self, batch: Sequence[Any]) -> tuple[Any, Difference | None]:
         difference = None
@@ -225,6 +228,7 @@ class KeyedCollate:
 
     Raises:
         RandomnessError: the function keeps a generator that cannot be seeded.
+        SampleError: the function has raised; names the samples.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -238,7 +242,13 @@ class KeyedCollate:
     def __call__(self, fetched: Any) -> Any:
         if not isinstance(fetched, _Fetched):
             return self.function(fetched)  # called by hand
-        return fetched.fetch.collate(self.function, self._kept, fetched)
+        try:
+            return fetched.fetch.collate(self.function, self._kept, fetched)
+        except MMReproError:
+            raise
+        except Exception as error:
+            raise batch_error(fetched.fetch.dataset, fetched.indices, _name_of(self.function),
+                              error) from error
 
 
 class WorkerInit:

@@ -89,6 +89,12 @@ def _without_mmrepro(facts: Mapping[str, Any]) -> bool:
     return facts.get(ATTACHED) is False
 
 
+def _has_worker_streams(facts: Mapping[str, Any]) -> bool:
+    """Whether the random numbers of samples depend on the workers that load them."""
+    return _without_mmrepro(facts) or facts.get('randomness.worker_seed', 'sample') != 'sample'
+
+
+_OF_SAMPLES = 'each sample has a stream of its own'
 _BY_CONTENT = 'the data are compared by what they hold'
 
 
@@ -124,10 +130,9 @@ CONDITIONS = {
     'nccl': Condition(lambda facts: facts.get('hardware.gpu') is not None and facts.get(
         'world_size', 1) > 2 and facts.get('randomness.virtual_ranks.ranks') is None,
                       'NCCL does not affect the order of any sum'),
-    'worker streams': Condition(
-        lambda facts: _without_mmrepro(facts)
-        or facts.get('randomness.worker_seed', 'sample') != 'sample',
-        'each sample has a stream of its own'),
+    'worker streams': Condition(_has_worker_streams, _OF_SAMPLES),
+    'worker streams of validation': Condition(
+        lambda facts: _has_worker_streams(facts) and _reacts_to_metrics(facts), _OF_SAMPLES),
     # scikit-learn 1.5.2 and 1.7.2 fitted other mixtures in 700 of 700 cases
     'PAA': Condition(lambda facts: any(str(value).endswith('PAAHead') for value in facts.values()),
                      'another implementation', MAY),

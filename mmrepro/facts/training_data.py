@@ -116,7 +116,7 @@ def _beginning(path: str) -> str:
 
 def _sampled_entries(dataset: Any) -> list[Any]:
     if isinstance(dataset, BaseDataset):
-        return [dataset.get_data_info(index) for index in sample_of(len(dataset))]
+        return [_entry(dataset, index) for index in sample_of(len(dataset))]
     # lists of files in a dataset of the user's
     lists = [value for value in attributes(dataset).values()
              if isinstance(value, (list, tuple)) and value]
@@ -177,4 +177,12 @@ def _images(dataset: Any) -> list[str]:
 def _entries(dataset: Any) -> list[Any]:
     if not isinstance(dataset, BaseDataset) or len(dataset) > MAX_LISTED:
         return []
-    return [dataset.get_data_info(i) for i in range(len(dataset))]
+    return [_entry(dataset, index) for index in range(len(dataset))]
+
+
+def _entry(dataset: BaseDataset, index: int) -> Any:
+    """Return an entry as annotations have it, without calling code of the user's.
+
+    That may count calls, or open a file, whose position workers forked later would share.
+    """
+    return BaseDataset.get_data_info(dataset, index)

@@ -1,14 +1,18 @@
 """Mistakes in a config are one line with the key, the value, and what is wrong with it."""
+import sys
+
 import pytest
 import torch
+from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, MODELS
+from mmengine.registry import DATASETS, METRICS, MODELS
 from mmengine.runner import Runner
-from small_runs import Points, config, validating
+from small_runs import NoisyLine, Points, config, validating
+from yapf.yapflib.yapf_api import FormatCode
 
 from mmrepro.cli.mistakes import explained
 from mmrepro.cli.training_arguments import on_each_rank, training_parser
-from mmrepro.errors import ConfigError, TrainingError
+from mmrepro.errors import ConfigError, SampleError, TrainingError
 
 
 @MODELS.register_module(force=True)
@@ -39,9 +43,43 @@ class Ragged(Points):
         return [1] * (1 + i)
 
 
+@DATASETS.register_module(force=True)
+class DifferentSizes(Points):
+    def __getitem__(self, i):
+        return dict(x=torch.ones(1 + i))
+
+
+@MODELS.register_module(force=True)
+class WithoutALoss(NoisyLine):
+    def forward(self, x, mode='tensor'):
+        return dict(value=super().forward(x, mode)['loss'])
+
+
+@MODELS.register_module(force=True)
+class Frozen(NoisyLine):
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+
+
+@METRICS.register_module(force=True)
+class Value(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results.append(1)
+
+    def compute_metrics(self, results):
+        return dict(value=1)
+
+
+@METRICS.register_module(force=True)
+class ReturnsNothing(Value):
+    def compute_metrics(self, results):
+        return None
+
+
 def said(cfg):
     """Return the line on what training a config raises, and check that the cause is kept."""
-    with pytest.raises((ConfigError, TrainingError)) as caught:
+    with pytest.raises((ConfigError, SampleError, TrainingError)) as caught:
         on_each_rank(cfg, training_parser('train', ''), lambda runner: runner.train())
     assert caught.value.__cause__ is not None and '\n' not in str(caught.value)
     return str(caught.value)
@@ -61,6 +99,34 @@ MISTAKES = {
         dict(optim_wrapper__optimizer__lr='fast'), ConfigError, "'lr': 'fast'"),
     'an argument of the model': (
         dict(model__deepth=50), ConfigError, 'model.deepth=50: TypeError: '),
+    'settings of a hook': (
+        dict(custom_hooks=[dict(type='EMAHook', momentun=.1)]), ConfigError,
+        'custom_hooks[0].momentun=0.1: TypeError: '),
+    'a metric that no validation has': (
+        dict(default_hooks__checkpoint__save_best='coco/bbox_mAP', val=True), ConfigError,
+        "default_hooks.checkpoint.save_best='coco/bbox_mAP': KeyError: 'coco/bbox_mAP'; the "
+        'validation has value'),
+    'an interval of zero': (
+        dict(train_cfg__val_interval=0, val=True), ConfigError,
+        'train_cfg.val_interval=0: ZeroDivisionError: '),
+    'half a validation': (
+        dict(val_evaluator=None, val=True), ConfigError,
+        'val_dataloader, val_cfg, and val_evaluator should be either all None or not None; None: '
+        'val_evaluator'),
+    'a metric without a result': (
+        dict(val_evaluator=dict(type='ReturnsNothing'), val=True), ConfigError,
+        "val_evaluator = {'type': 'ReturnsNothing'}: AttributeError: 'NoneType'"),
+    'a loss of another name': (
+        dict(model__type='WithoutALoss'), ConfigError,
+        "the model has returned no loss: MMEngine adds up the tensors with 'loss' in their name"),
+    'a frozen model': (
+        dict(model__type='Frozen'), ConfigError,
+        'the loss depends on no parameter that is trained'),
+    'samples of different sizes': (
+        dict(train_dataloader__dataset__type='DifferentSizes',
+             train_dataloader__collate_fn=dict(type='default_collate')), SampleError,
+        'of DifferentSizes cannot be put together as a batch: default_collate raised RuntimeError: '
+        'stack expects each tensor to be equal size'),
     'a number of classes': (
         dict(model__type='ThreeClasses', train_dataloader__dataset__metainfo=True), TrainingError,
         'model.head.num_classes is 3, and the dataset has 4 classes: RuntimeError: Class values'),
@@ -68,7 +134,11 @@ MISTAKES = {
 
 
 def with_changes(folder, changes):
+    changes = dict(changes)
     cfg = config(folder)
+    if changes.pop('val', False):
+        cfg = validating(cfg)
+        cfg.val_evaluator = dict(type='Value')
     cfg.merge_from_dict({name.replace('__', '.'): value for name, value in changes.items()})
     if cfg.train_dataloader.dataset.pop('metainfo', None):
         cfg.train_dataloader.dataset.type = 'FourClasses'
@@ -101,3 +171,18 @@ def test_what_is_no_mistake_in_the_config_keeps_its_traceback(tmp_path):
     runner = Runner.from_cfg(cfg)
     assert explained(cfg, RuntimeError('a layer of the user'), runner) is None
     assert explained(cfg, FileNotFoundError(2, 'No such file', 'x'), runner) is None
+
+
+def test_a_function_that_no_file_can_hold_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr('mmengine.config.config.FormatCode', FormatCode)  # not that of the tests
+    cfg = config(tmp_path)
+    cfg.train_dataloader.collate_fn = lambda batch: batch
+    assert said(cfg).startswith('train_dataloader.collate_fn=<function')
+
+
+def test_what_needs_a_package_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mlflow', None)
+    cfg = config(tmp_path)
+    cfg.visualizer = dict(type='Visualizer', vis_backends=[dict(type='MLflowVisBackend')])
+    assert said(cfg).startswith(
+        "visualizer.vis_backends[0].type='MLflowVisBackend': ImportError: Please run \"pip install")

@@ -66,6 +66,7 @@ def test_harmless_changes_are_said_in_one_line_and_nothing_of_the_same_run(base,
 
 
 WORKERS, INTERVAL = 'config.train_dataloader.num_workers', 'config.train_cfg.val_interval'
+STOPS = 'config.custom_hooks[0].type'
 PRECISION = {'hardware.gpu': 'H100', 'torch.backends.cudnn.allow_tf32': True,
              'randomness.numerics.float32_precision': None}
 AVX512 = {'hardware.cpu_features': 'sse4_2 avx fma avx2 avx512f'}
@@ -80,6 +81,12 @@ FOLLOWS = [
       for attached, severity in ((True, HARMLESS), (False, CHANGES))),
     *(({}, {name: 'another'}, CHANGES, '') for name in ('hardware.cpu', 'version.torch')),
     ({}, {WORKERS: 2}, HARMLESS, 'each sample has a stream of its own'),
+    # as for training, where it reacts to metrics
+    *(({STOPS: 'EarlyStoppingHook', 'randomness.worker_seed': mode}, {name: 2}, severity, '')
+      for name in ('config.val_dataloader.num_workers', 'config.val_dataloader.persistent_workers')
+      for mode, severity in (('sample', HARMLESS), ('worker', CHANGES))),
+    ({STOPS: 'EarlyStoppingHook'}, {'config.val_dataloader.pin_memory': 2}, HARMLESS, 'speed'),
+    ({STOPS: 'EarlyStoppingHook'}, {'config.val_dataloader.batch_size': 2}, CHANGES, 'metrics'),
     ({}, {'config.env_cfg.dist_cfg': 2}, HARMLESS, 'there is one rank'),
     # another precision matters by its flags, not by its key
     (PRECISION, {'randomness.numerics.float32_precision': 'high'}, HARMLESS, ''),

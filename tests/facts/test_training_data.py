@@ -1,6 +1,7 @@
 """A resume trains on the same data: annotations and images count, not where they lie."""
 import json
 import shutil
+import time
 
 import pytest
 import torch
@@ -159,3 +160,33 @@ def test_a_resume_with_another_image_of_the_same_name_is_refused(tmp_path):
     (images / '5.jpg').write_bytes(b'2')
     with pytest.raises(ResumeError, match='train_files.*other sizes or contents'):
         Runner.from_cfg(run(tmp_path / 'run2', root, point)).train()
+
+
+@DATASETS.register_module(force=True)
+class OpensItsFileLate(Annotated):
+    """Values are in a file, which each worker shall open for itself."""
+
+    file = None
+
+    def get_data_info(self, idx):
+        if self.file is None:
+            self.file = open(f'{self.data_root}/values', 'rb', buffering=0)
+        self.file.seek(idx)
+        time.sleep(.001)  # as long as it takes to read a real file
+        return dict(super().get_data_info(idx), value=float(self.file.read(1)[0]))
+
+
+def test_workers_open_files_for_themselves(tmp_path):
+    """A file that was open before they were forked would have one position for all of them."""
+    root = write(tmp_path / 'data')
+    (tmp_path / 'data' / 'values').write_bytes(bytes(range(8)))
+    weights = []
+    for workers in (0, 2):
+        cfg = run(tmp_path / str(workers), root)
+        cfg.train_dataloader.dataset.type = 'OpensItsFileLate'
+        cfg.train_dataloader.num_workers = workers
+        runner = Runner.from_cfg(cfg)
+        weights.append(weights_of(runner))
+        opened = runner.train_dataloader.dataset.file
+        assert opened is None or not workers, 'not in this process'
+    assert weights[0] == weights[1]
