@@ -10,7 +10,7 @@ from mmengine.model import BaseAveragedModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
-from ..objects.walks import MAX_ITEMS
+from ..objects.walks import MAX_ITEMS, has_class, keys_and_values
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -91,9 +91,10 @@ def nested_items(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, A
 
     Long ones hold annotations, and yield nothing.
     """
+    if not has_class(value):
+        return
     if not depth or not isinstance(value, (list, tuple, dict, nn.ModuleList)):
         yield path, value
     elif len(value) <= MAX_ITEMS:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in list(items):
+        for key, item in list(keys_and_values(value)):
             yield from nested_items(f'{path}.{key}', item, depth - 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -68,12 +68,36 @@ def items(content: Any, path: str, attributes: bool = False) -> list[Named]:
     >>> items({torch.zeros(9): 1}, 'x')
     [('x[Tensor 0]', 1)]
     """
+    parts = enumerate(keys_and_values(content))
     if not isinstance(content, Mapping):
-        return [(f'{path}[{i}]', value) for i, value in enumerate(content)]
-    if attributes:
-        return [(f'{path}.{key}', value) for key, value in content.items()]
-    return [(f'{path}[{_key_text(key, i)}]', value)
-            for i, (key, value) in enumerate(content.items())]
+        named = [(f'{path}[{i}]', value) for i, (_, value) in parts]
+    elif attributes:
+        named = [(f'{path}.{key}', value) for _, (key, value) in parts]
+    else:
+        named = [(f'{path}[{_key_text(key, i)}]', value) for i, (key, value) in parts]
+    return [(name, value) for name, value in named if has_class(value)]
+
+
+def keys_and_values(content: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the items of a mapping, or the numbered ones of another container.
+
+    Methods of a subclass are not called: they may load files, as those of a lazy cache.
+    """
+    for mapping in (OrderedDict, dict):  # the first has an order of its own
+        if isinstance(content, mapping):
+            return mapping.items(content)
+    for sequence in (list, tuple, deque, set):
+        if isinstance(content, sequence):
+            return enumerate(sequence.__iter__(content))
+    return content.items() if isinstance(content, Mapping) else enumerate(content)
+
+
+def has_class(value: Any) -> bool:
+    """Whether isinstance() can ask for a value's class: not of a proxy whose object is gone."""
+    try:
+        return value.__class__ is not None
+    except Exception:  # whatever a proxy of the user's raises
+        return False
 
 
 def _key_text(key: Any, number: int) -> str:
@@ -253,7 +277,8 @@ def _class_attributes(cls: type, path: str) -> list[Named]:
 def _named(owner: Any, path: str) -> list[Named]:
     """Return the attributes of an object or class, without those that mmrepro has attached."""
     return [(f'{path}.{name}', value) for name, value in vars(owner).items()
-            if name not in ('__dict__', '__weakref__') and not name.startswith('_mmrepro_')]
+            if name not in ('__dict__', '__weakref__') and not name.startswith('_mmrepro_')
+            and has_class(value)]
 
 
 def _can_hold(value: Any) -> bool:

@@ -26,7 +26,15 @@ from ..errors import DeterminismError
 from ..objects.digests import as_bytes, local_part
 from ..objects.generators import GENERATORS, read_state, restore_state
 from ..objects.nested import named_tensors
-from ..objects.walks import PLAIN, Walk, attributes, is_stateful, items, slot_names
+from ..objects.walks import (
+    PLAIN,
+    Walk,
+    attributes,
+    is_stateful,
+    items,
+    keys_and_values,
+    slot_names,
+)
 from ..virtual import VirtualDataParallel
 
 MAX_ITEMS = 2000  # of a container that is looked into; longer ones hold data
@@ -54,9 +62,9 @@ _KINDS = (
           lambda tensor, content: tensor.detach().copy_(content)),
     _Kind(GENERATORS, read_state, restore_state),
     _Kind((np.ndarray, ), np.copy, np.copyto),
-    _Kind((dict, ), dict, _refill),
-    _Kind((list, deque), list, _refill),
-    _Kind((set, ), set, _refill),
+    _Kind((dict, ), lambda obj: dict(keys_and_values(obj)), _refill),
+    _Kind((list, deque), lambda obj: [item for _, item in keys_and_values(obj)], _refill),
+    _Kind((set, ), lambda obj: {item for _, item in keys_and_values(obj)}, _refill),
 )
 _OBJECT = _Kind((object, ), attributes, None)
 _MODULE = _Kind((nn.Module, ), lambda module: {

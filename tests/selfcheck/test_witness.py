@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -167,6 +168,23 @@ class OddlyNamed(BaseDataset):
         return dict(x=torch.full((3, ), info['x']), lock=threading.Lock(), path=info['img_path'])
 
 
+class LazyCache(dict):
+    def items(self):
+        raise RuntimeError('loads files')
+
+
+@HOOKS.register_module(force=True)
+class Odds(Hook):
+    """Has, and gives a model, what raises errors when it is looked at."""
+
+    def __init__(self):
+        self.odds = [LazyCache(a=1), weakref.proxy(Unreadable()), Unreadable(), np.ma.masked]
+        self.lazy, self.gone, self.proxy, self.masked = self.odds
+
+    def before_run(self, runner):
+        vars(runner.model).update(vars(self))
+
+
 @FUNCTIONS.register_module(force=True)
 def stacked(samples):
     return dict(x=torch.stack([sample['x'] for sample in samples]))
@@ -175,7 +193,7 @@ def stacked(samples):
 def test_names_in_any_encoding_and_samples_that_cannot_be_copied_end_no_run(tmp_path):
     cfg = config(tmp_path)
     cfg.train_dataloader.update(dataset=dict(type='OddlyNamed'), collate_fn=dict(type='stacked'))
-    cfg.custom_hooks = [dict(type='FingerprintHook', interval=1)]
+    cfg.custom_hooks = [dict(type='FingerprintHook', interval=1), dict(type='Odds')]
     train(cfg)
     assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path).splitlines()[-1]
 
