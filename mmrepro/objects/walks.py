@@ -83,12 +83,14 @@ def keys_and_values(content: Any) -> Iterable[tuple[Any, Any]]:
 
     Methods of a subclass are not called: they may load files, as those of a lazy cache.
     """
-    for mapping in (OrderedDict, dict):  # the first has an order of its own
-        if isinstance(content, mapping):
-            return mapping.items(content)
-    for sequence in (list, tuple, deque, set):
-        if isinstance(content, sequence):
-            return enumerate(sequence.__iter__(content))
+    mappings: tuple[Any, ...] = (OrderedDict, dict)  # the first has an order of its own
+    for base in mappings:
+        if isinstance(content, base):
+            return base.items(content)
+    sequences: tuple[Any, ...] = (list, tuple, deque, set)
+    for base in sequences:
+        if isinstance(content, base):
+            return enumerate(base.__iter__(content))
     return content.items() if isinstance(content, Mapping) else enumerate(content)
 
 
