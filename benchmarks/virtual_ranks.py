@@ -34,10 +34,12 @@ from typing import Any
 import torch
 from mmengine.hooks import Hook
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'support')]
+
+from children import Child, join_ranks, silence_output  # noqa: E402
 
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
-from dev.children import Child, join_ranks, silence_output  # noqa: E402
 from mmrepro.config import is_due  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 

@@ -25,11 +25,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
+from children import finished
+
 from mmrepro.facts.collect import cpu_name
 from mmrepro.ops.portable.table import REFUSED, REFUSED_SPARSE, ROUTED
 
 from . import mkl_calls
-from .children import finished
 from .zoo.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,10 +130,10 @@ def serve(kind: str, configs: Sequence[str], jobs: int) -> None:
         else:
             from mmrepro.demo.dataset import write_dataset
 
-            from .virtual_ranks_zoo import VAL_IMAGES, zoo  # has the tests' modules on the path
+            from .zoo import training as zoo
             os.chdir(folder)
             data_root = 'data'  # batches hold the paths of their images
-            write_dataset(data_root, num_train=2 * ITERATIONS, num_val=VAL_IMAGES)
+            write_dataset(data_root, num_train=2 * ITERATIONS, num_val=zoo.VAL_IMAGES)
             zoo.write_extras(data_root)
             rows = {name: (attempt, (train, name, data_root, str(Path(folder, str(number)))), {})
                     for number, name in enumerate(configs)}

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import torch.distributed as dist
+from children import Child, ChildFailed, join_ranks
 from faults.tiny import tiny, validating
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
@@ -42,8 +43,6 @@ from mmrepro.errors import (
 )
 from mmrepro.objects.digests import state_digest as digest
 from mmrepro.runs.launcher import free_port
-
-from ..children import Child, ChildFailed, join_ranks
 
 FOUND_BY = (SampleDiffersError, StepDiffersError, ValidationChangesError, WitnessDiffersError)
 EQUAL, FOUND, REFUSED, NAMED = 'equal', 'found', 'refused', 'named'

@@ -12,7 +12,8 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Callable
 
-from ..children import Child, ChildFailed
+from children import Child, ChildFailed
+
 from .families import FAMILIES, PACKAGES, Member
 
 __all__ = ['OUTCOMES', 'main', 'members', 'sweep', 'visit']

@@ -32,6 +32,8 @@ from mmrepro.errors import RandomnessError, ResumeError
 from mmrepro.objects.digests import state_digest
 from mmrepro.run import outcome
 
+pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
+
 LOOPS = {'epochs': dict(by_epoch=True, max_epochs=2),
          'iterations': dict(by_epoch=False, max_iters=8, val_interval=100)}
 

@@ -27,7 +27,7 @@ def pipeline():
             CachedMixUp(img_scale=(2 * SIZE, 2 * SIZE), max_cached_images=3)]
 
 
-pytestmark = pytest.mark.usefixtures('patched')
+pytestmark = [pytest.mark.usefixtures('patched'), pytest.mark.usefixtures('workers_end_soon')]
 
 
 def loader(workers=0, transforms=None, mode='sample', epoch=0, skip=0, seed=3, **kwargs):

@@ -26,6 +26,8 @@ from mmrepro.data import adopt_loader
 from mmrepro.data.dataset_changes import PASS, DatasetSnapshot
 from mmrepro.data.passes import seek
 
+pytestmark = pytest.mark.usefixtures('workers_end_soon', 'no_pause_between_passes')
+
 WORKERS = {
     'none': dict(),
     'two': dict(workers=2),

@@ -16,6 +16,8 @@ from mmrepro.facts import collect, compatibility
 from mmrepro.facts.collect import cpu_features, flatten, read_settings, settings_of
 from mmrepro.facts.compatibility import CHANGES, HARMLESS, differences
 
+pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
+
 
 def resumed(base, tmp_path, **changes):
     return small_run(tmp_path, resume=True, load_from=str(base / 'iter_3.pth'), **changes)

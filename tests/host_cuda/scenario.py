@@ -15,9 +15,9 @@ import pretend
 import torch
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
-import conftest  # noqa: E402, F401  one thread per operator
+sys.path.insert(0, str(TESTS / 'support'))
 import faults.tiny  # noqa: E402
+import one_thread  # noqa: E402, F401
 from demo_runs import narrow, shallow_detr, small  # noqa: E402
 from harness import run_all, train  # noqa: E402
 from mmengine.registry import MODELS  # noqa: E402

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from children import Child, ChildFailed
 
-from dev.children import Child, ChildFailed
 from mmrepro import determinism, on_virtual_ranks, ops, seeds, set_random_seed
 from mmrepro.ops.guard import OperatorGuard
 

@@ -59,7 +59,7 @@ def write_steps(folder, steps, rank=0, ranks=1, first=0, end=False):
 
 
 def _train(launch, variables, log):
-    gc.freeze()  # as in dev/children.py
+    gc.freeze()  # as in tests/support/children.py
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
