@@ -76,7 +76,7 @@ class Clock(Hook):
 
 def settings(model: str, data_root: str, iterations: int, larger: int = 1) -> Any:
     """Return the demo config of a model, with real widths and one small image per batch."""
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     cfg = demo_config(model, data_root)
     cfg.train_cfg = dict(by_epoch=False, max_iters=iterations, val_interval=10 ** 6)
     cfg.train_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False,

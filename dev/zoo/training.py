@@ -18,8 +18,7 @@ import numpy as np
 from narrowing import RESNETS, WIDTHS, listed, quarter
 
 from dev.gpu_check.zoo_configs import load
-from mmrepro.demo.dataset import CLASSES, annotation_file
-from mmrepro.demo.shipped_configs import demo_config
+from mmrepro.demo.dataset import CLASSES, annotation_file, demo_config
 from mmrepro.objects.nested import dicts as nodes
 
 from .families import Member

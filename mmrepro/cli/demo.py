@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..demo.dataset import write_dataset
-from ..demo.shipped_configs import reads_coco, shipped
+from ..demo.dataset import reads_coco, shipped, write_dataset
 from ..errors import DONE
 from ..runs.progress import progress_line
 from ..runs.startup import has_mmdet

@@ -21,8 +21,7 @@ from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
 from ..errors import RandomnessError
-from ..util.class_swap import extend
-from ..util.scoped import replaced
+from ..util.scoped import extend, replaced
 from ..util.text import qualified_name
 from .order_history import OrderHistory, drawing
 from .sampling_orders import is_endless, isolated_order, sampling_order_of
@@ -126,7 +125,7 @@ def adopt(obj: Any, methods: Mapping[str, Any], **state: Any) -> None:
     changes only its state.
 
     Args:
-        methods: as for :func:`mmrepro.util.class_swap.extend`; ``type(self)._mmrepro_stock`` is the
+        methods: as for :func:`mmrepro.util.scoped.extend`; ``type(self)._mmrepro_stock`` is the
             class of before.
         state: attributes, as ``_mmrepro_<name>``.
 

@@ -16,13 +16,13 @@ from .. import seeds
 from ..checkpoint.files import load
 from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, MissingPackageError, RunError
 from ..objects.nested import tensors
+from ..report.compare import MAX_ROWS
 from ..report.report import Report
 from ..report.table import Table
-from ..report.tolerance import MAX_ROWS
 from ..runs.config_files import config_of
 from ..util.text import listed
 from .batch import compare_detections, padded_batch
-from .module_outputs import distance, first_apart, recorded_outputs, sample_of
+from .module_trace import distance, first_apart, recorded_outputs, sample_of
 
 TOLERANCE, SCORE = 1e-3, 0.3  # relative difference; detections count from this score on
 DETECTIONS = ['dets', 'labels']  # outputs of mmdeploy, configs/mmdet/_base_/base_static.py

@@ -32,7 +32,6 @@ from ..runs.config_files import read_config, without_mark
 from ..runs.progress import progress_line
 from ..util.files import checked
 from ..util.text import duration, listed
-from .compared_runs import CHANGED, RunSpec, start
 from .diagnosis import Diagnosis
 from .differing_settings import (
     Variable,
@@ -41,8 +40,8 @@ from .differing_settings import (
     not_known_equal,
     settings_without_effect,
 )
-from .module_outputs import ValueDifference
-from .recording import RecordingPlan, compare_kept, diagnose_ranks
+from .module_trace import ValueDifference
+from .recording import CHANGED, RecordingPlan, RunSpec, compare_kept, diagnose_ranks, start
 
 DEFAULT_ITERATIONS = 20
 MAX_RECORDINGS = 2  # repetitions of both runs that are recorded

@@ -19,8 +19,7 @@ from .golden import check_goldens, record_goldens
 from .localise import localise
 from .replay import replay
 from .seeds import seeds
-from .verify import verify
-from .verify_run import verify_run
+from .verify import verify, verify_run
 
 __all__ = ['Figure', 'Report', 'Table', 'audit', 'check_goldens', 'compare', 'demo', 'doctor',
            'export', 'exported', 'localise', 'operators', 'record_goldens', 'replay', 'seeds',

@@ -8,12 +8,12 @@ import torch
 from mmengine.config import Config
 
 from ..config import with_virtual_ranks
-from ..demo.shipped_configs import use_data
+from ..demo.dataset import use_data
 from ..errors import DIFFERENT, DONE
 from ..fingerprint.divergence import Ranks, divergences
 from ..fingerprint.reader import read_ranks
 from ..objects.digests import state_digest
-from ..report.plot_style import figure, palette, png
+from ..report.plots import figure, palette, png
 from ..report.report import Figure, Report
 from ..report.table import Table
 from ..runs.launcher import jobs_at_once

@@ -6,8 +6,8 @@ from mmengine.registry import DATASETS, MODELS
 from mmengine.runner import Runner
 from small_runs import Points, config, validating
 
+from mmrepro.cli.arguments import on_each_rank, training_parser
 from mmrepro.cli.mistakes import explained
-from mmrepro.cli.training_arguments import on_each_rank, training_parser
 from mmrepro.errors import ConfigError, TrainingError
 
 

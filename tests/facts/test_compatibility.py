@@ -10,7 +10,7 @@ from mmengine.runner import Runner
 from small_runs import Points, finish, hook_with, small_run
 
 import mmrepro
-from mmrepro.demo.shipped_configs import demo_config
+from mmrepro.demo.dataset import demo_config
 from mmrepro.errors import ResumeError
 from mmrepro.facts import collect, compatibility
 from mmrepro.facts.collect import cpu_features, flatten, read_settings, settings_of

@@ -16,8 +16,7 @@ from launches import text_of
 
 from mmrepro import localise
 from mmrepro.demo import write_dataset
-from mmrepro.localise.compared_runs import RunSpec, trainings_of
-from mmrepro.localise.recording import RecordingPlan
+from mmrepro.localise.recording import RecordingPlan, RunSpec, trainings_of
 from mmrepro.localise.search import Localiser, localise_runs
 from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.runs.child import train_here

@@ -59,13 +59,13 @@ def test_the_same_report_as_a_page_as_data_and_in_files(tmp_path):
 
 @pytest.mark.parametrize('styled', [False, True])
 def test_no_line_ends_with_blanks(styled, monkeypatch):
-    from mmrepro.report import terminal
+    from mmrepro.report import renderers
     from mmrepro.report.table import Table
     if styled:
         monkeypatch.setenv('COLUMNS', '100')
         monkeypatch.setenv('FORCE_COLOR', '1')
     out = io.StringIO()
-    terminal.print_table(terminal.console(out), Table(
+    renderers.print_table(renderers.console(out), Table(
         ('name', 'note'), [('a', 'a long text'), ('b', ''), ('c', 'x')], 'Title',
         ['bad', 'good', '']), True)
     lines = [re.sub(r'\x1b\[[0-9;]*m', '', line) for line in out.getvalue().split('\n')]

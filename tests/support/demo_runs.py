@@ -13,7 +13,7 @@ IMAGES = dict(zip(MODELS, (6, 12, 12, 6)))  # three iterations an epoch
 
 def small(model, data_root):
     """Return the demo config of a model, with smaller images and fewer of them."""
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     cfg = unformatted(demo_config(model, data_root))
     _replace(cfg._cfg_dict)
     dataset = cfg.train_dataloader.dataset

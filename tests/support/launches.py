@@ -7,8 +7,7 @@ import multiprocessing
 import os
 import sys
 
-from mmrepro.fingerprint.schema import FOLDER, fingerprint_name
-from mmrepro.fingerprint.writer import Writer
+from mmrepro.fingerprint.schema import FOLDER, Writer, fingerprint_name
 from mmrepro.runs import launcher
 from mmrepro.runs.child import Training, outcome
 from mmrepro.runs.launcher import LaunchedTraining, free_port, rank_variables

@@ -31,8 +31,8 @@ from mmrepro.distributed import process_state
 from mmrepro.distributed.process_state import LAUNCHED
 from mmrepro.errors import RandomnessError
 from mmrepro.objects.digests import state_digest
-from mmrepro.virtual.cached_ranks import refuse_cached_ranks
 from mmrepro.virtual.gradients import VirtualDataParallel
+from mmrepro.virtual.guards import refuse_cached_ranks
 
 
 @pytest.fixture

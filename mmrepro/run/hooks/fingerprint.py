@@ -21,8 +21,8 @@ from ...fingerprint.digest import SCHEME, value_digest
 from ...fingerprint.manifest import complete_manifest, write_manifest
 from ...fingerprint.module_recorder import ModuleRecorder
 from ...fingerprint.operator_recorder import OperatorLines
+from ...fingerprint.schema import Writer
 from ...fingerprint.snapshot import Fetched, Snapshot, gradients_of, named_averages, named_state
-from ...fingerprint.writer import Writer
 from ...util.scoped import replaced
 from ...virtual import whole_tensor
 from .self_check import self_checks
