@@ -32,6 +32,7 @@ from mmengine.registry import (
     TRANSFORMS,
 )
 from mmengine.runner import Runner
+from unformatted import formatted, unformatted
 
 from mmrepro import on_virtual_ranks
 from mmrepro.errors import (
@@ -244,6 +245,10 @@ def config(row: Setup, folder: str, variation: str | None, checked: bool) -> Any
             row.later(cfg)
     if not checked:
         cfg.randomness.self_checks = False
+    try:
+        formatted(cfg).pretty_text  # noqa: B018
+    except SyntaxError:  # MMEngine cannot format the text of a config that holds objects
+        unformatted(cfg)
     return cfg
 
 

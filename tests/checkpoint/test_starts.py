@@ -25,6 +25,7 @@ from small_runs import (
     warnings_of,
     weights_of,
 )
+from unformatted import formatted
 
 import mmrepro
 from mmrepro import on_virtual_ranks
@@ -314,9 +315,9 @@ def test_the_text_of_the_config_is_formatted_once_for_all_checkpoints(tmp_path, 
     calls = []
     monkeypatch.setattr(mmengine.config.config, 'FormatCode',
                         lambda text, **style: (calls.append(text), (text, True))[1])
-    finish(small_run(tmp_path))
+    finish(formatted(small_run(tmp_path)))
     assert len(list(tmp_path.glob('iter_*.pth'))) == 8
-    assert len(calls) == len(set(calls)) <= 2
+    assert 1 <= len(calls) == len(set(calls)) <= 2
 
 
 @pytest.fixture

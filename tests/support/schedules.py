@@ -28,7 +28,6 @@ from mmengine.runner import Runner
 from mmengine.runner import runner as runner_module
 from mmengine.visualization import Visualizer
 from simulated import Event, Killed, Outcome, Simulation
-from unformatted import unformatted
 from virtual_processes import results_of
 from virtual_runs import whole
 
@@ -143,7 +142,7 @@ class ReadingHook(Hook):
 
 
 def config(work_dir: str, memory: str | None = None, interval: int = 1) -> Any:
-    cfg = unformatted(tiny_run.validating_and_saving(work_dir))
+    cfg = tiny_run.validating_and_saving(work_dir)
     cfg.model.type = 'Headed'
     cfg.train_cfg.max_epochs = 3  # an iteration each; the first two steps are repeated
     # a clock would make schedules that nobody could repeat
