@@ -16,7 +16,7 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..data import placement_of
+from ..data import position_of_loader
 from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
 from ..fingerprint import generator_states, records
 from ..fingerprint.attributes import record_attributes
@@ -31,8 +31,8 @@ from ..runs.launcher import plan
 from ..runs.progress import run_with_progress
 from ..runs.stopping import StopTraining
 from ..util.scoped import replaced, stock_class
+from .compare_modules import ValueDifference, compare_tensors
 from .diagnosis import Diagnosis, diagnose
-from .module_trace import ValueDifference, compare_tensors
 from .sample_recorder import SampleRecorder, read_samples
 
 # methods of hooks between two training steps; the iterations of a validation change no weights
@@ -181,8 +181,10 @@ class _RecordingHook(Hook):
 
     def _write_batch(self) -> None:
         """Write the samples of this batch: workers have loaded later samples already."""
-        placement = placement_of(self._runner.train_dataloader)
-        drawn = placement.drawn[0] if placement is not None and placement.drawn else ()
+        loader_position = position_of_loader(self._runner.train_dataloader)
+        drawn: Sequence[Any] = ()
+        if loader_position is not None and loader_position.drawn:
+            drawn = loader_position.drawn[0]
         samples = [[index.epoch, index.position] for index in drawn if hasattr(index, 'position')]
         with open(self._path(BATCH_FILE), 'w', encoding='utf-8') as file:
             json.dump(samples or None, file)
@@ -327,7 +329,7 @@ def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> list[Trai
 
 
 def start(spec: RunSpec, work_dir: str, recording: RecordingPlan,
-          say: Callable[[str], None] = lambda text: None) -> None:
+          on_progress: Callable[[str], None] = lambda text: None) -> None:
     """Train in fresh processes; ``say`` is called with a line on the progress."""
     run = plan(spec.name, work_dir, trainings_of(spec, work_dir, recording), spec.env, spec.ranks)
-    run_with_progress([run], recording.stop + 1, say)
+    run_with_progress([run], recording.stop + 1, on_progress)

@@ -42,7 +42,7 @@ from . import variations
 from .localise import first_difference
 from .variations import USUAL, VARIATIONS, VariationResult
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 # variations that are events of a run, not changes of its config: parameters of localise_config
 EVENTS = {'resume': 'resume_b', 'validation': 'validate_b'}
 SAME = ('SAME BITS: batches, losses, gradients, parameters, buffers, optimizer state and averages '
@@ -54,7 +54,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
            demo_data: str | None = None, options: Mapping[str, Any] | None = None,
            jobs: int | None = None, work_dir: str = os.path.join('work_dirs', 'verify'),
            at: int | None = None, explain: bool = False,
-           say: Say = lambda text: None) -> Report:
+           on_progress: OnProgress = lambda text: None) -> Report:
     """Train a config in fresh processes, vary what must not matter, and compare the bits.
 
     Args:
@@ -71,7 +71,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
         work_dir: where the runs write.
         at: iterations before the resume and the validation; None: half of them.
         explain: name the cause of the first variation that differs.
-        say: called with lines about the progress.
+        on_progress: called with lines about the progress.
 
     Returns:
         A report whose exit code is 0 (same bits), 1 (different) or 3 (nothing was compared).
@@ -103,7 +103,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
     data = dict(config=config, iterations=iterations, level=level, work_dir=work_dir)
     try:
         results = variations.train_and_compare(cfg, work_dir, names, iterations, at,
-                                               jobs or jobs_at_once(), level, say)
+                                               jobs or jobs_at_once(), level, on_progress)
     except TrainingFailed as error:
         if error.finding is None:
             raise
@@ -204,14 +204,14 @@ class _Try(NamedTuple):
     why_not: str = ''
 
 
-def verify_run(work_dir: str, say: Callable[[str], None] = lambda text: None) -> Report:
+def verify_run(work_dir: str, on_progress: Callable[[str], None] = lambda text: None) -> Report:
     """Repeat the first iterations of a run, resume it from its checkpoints, and compare the bits.
 
     Nothing in ``work_dir`` is changed.
 
     Args:
         work_dir: of a run with ``deterministic=True``.
-        say: called with lines about the progress.
+        on_progress: called with lines about the progress.
 
     Returns:
         A report whose exit code is 0 (same bits), 1 (different) or 3 (nothing was compared).
@@ -241,7 +241,7 @@ def verify_run(work_dir: str, say: Callable[[str], None] = lambda text: None) ->
     if noted['hooks']:
         notes.append('hooks that code has registered are left out: '
                      f'{listed(noted["hooks"])}')
-    outcomes = _run(recipe, starts, cfg, work_dir, noted['code'], say) if starts else {}
+    outcomes = _run(recipe, starts, cfg, work_dir, noted['code'], on_progress) if starts else {}
     return _report(work_dir, tries, outcomes, notes)
 
 
@@ -284,7 +284,7 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Try]:
 
 
 def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dict[str, str],
-         say: Callable[[str], None]) -> dict[str, str]:
+         on_progress: Callable[[str], None]) -> dict[str, str]:
     """Return what became of each start: '' for the same bits, else a message.
 
     ``code``: facts on the code that the run imported.
@@ -296,9 +296,9 @@ def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dic
             done = len(process.done())
             if done != shown:
                 shown = done
-                say(f'{time.monotonic() - began:4.0f} s  {done} of {len(starts)} trainings')
+                on_progress(f'{time.monotonic() - began:4.0f} s  {done} of {len(starts)} trainings')
             time.sleep(POLL)
-        say('')
+        on_progress('')
         outcomes = {}
         for start, result in zip(starts, process.results()):
             if result.error:

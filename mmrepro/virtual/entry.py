@@ -175,7 +175,7 @@ def settings_on_ranks(settings: dict[str, Any]) -> RandomnessConfig:
         raise RandomnessError(f'randomness.virtual_ranks={ranks}, and this is one of '
                               f'{scheduler.world_size} virtual ranks; allowed is '
                               f'{scheduler.world_size}')
-    if given.legacy:
+    if given.uses_stock_streams:
         raise RandomnessError("randomness.worker_seed='mmengine' and randomness.virtual_ranks="
                               f'{scheduler.world_size} exclude each other; remove one of them')
     cfg = settings.get('cfg') or {}

@@ -137,8 +137,8 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
             del manifest['variables']
         path.write_text(json.dumps(manifest))
 
-    def start(spec, folder, plan, say):
-        say('1/2; about 3 s left')
+    def start(spec, folder, plan, on_progress):
+        on_progress('1/2; about 3 s left')
         launch(spec, folder, plan)
 
     monkeypatch.setattr(localise.search, 'start', start)

@@ -75,8 +75,8 @@ def test_no_line_ends_with_blanks(styled, monkeypatch):
 def test_without_a_terminal_two_lines_of_progress_a_second_are_printed():
     from mmrepro.runs.progress import progress_line
     out, now = io.StringIO(), [0.]
-    with progress_line(out, lambda: now[0]) as say:
+    with progress_line(out, lambda: now[0]) as on_progress:
         for now[0], text in ((0., 'first'), (.1, 'too soon'), (.3, 'replaced'), (.6, 'second'),
                              (.7, 'waits'), (.8, 'the end')):
-            say(text)
+            on_progress(text)
     assert out.getvalue().splitlines() == ['first', 'second', 'the end']

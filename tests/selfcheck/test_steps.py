@@ -197,7 +197,7 @@ class Sampling(tiny.Tiny):
 
 
 def test_checkpoints_keep_parts_of_parts(tmp_path, monkeypatch):
-    monkeypatch.setitem(adapters.ADAPTERS, 'Sampler', adapters.Adapter(('seen',), 'a test'))
+    monkeypatch.setitem(adapters.ADAPTERS, 'Sampler', adapters.KeptAttributes(('seen',), 'a test'))
     runner = finish(config(tmp_path, model='Sampling'))
     state = adapters.collect(adapters.model_owners(runner.model))
     assert state == {'model:head:sampler.negatives': {'seen': tiny.ITERATIONS * 2}}

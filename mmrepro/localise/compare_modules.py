@@ -33,21 +33,22 @@ TOLERANCE = 1e-5  # between environments, where kernels round differently; withi
 GROWTH = 10.  # rounding grows from module to module, but by no such factor in one
 
 
-class Event(NamedTuple):
+class ModuleRecord(NamedTuple):
     """What a module was given, or what it returned. The first four fields say which."""
     mode: str  # of the model
     module: str  # path; '' for the model
     call: int  # number of the call of the module in this mode
     end: str  # 'in' or 'out'
     kind: str  # class of the module
-    samples: list[Sample]
+    samples: list[TensorValues]
 
     def where(self) -> str:
         return f'{self.module or "(model)"} ({self.kind}; mode {self.mode}, call {self.call})'
 
 
-def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None = None,
-          tolerance: float | None = None, say: Callable[[str], None] = lambda text: None) -> Report:
+def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: str | None = None,
+          tolerance: float | None = None,
+          on_progress: Callable[[str], None] = lambda text: None) -> Report:
     """Give two models the same weights and batch, on the CPU, and compare the output of every
     module.
 
@@ -70,9 +71,9 @@ def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None =
             content = load(checkpoint)
             job['weights'] = os.path.join(folder, 'weights')
             torch.save(content.get('state_dict', content), job['weights'])
-        say(f'A: {configs[0]}, weights: {checkpoint or "initial"}')
+        on_progress(f'A: {configs[0]}, weights: {checkpoint or "initial"}')
         first = _record(sys.executable, job)
-        say(f'B: {configs[1]}, with {python or "the same Python"}')
+        on_progress(f'B: {configs[1]}, with {python or "the same Python"}')
         second = _record(python or sys.executable, dict(
             config=configs[1], out=files[1], given=files[0], imports=[] if python else ['mmrepro']))
     notes = [f'{name}: weights that do not fit: {listed(recording["notes"], 4)}' for name, recording
@@ -120,12 +121,12 @@ def _record(python: str, job: dict[str, Any]) -> Any:
     return load(job['out'])
 
 
-def _events(recording: Any) -> list[Event]:
-    return [Event._make((*key, kind, [Sample(*sample) for sample in samples]))
+def _events(recording: Any) -> list[ModuleRecord]:
+    return [ModuleRecord._make((*key, kind, [TensorValues(*sample) for sample in samples]))
             for key, kind, samples in recording['events']]
 
 
-def _first_difference(a: Sequence[Event], b: Sequence[Event], tolerance: float
+def _first_difference(a: Sequence[ModuleRecord], b: Sequence[ModuleRecord], tolerance: float
                       ) -> tuple[str | None, int, float]:
     """Return what differs first, how many inputs and outputs agree, and their largest distance."""
     others = {event[:4]: event for event in b}
@@ -141,14 +142,14 @@ def _first_difference(a: Sequence[Event], b: Sequence[Event], tolerance: float
     return text, found.before, found.largest
 
 
-def _distance(a: Event, b: Event | None) -> float:
+def _distance(a: ModuleRecord, b: ModuleRecord | None) -> float:
     """Return the largest distance of the tensors of two events; infinite where one has none."""
     if b is None or len(a.samples) != len(b.samples):
         return math.inf
     return max(map(distance, a.samples, b.samples), default=0.)
 
 
-def _place(events: Sequence[Event], number: int, kind_b: str) -> str:
+def _place(events: Sequence[ModuleRecord], number: int, kind_b: str) -> str:
     """Say which input or output differs first; of an input, which code it comes from."""
     event = events[number]
     if event.end == 'out':
@@ -163,7 +164,7 @@ def _place(events: Sequence[Event], number: int, kind_b: str) -> str:
             f'{events[number - 1].module or "its start"}')
 
 
-def _how_far(event: Event, other: Event) -> str:
+def _how_far(event: ModuleRecord, other: ModuleRecord) -> str:
     """Say how far the tensors of two events are apart; of several, the farthest."""
     pairs = [*zip(event.samples, other.samples)]
     reshaped = [pair for pair in pairs if pair[0].shape != pair[1].shape]
@@ -241,20 +242,20 @@ def compare_tensors(a: torch.Tensor, b: torch.Tensor) -> ValueDifference | None:
                            b[first].item())
 
 
-class Sample(NamedTuple):
+class TensorValues(NamedTuple):
     """What is kept of a tensor."""
     shape: tuple[int, ...]
     norm: float
     values: torch.Tensor  # elements, in one dimension
 
 
-def sample_of(tensor: torch.Tensor) -> Sample:
+def values_of(tensor: torch.Tensor) -> TensorValues:
     """Return all of a tensor, as :func:`distance` compares it."""
     flat = tensor.detach().double().flatten()
-    return Sample(tensor.shape, float(flat.norm()), flat)
+    return TensorValues(tensor.shape, float(flat.norm()), flat)
 
 
-def distance(a: Sample, b: Sample) -> float:
+def distance(a: TensorValues, b: TensorValues) -> float:
     """Return the relative distance of two samples."""
     if a.shape != b.shape:
         return math.inf
