@@ -162,14 +162,21 @@ def results_of(kind: str, configs: Sequence[str], python: Sequence[str], counter
         raise RuntimeError(f'the process ended with exit code {process.returncode}')
 
 
+def _cell(found: dict[str, Any] | None, first: dict[str, Any]) -> str:
+    if found is None:
+        return ''
+    if found is first:
+        return 'reference'
+    return 'equal' if outcome(found) == outcome(first) else 'different'
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Return a Markdown table: a line per config, a column per CPU."""
     hosts = list(dict.fromkeys(host for row in results.values() for host in row))
     lines = [f'| config | weights | {" | ".join(hosts)} |', f'|---|---|{"---|" * len(hosts)}']
     for config, row in sorted(results.items()):
         first = next(iter(row.values()))
-        cells = ['' if host not in row else 'reference' if row[host] is first else 'equal'
-                 if outcome(row[host]) == outcome(first) else 'different' for host in hosts]
+        cells = [_cell(row.get(host), first) for host in hosts]
         lines.append(f'| {config} | {first["weights"][:8]} | {" | ".join(cells)} |')
     return '\n'.join(lines)
 

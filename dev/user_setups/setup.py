@@ -281,8 +281,9 @@ def _run(name: str, folder: str, variation: str | None, checked: bool,
         else:
             main()
     except BaseException as raised:
-        by = FOUND if isinstance(raised, FOUND_BY) else (
-            REFUSED if isinstance(raised, MMReproError) else ERROR)
+        by = ERROR
+        if isinstance(raised, MMReproError):
+            by = FOUND if isinstance(raised, FOUND_BY) else REFUSED
         error = f'{type(raised).__name__}: {raised}'
         traceback.print_exc()
     if processes > 1 and dist.is_initialized():

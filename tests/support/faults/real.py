@@ -199,8 +199,9 @@ def row_of(name, found):
 
 
 def _wrong(expect, finding, exit_code):
-    finding = {key: tuple(map(tuple, value)) if key == 'stack' else tuple(value) if isinstance(
-        value, list) else value for key, value in finding.items()}
+    finding = {key: tuple(value) if isinstance(value, list) else value
+               for key, value in finding.items()}
+    finding['stack'] = tuple(map(tuple, finding['stack']))
     if expect is None:
         return [f'nothing was planted that matters: {finding}']
     text = Diagnosis(**finding).text()
