@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import importlib
 from collections.abc import Iterator
+from configparser import RawConfigParser
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -163,3 +164,11 @@ def by_device(name: str, kernel: Callable[[], Callable],
         return (kernel() if runs_on(first.device.type) else plain)(*args, **kwargs)
 
     return named(operator, name, plain.__doc__)
+
+
+def read_names(path: Path) -> dict[str, list[str]]:
+    """Return the names by section, in the order of the file."""
+    file = RawConfigParser(delimiters=('=', ), allow_no_value=True)
+    setattr(file, 'optionxform', str)  # noqa: B010  names are case-sensitive
+    file.read(path, 'utf-8')
+    return {section: list(file[section]) for section in file.sections()}

@@ -32,7 +32,7 @@ import re
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from ..name_lists import read_names
+from ..operator_table import read_names
 
 BEHAVIORS = ('raises', 'silent', 'slow', 'ties', 'good', 'unknown')
 # Spans of releases. 2.0 is the oldest that mmrepro runs on.
