@@ -40,7 +40,7 @@ def serve(model: str, data_root: str, folder: str, portable: bool) -> None:
     """Take a step for each line of standard input, and print how long it took."""
     from overhead import batches, paused_runner
 
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     cfg = demo_config(model, data_root)
     if portable:
         cfg.randomness.numerics = dict(cpu='portable', num_threads=torch.get_num_threads())

@@ -36,8 +36,8 @@ from dev.operator_check.operator_cases import Inputs, OperatorCall, OperatorCase
 from mmrepro import determinism, ops, patches, seeds
 from mmrepro.ops import triton
 from mmrepro.ops.aten import indexed_writes
-from mmrepro.ops.choice import choose
 from mmrepro.ops.operator_table import TABLE, implementation
+from mmrepro.ops.provider import choose
 
 # No kernel: another shape of the same memory, or memory that nobody fills.
 FREE = re.compile(r'aten::(_?(un)?safe_)?(alias|as_strided|chunk|detach|diagonal|empty\w*|expand|'
@@ -87,7 +87,7 @@ extra: collections.Counter = collections.Counter()
 def count_launches() -> None:
     from triton.runtime.jit import JITFunction
 
-    from mmrepro.ops.triton import write_kernels
+    from mmrepro.ops.triton import scatter_kernels
 
     def run(self, *args, **kwargs):
         extra[TRITON] += 1
@@ -99,7 +99,7 @@ def count_launches() -> None:
     triton.default_requirement = lambda: ''
     # what 'auto' chooses once a GPU has run them
     triton.SEEN_ON_GPU = frozenset({*triton.FUSED, triton.WRITES})
-    write = write_kernels.write
+    write = scatter_kernels.write
 
     def written(target, indices, values, unique):
         with uncounted():
@@ -107,7 +107,7 @@ def count_launches() -> None:
         write(copies[0], indices, copies[1], unique)
         with uncounted():
             indexed_writes.stock(target, indices, values)
-    write_kernels.write = written
+    scatter_kernels.write = written
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def paused_runner(data_root: str, size: list[int], work_dir: str) -> Any:
     from mmengine.registry import LOOPS
     from mmengine.runner import EpochBasedTrainLoop, Runner
 
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
 
     @LOOPS.register_module(force=True)
     class PausedLoop(EpochBasedTrainLoop):

@@ -155,7 +155,7 @@ def main() -> None:
 
     import mmdet.models  # noqa: F401
 
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     sample = microseconds(lambda: seeds.seed_all(42, 'sample', 3, 12345))
     step = microseconds(lambda: seeds.seed_all(42, 'step', 12345))
     imports = [(import_seconds('import mmengine'), import_seconds('import mmengine, mmrepro'))

@@ -27,7 +27,7 @@ CASES = (('faster-rcnn_r50_fpn', 2), ('yolox_s', 8), ('rtmdet_tiny', 8), ('defor
 def build(model: str, data_root: str, batch_size: int, every: int) -> Any:
     from mmengine.runner import Runner
 
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     settings = demo_config(model, data_root).train_dataloader
     settings.update(batch_size=batch_size, num_workers=0, persistent_workers=False)
     loader = Runner.build_dataloader(settings, seed=0)

@@ -31,11 +31,12 @@ import torch
 from mmengine.hooks import Hook
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / 'benchmarks')]
+sys.path[:0] = [str(ROOT), str(ROOT / 'benchmarks'), str(ROOT / 'tests' / 'support')]
+
+from children import Child, join_ranks, silence_output  # noqa: E402
 
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 from dev import figures  # noqa: E402
-from dev.children import Child, join_ranks, silence_output  # noqa: E402
 from mmrepro.distributed.unwrap import unwrap  # noqa: E402
 from mmrepro.objects.digests import local_part  # noqa: E402
 from mmrepro.objects.nested import tensors  # noqa: E402

@@ -33,7 +33,7 @@ def _processor_time() -> float:
 
 def measure(name: str, data_root: str, folder: str, pairs: int) -> dict[str, Any]:
     """Return processor seconds of steps, and the number of passes of a check."""
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     runner = paused_runner(demo_config(name, data_root), f'{folder}/{name}', True)
     source = batches(runner)
     failed = print if forked.is_possible(runner.model) else None

@@ -17,8 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from dev.children import Child, join_ranks  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'support')]
+from children import Child, join_ranks  # noqa: E402
+
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
 WAYS = ('stock', 'pickled', 'flag')

@@ -34,10 +34,12 @@ from typing import Any
 import torch
 from mmengine.hooks import Hook
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'support')]
+
+from children import Child, join_ranks, silence_output  # noqa: E402
 
 import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
-from dev.children import Child, join_ranks, silence_output  # noqa: E402
 from mmrepro.config import is_due  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
@@ -74,7 +76,7 @@ class Clock(Hook):
 
 def settings(model: str, data_root: str, iterations: int, larger: int = 1) -> Any:
     """Return the demo config of a model, with real widths and one small image per batch."""
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     cfg = demo_config(model, data_root)
     cfg.train_cfg = dict(by_epoch=False, max_iters=iterations, val_interval=10 ** 6)
     cfg.train_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False,

@@ -44,7 +44,7 @@ class SlowDataset(CocoDataset):
 
 def measure(name: str, data_root: str, folder: str, rounds: int) -> dict[str, Any]:
     """Return seconds of iterations with and without a witness, and what the witness took."""
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     cfg = demo_config('rtmdet_tiny' if name == 'slow-data' else name, data_root)
     if name == 'slow-data':
         cfg.train_dataloader.dataset.type = 'SlowDataset'

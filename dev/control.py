@@ -59,15 +59,15 @@ class Control(NamedTuple):
     iteration: int | None = None  # the first that was seen as different; None: all are the same
 
 
-def control(training: Training, reference: str, say: Callable[[str], None] = lambda text: None,
-            **how: Any) -> Control:
+def control(training: Training, reference: str,
+            on_progress: Callable[[str], None] = lambda text: None, **how: Any) -> Control:
     """Spoil a training in one way after the other, until it differs from the reference.
 
     Args:
         training: has a work directory, for a folder for each try, and names its checkpoint if it
             resumes.
         reference: work directory.
-        say: called with lines about the progress.
+        on_progress: called with lines about the progress.
         how: arguments of :func:`~mmrepro.runs.launcher.plan`.
     """
     equal, failed = [], []
@@ -78,7 +78,7 @@ def control(training: Training, reference: str, say: Callable[[str], None] = lam
             work_dir=folder, settings={**SETTINGS, **RUNS.get(name, {})},
             attach=f'{__name__}:attach', given=dict(name=name))
         try:
-            run_with_progress([plan('control', folder, [changed], **how)], ITERATIONS, say)
+            run_with_progress([plan('control', folder, [changed], **how)], ITERATIONS, on_progress)
         except TrainingFailed as error:
             failed.append(f'; {name} failed: {str(error).strip().splitlines()[-1]}')
             continue

@@ -1,7 +1,9 @@
-"""The layers of the package: which room may import which.
+"""The layers: which room of the package, and which folder beside it, may import which.
+
+    python -m dev.layers        # how many rooms, layers, modules and public names there are
 
 A room may import the rooms of its own row and of the rows below it, never of a row above. The test
-of the layers and the page on the architecture are made from this table.
+of the layers and the page on the architecture are made from these tables.
 """
 from __future__ import annotations
 
@@ -10,9 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ['LAYERS', 'Import', 'circles', 'imports', 'modules', 'room_of', 'table', 'wrong_imports']
+__all__ = ['BESIDE', 'LAYERS', 'Import', 'circles', 'counts', 'imports', 'modules', 'room_of',
+           'table', 'wrong_imports']
 
-PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = 'mmrepro'
+SUPPORT = 'tests/support'
+
+# Folders beside the package, the top row first: each may import the package and what is below it.
+BESIDE: tuple[tuple[str, str], ...] = (
+    ('benchmarks', 'measure figures of the docs'),
+    ('tests', 'the tree of the package again'),
+    ('dev', 'what only developers run'),
+    (SUPPORT, 'trainings and processes that tests, `dev/` and `benchmarks/` share'),
+)
 
 # The top row first: rooms of a row, and what the row is for.
 LAYERS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -47,85 +60,121 @@ ALLOWED_SIDEWAYS: dict[tuple[str, str], str] = {
 
 
 class Import(NamedTuple):
-    """One import statement: module ``importer`` takes ``names`` from module ``imported``."""
+    """One import statement: module ``importer`` takes ``name`` from module ``imported``."""
     importer: str
     line: int
     imported: str
     name: str
 
 
-def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """Return {module: file}; modules are dotted, without the name of the package."""
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """Return {module: file} of the package: dotted names without that of the package."""
+    return {name: path for name, path in _files(root).items() if not _is_beside(name)}
+
+
+def _files(root: Path) -> dict[str, Path]:
+    """Return {module: file} of the package and of the folders beside it."""
     found = {}
-    for path in sorted(package.rglob('*.py')):
-        parts = path.relative_to(package).with_suffix('').parts
-        if parts[0] in ('.mim', 'configs'):
-            continue
-        found['.'.join(parts[:-1] if parts[-1] == '__init__' and len(parts) > 1 else parts)] = path
+    for folder in (PACKAGE, 'benchmarks', 'dev', 'tests'):
+        for path in sorted((root / folder).rglob('*.py')):
+            parts = path.relative_to(root).with_suffix('').parts
+            if folder == PACKAGE:
+                parts = parts[1:]
+                if parts[0] in ('.mim', 'configs'):
+                    continue
+            if parts[-1] == '__init__' and len(parts) > 1:
+                parts = parts[:-1]
+            found['.'.join(parts)] = path
     return found
 
 
+def _is_beside(module: str) -> bool:
+    return module.partition('.')[0] in ('benchmarks', 'dev', 'tests')
+
+
 def room_of(module: str) -> str:
+    if module.startswith('tests.support'):
+        return SUPPORT
     return module.partition('.')[0]
 
 
-def imports(package: Path = PACKAGE) -> Iterator[Import]:
-    """Yield all imports between modules of the package, nested imports included."""
-    known = modules(package)
+def imports(root: Path = ROOT) -> Iterator[Import]:
+    """Yield all imports between modules that are known, nested imports included."""
+    known = _files(root)
     for importer, path in known.items():
-        here = importer.split('.')
-        if path.name != '__init__.py':
-            here = here[:-1]
-        elif here == ['__init__']:
-            here = []
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    if alias.name.partition('.')[0] == package.name:
-                        yield Import(importer, node.lineno, alias.name.partition('.')[2], '')
+                    module = _resolved(alias.name, importer, known)
+                    if module is not None:
+                        yield Import(importer, node.lineno, module or '__init__', '')
             elif isinstance(node, ast.ImportFrom):
-                if node.level:
-                    base = here[:len(here) - node.level + 1]
-                    base = [*base, *(node.module.split('.') if node.module else [])]
-                elif (node.module or '').partition('.')[0] == package.name:
-                    base = node.module.split('.')[1:]
-                else:
+                base = _base(node, importer, path, known)
+                if base is None:
                     continue
                 for alias in node.names:
-                    inner = '.'.join([*base, alias.name])
+                    inner = f'{base}.{alias.name}' if base else alias.name
                     if inner in known:
                         yield Import(importer, node.lineno, inner, '')
                     else:
-                        yield Import(importer, node.lineno, '.'.join(base) or '__init__',
-                                     alias.name)
+                        yield Import(importer, node.lineno, base or '__init__', alias.name)
 
 
-def wrong_imports(package: Path = PACKAGE) -> list[str]:
+def _base(node: ast.ImportFrom, importer: str, path: Path, known: dict[str, Path]) -> str | None:
+    """Return the module that a statement imports from, '' for the package; None: another's."""
+    if not node.level:
+        return _resolved(node.module or '', importer, known)
+    here = [] if importer == '__init__' else importer.split('.')
+    if path.name != '__init__.py':
+        here = here[:-1]
+    base = here[:len(here) - node.level + 1]
+    return '.'.join([*base, *(node.module.split('.') if node.module else [])])
+
+
+def _resolved(name: str, importer: str, known: dict[str, Path]) -> str | None:
+    """Return the module that a dotted name stands for; None for one of another package.
+
+    Tests and benchmarks import those of their own folder, and of tests/support, by their bare name.
+    """
+    first, _, rest = name.partition('.')
+    if first == PACKAGE:
+        return rest
+    if _is_beside(name):
+        return name
+    if _is_beside(importer):
+        for folder in (importer.rpartition('.')[0], 'tests.support', 'tests', 'tests.host_cuda'):
+            if f'{folder}.{name}' in known:
+                return f'{folder}.{name}'
+    return None
+
+
+def wrong_imports(root: Path = ROOT) -> list[str]:
     """Return upward and sideways imports, and imports of private names of other rooms."""
-    rank = {room: number for number, (rooms, _) in enumerate(LAYERS) for room in rooms}
+    rows = [*((room, ) for room, _ in BESIDE), *(rooms for rooms, _ in LAYERS)]
+    rank = {room: number for number, rooms in enumerate(rows) for room in rooms}
     found = []
-    for one in imports(package):
+    for one in imports(root):
         importer, imported = room_of(one.importer), room_of(one.imported)
         where = f'{one.importer} line {one.line}: '
         if importer == imported:
             continue
         if importer not in rank or imported not in rank:
-            found.append(f'{where}{importer} or {imported} is in no row of LAYERS')
+            found.append(f'{where}{importer} or {imported} is in no row of LAYERS or BESIDE')
         elif rank[imported] < rank[importer]:
             found.append(f'{where}imports {one.imported}, which lies above it')
         elif rank[imported] == rank[importer] and (importer, imported) not in ALLOWED_SIDEWAYS:
             found.append(f'{where}imports {one.imported}, a neighbor')
         private = [part for part in (*one.imported.split('.'), one.name)
                    if part.startswith('_') and not part.startswith('__')]
-        if private:
+        if private and not _is_beside(one.importer):
             found.append(f'{where}imports the private name {private[0]} of {imported}')
     return found
 
 
-def circles(package: Path = PACKAGE) -> list[tuple[str, ...]]:
+def circles(root: Path = ROOT) -> list[tuple[str, ...]]:
     """Return groups of modules that import each other, directly or through others."""
-    graph: dict[str, set[str]] = {name: set() for name in modules(package)}
-    for one in imports(package):
+    graph: dict[str, set[str]] = {name: set() for name in _files(root)}
+    for one in imports(root):
         if one.imported in graph and one.imported != one.importer:
             graph[one.importer].add(one.imported)
     reach = {name: _reachable(graph, name) for name in graph}
@@ -144,6 +193,13 @@ def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
+def counts() -> dict[str, int]:
+    """Return how many rooms, layers, modules and public names the package has."""
+    import mmrepro
+    return {'rooms': sum(len(rooms) for rooms, _ in LAYERS), 'layers': len(LAYERS),
+            'modules': len(modules()), 'public names': len(mmrepro.__all__)}
+
+
 def table() -> str:
     """Return the layers as a Markdown table, the top row first."""
     rows = [f'| {_cell(rooms)} | {why} |' for rooms, why in LAYERS]
@@ -155,3 +211,7 @@ def _cell(rooms: tuple[str, ...], width: int = 6) -> str:
     names = [f'`{room}`' for room in rooms]
     lines = [', '.join(names[start:start + width]) for start in range(0, len(names), width)]
     return ',<br>'.join(lines)
+
+
+if __name__ == '__main__':
+    print(*(f'{number:4d} {what}' for what, number in counts().items()), sep='\n')

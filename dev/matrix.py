@@ -126,7 +126,9 @@ def outcome(steps: dict[str, str]) -> str:
     """Return 'equal' if all steps succeeded, else the steps that failed."""
     wrong = [f'{name}: {what.splitlines()[0][:60]}' for name, what in steps.items()
              if what not in GOOD]
-    return '; '.join(wrong) if wrong else 'equal' if steps else 'not run'
+    if wrong:
+        return '; '.join(wrong)
+    return 'equal' if steps else 'not run'
 
 
 def table(records: list[dict[str, Any]]) -> str:

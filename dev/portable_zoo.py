@@ -25,11 +25,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
+from children import finished
+
 from mmrepro.facts.collect import cpu_name
 from mmrepro.ops.portable.table import REFUSED, REFUSED_SPARSE, ROUTED
 
 from . import mkl_calls
-from .children import finished
 from .zoo.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,10 +130,10 @@ def serve(kind: str, configs: Sequence[str], jobs: int) -> None:
         else:
             from mmrepro.demo.dataset import write_dataset
 
-            from .virtual_ranks_zoo import VAL_IMAGES, zoo  # has the tests' modules on the path
+            from .zoo import training as zoo
             os.chdir(folder)
             data_root = 'data'  # batches hold the paths of their images
-            write_dataset(data_root, num_train=2 * ITERATIONS, num_val=VAL_IMAGES)
+            write_dataset(data_root, num_train=2 * ITERATIONS, num_val=zoo.VAL_IMAGES)
             zoo.write_extras(data_root)
             rows = {name: (attempt, (train, name, data_root, str(Path(folder, str(number)))), {})
                     for number, name in enumerate(configs)}
@@ -161,14 +162,21 @@ def results_of(kind: str, configs: Sequence[str], python: Sequence[str], counter
         raise RuntimeError(f'the process ended with exit code {process.returncode}')
 
 
+def _cell(found: dict[str, Any] | None, first: dict[str, Any]) -> str:
+    if found is None:
+        return ''
+    if found is first:
+        return 'reference'
+    return 'equal' if outcome(found) == outcome(first) else 'different'
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Return a Markdown table: a line per config, a column per CPU."""
     hosts = list(dict.fromkeys(host for row in results.values() for host in row))
     lines = [f'| config | weights | {" | ".join(hosts)} |', f'|---|---|{"---|" * len(hosts)}']
     for config, row in sorted(results.items()):
         first = next(iter(row.values()))
-        cells = ['' if host not in row else 'reference' if row[host] is first else 'equal'
-                 if outcome(row[host]) == outcome(first) else 'different' for host in hosts]
+        cells = [_cell(row.get(host), first) for host in hosts]
         lines.append(f'| {config} | {first["weights"][:8]} | {" | ".join(cells)} |')
     return '\n'.join(lines)
 

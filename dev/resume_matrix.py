@@ -1,6 +1,6 @@
 """Resume points x workers x ranks of seven configs: is the resumed run the uninterrupted one?
 
-    python dev/resume_matrix.py --out docs/results/resume_matrix.json [--configs yolox ...]
+    python -m dev.resume_matrix --out docs/results/resume_matrix.json [--configs yolox ...]
 
 Each run takes twelve iterations. The uninterrupted run writes no checkpoint; a second one does
 after every iteration, and is compared as well. From each of these checkpoints a fresh process
@@ -20,25 +20,24 @@ import copy
 import gc
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1] / 'tests'
-sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
-import conftest  # noqa: E402, F401  one thread per operator
-import torch  # noqa: E402
-from demo_runs import log_lines, shallow_detr, small  # noqa: E402
-from harness import digest  # noqa: E402
+import one_thread  # noqa: F401  before torch
 
-from dev.children import Child, ChildFailed, join_ranks, silence_output  # noqa: E402
-from dev.detector_changes import accumulating, dynamic, light, light_teacher  # noqa: E402
-from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
-from mmrepro.runs.launcher import free_port  # noqa: E402
-from mmrepro.runs.stopping import StopTraining  # noqa: E402
+# isort: split
+import torch
+from children import Child, ChildFailed, join_ranks, silence_output
+from demo_runs import log_lines, shallow_detr, small
+from harness import digest
+
+from dev.detector_changes import accumulating, dynamic, light, light_teacher
+from dev.matrix_rows import RowFile, lines_differ
+from mmrepro.runs.launcher import free_port
+from mmrepro.runs.stopping import StopTraining
 
 ITERATIONS = 12
 AFTER = 2  # iterations that a resumed run takes which does not go to the end

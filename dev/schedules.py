@@ -1,7 +1,7 @@
 """Trainings on virtual ranks under many seeded orders, in several processes.
 
-    python dev/schedules.py --out docs/results/schedules.json --count 20000
-    python dev/schedules.py --replay 17
+    python -m dev.schedules --out docs/results/schedules.json --count 20000
+    python -m dev.schedules --replay 17
 
 ``--out`` goes on with those that a file does not have.
 """
@@ -13,11 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1] / 'tests'
-sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
-from schedules import KINDS, run_many  # noqa: E402
-
-from dev.children import finished  # noqa: E402
+from children import finished
+from schedules import KINDS, run_many
 
 AT_ONCE = 50
 LIMIT = 3600  # seconds for these, beside other work

@@ -1,6 +1,6 @@
 """Detectors x virtual ranks x processes x resumes: does the number of processes change a bit?
 
-    python dev/virtual_ranks_matrix.py --out docs/results/virtual_ranks_matrix.json
+    python -m dev.virtual_ranks_matrix --out docs/results/virtual_ranks_matrix.json
 
 A run takes two epochs of two iterations (or four iterations), writes a checkpoint after each, and
 validates. One process runs all V virtual ranks first, each with weights of its own; every row has
@@ -23,24 +23,23 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import sys
 import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Callable
 
-TESTS = Path(__file__).resolve().parents[1] / 'tests'
-sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
-import conftest  # noqa: E402, F401  one thread per operator
-import torch  # noqa: E402
-from demo_runs import changed  # noqa: E402
-from virtual_faults import FAULTS  # noqa: E402
-from virtual_runs import run  # noqa: E402
+import one_thread  # noqa: F401  before torch
 
-from dev.matrix_rows import RowFile, lines_differ  # noqa: E402
-from dev.virtual_ranks_detectors import CONFIGS, FOR_FAULTS, ITERATIONS, settings  # noqa: E402
-from mmrepro.config import randomness_of  # noqa: E402
+# isort: split
+import torch
+from demo_runs import changed
+from virtual_faults import FAULTS
+from virtual_runs import run
+
+from dev.matrix_rows import RowFile, lines_differ
+from dev.virtual_ranks_detectors import CONFIGS, FOR_FAULTS, ITERATIONS, settings
+from mmrepro.config import randomness_of
 
 RANKS, PROCESSES = (2, 4, 8), (1, 2, 3, 4)
 KEYS = ('config', 'ranks', 'processes', 'resumed_from', 'memory')

@@ -1,8 +1,8 @@
 """Every family of MMDetection's zoo on virtual ranks: does the number of processes change a bit?
 
-    python dev/virtual_ranks_zoo.py --out docs/results/virtual_ranks_zoo.json
-    python dev/virtual_ranks_zoo.py --ranks 1 --out docs/results/zoo_trained.json
-    python dev/virtual_ranks_zoo.py --ranks 4 --out docs/results/sharded_zoo.json
+    python -m dev.virtual_ranks_zoo --out docs/results/virtual_ranks_zoo.json
+    python -m dev.virtual_ranks_zoo --ranks 1 --out docs/results/zoo_trained.json
+    python -m dev.virtual_ranks_zoo --ranks 4 --out docs/results/sharded_zoo.json
 
 For each family, three ranks take four iterations, with a validation and a checkpoint after the
 second. One process runs all ranks first. Then two processes from the beginning, two processes that
@@ -31,7 +31,6 @@ import gc
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 import traceback
@@ -41,23 +40,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable
 
-TESTS = Path(__file__).resolve().parents[1] / 'tests'
-sys.path[:0] = [str(TESTS / name) for name in ('..', '.', 'support')]
-import conftest  # noqa: E402, F401  one thread per operator
-import torch  # noqa: E402
-from demo_runs import changed  # noqa: E402
-from harness import Child  # noqa: E402
-from virtual_runs import run  # noqa: E402
+import one_thread  # noqa: F401  before torch
 
-from dev.matrix_rows import RowFile  # noqa: E402
-from dev.virtual_ranks_matrix import difference  # noqa: E402
-from dev.zoo import training as zoo  # noqa: E402
-from dev.zoo.families import FAMILIES, PACKAGES, Member  # noqa: E402
-from dev.zoo.run_facts import facts_of  # noqa: E402
-from dev.zoo.step import one_rank  # noqa: E402
-from dev.zoo.training import RESUMED_AT, VAL_IMAGES, WIDTHS, training  # noqa: E402
-from mmrepro.config import RandomnessConfig  # noqa: E402
-from mmrepro.objects.nested import dicts as nodes  # noqa: E402
+# isort: split
+import torch
+from demo_runs import changed
+from harness import Child
+from virtual_runs import run
+
+from dev.matrix_rows import RowFile
+from dev.virtual_ranks_matrix import difference
+from dev.zoo import training as zoo
+from dev.zoo.families import FAMILIES, PACKAGES, Member
+from dev.zoo.run_facts import facts_of
+from dev.zoo.step import one_rank
+from dev.zoo.training import RESUMED_AT, VAL_IMAGES, WIDTHS, training
+from mmrepro.config import RandomnessConfig
+from mmrepro.objects.nested import dicts as nodes
 
 RANKS = 3
 # processes, and those of the run that wrote the checkpoint; 0: none

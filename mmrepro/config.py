@@ -174,7 +174,7 @@ class RandomnessConfig:
                             ('virtual_ranks', _section(VirtualRanks, 'virtual_ranks', ranks)),
                             ('streams', self._checked_streams())):
             object.__setattr__(self, name, value)
-        if self.independent_predictions and self.legacy:
+        if self.independent_predictions and self.uses_stock_streams:
             raise RandomnessError(
                 "randomness.worker_seed='mmengine' tests as MMEngine does, which "
                 'randomness.independent_predictions=True changes; remove one of them')
@@ -231,7 +231,7 @@ class RandomnessConfig:
         return {'mode': self.deterministic, **numerics}
 
     @property
-    def legacy(self) -> bool:
+    def uses_stock_streams(self) -> bool:
         """Whether MMEngine's own streams are asked for."""
         return self.worker_seed == 'mmengine'
 

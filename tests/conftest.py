@@ -5,32 +5,17 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
-for variable in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):
-    os.environ[variable] = '1'
-os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+import one_thread  # noqa: F401  before torch
+
+# isort: split
 for variable in ('COLUMNS', 'LINES'):  # readline, which pytest loads, gives them to its processes
     os.environ.pop(variable, None)
 
-from types import SimpleNamespace  # noqa: E402
-
-import mmengine.config.config  # noqa: E402
-import mmengine.runner.loops  # noqa: E402
 import pytest  # noqa: E402
 
 import mmrepro  # noqa: E402  mmcv-lite has operators from here on
-from mmrepro.selfcheck import witness  # noqa: E402
-
-# MMEngine formats the text of a config at every start and checkpoint, which takes seconds and is
-# not tested here.
-mmengine.config.config.FormatCode = lambda text, **style: (text, True)
-
-# MMEngine's iteration-based loop sleeps two seconds between two passes over the data.
-mmengine.runner.loops.time = SimpleNamespace(sleep=lambda seconds: None)
-
-# What a witness tries depends on the seconds that it takes; tests of that rule set them.
-witness.FREE_SECONDS = 1e6
-
 
 # module -> seconds of processor time that its tests take, without the nightly ones; written by
 #   bash tools/test.sh [tests/PATH] --write-durations
@@ -126,16 +111,31 @@ def nothing_stays_in_force():
         torch.use_deterministic_algorithms(False)  # of a stock runner
 
 
-@pytest.fixture(autouse=True, scope='session')
+@pytest.fixture(scope='module')
 def workers_end_soon():
     """End the persistent workers of a runner that is garbage after a tenth of a second, not five.
 
     Garbage collection closes the queue of a worker before PyTorch sends the worker its end, which
     then never arrives: PyTorch waits for each worker, one after the other, and terminates it.
     """
-    import torch.utils.data
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(torch.utils.data._utils, 'MP_STATUS_CHECK_INTERVAL', 0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 0.1)
+        yield
+
+
+@pytest.fixture(scope='module')
+def no_pause_between_passes():
+    """Let MMEngine's loop over iterations go on at once; it sleeps two seconds between passes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mmengine.runner.loops.time', SimpleNamespace(sleep=lambda seconds: None))
+        yield
+
+
+@pytest.fixture(scope='module')
+def witness_has_time():
+    """Let a witness try all that is due, however long it takes on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mmrepro.selfcheck.witness.FREE_SECONDS', 1e6)
         yield
 
 
@@ -160,17 +160,6 @@ def data_root(tmp_path_factory):
     from mmrepro.demo.dataset import write_dataset
     root = str(tmp_path_factory.mktemp('demo'))
     write_dataset(root)
-    return root
-
-
-@pytest.fixture(scope='session')
-def photographs(tmp_path_factory):
-    """Return the demonstration dataset with all that a family of the zoo reads."""
-    from dev.zoo.training import VAL_IMAGES, write_extras
-    from mmrepro.demo.dataset import write_dataset
-    root = str(tmp_path_factory.mktemp('photographs'))
-    write_dataset(root, num_val=VAL_IMAGES)
-    write_extras(root)
     return root
 
 

@@ -117,7 +117,7 @@ def test_an_installed_package_finds_its_own_configs_and_tools(wheel, tmp_path):
     lazy.write_text('from mmengine.config import read_base\nwith read_base():\n'
                     '    from mmrepro.configs._base_.reproducible import *\n')
     code = ('from mmengine.config import Config\n'
-            'from mmrepro.demo.shipped_configs import demo_config, shipped\n'
+            'from mmrepro.demo.dataset import demo_config, shipped\n'
             'print(shipped("tools/train.py")); print(demo_config("yolox_s").filename)\n'
             'from mmrepro.audit.rules import RULES; import os\n'
             'print({os.path.isfile(rule.link.split()[0]) for rule in RULES})\n'

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / 'mmrepro'
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / 'mmrepro'
 
 
 def _is_text(node):
@@ -12,8 +13,12 @@ def _is_text(node):
         isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) > 1)
 
 
+def _is_chained(node):
+    return isinstance(node, ast.IfExp) and ast.IfExp in map(type, (node.body, node.orelse))
+
+
 def _fault(node):
-    if isinstance(node, ast.IfExp) and ast.IfExp in map(type, (node.body, node.orelse)):
+    if _is_chained(node):
         return 'a conditional expression in another one'
     if isinstance(node, ast.Subscript) and isinstance(node.value, (ast.List, ast.Tuple, ast.Dict)):
         return 'an indexed literal'
@@ -36,4 +41,13 @@ def test_nothing_has_to_be_read_twice():
     faults = [f'{path.relative_to(PACKAGE)}:{node.lineno}: {_fault(node)}'
               for path in sorted(PACKAGE.rglob('*.py')) if '.mim' not in path.parts
               for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))) if _fault(node)]
+    assert faults == []
+
+
+def test_no_conditional_expression_is_chained():
+    faults = [f'{path.relative_to(ROOT)}:{node.lineno}'
+              for folder in ('benchmarks', 'dev', 'tests', 'tools')
+              for path in sorted((ROOT / folder).rglob('*.py'))
+              for node in ast.walk(ast.parse(path.read_text(encoding='utf-8')))
+              if _is_chained(node)]
     assert faults == []

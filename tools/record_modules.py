@@ -34,8 +34,13 @@ def named_tensors(value, name=''):
     if isinstance(value, torch.Tensor):
         yield name, value
         return
-    items = sorted(value.all_items()) if hasattr(value, 'all_items') else value.items(
-    ) if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    items = ()
+    if hasattr(value, 'all_items'):
+        items = sorted(value.all_items())
+    elif isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
     for key, item in items:
         yield from named_tensors(item, f'{name}.{key}' if name else str(key))
 

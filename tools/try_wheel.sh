@@ -27,7 +27,7 @@ say "demo"
 mmrepro demo
 
 say "a config of one's own: audit, train, resume, compare"
-configs="$(python -c 'from mmrepro.demo.shipped_configs import shipped; print(shipped("configs/demo"))')"
+configs="$(python -c 'from mmrepro.demo.dataset import shipped; print(shipped("configs/demo"))')"
 cat > mine.py <<EOF
 _base_ = '$configs/rtmdet_tiny_demo.py'
 train_dataloader = dict(batch_size=2, dataset=dict(indices=4))

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 # the catalogue of cases is in the checkout, which is preferred to an installed mmrepro
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'support')]
 
 import boxes  # noqa: E402
 import features  # noqa: E402

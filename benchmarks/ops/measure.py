@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 import torch
+from children import Child
 
-from dev.children import Child
 from mmrepro import ops
 
 

@@ -71,7 +71,7 @@ def run_row(run: Callable[[], Row], budget: Budget, device: str, group: str = ''
 
 def check(settings: Settings, seconds: float = 450., only: str = '', command: str = '',
           operators: Mapping[str, RowGroup] | None = None,
-          tell: Callable[[str, str, dict[str, Any]], None] = lambda group, name, result: None,
+          on_row: Callable[[str, str, dict[str, Any]], None] = lambda group, name, result: None,
           against: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Run all rows, and find out which of them give the same bits every time.
 
@@ -80,7 +80,7 @@ def check(settings: Settings, seconds: float = 450., only: str = '', command: st
         only: a regular expression that selects rows by "group/name".
         command: the command line, recorded in the result.
         operators: groups to run before the detectors, by name.
-        tell: called after every row with its group, its name and the result so far.
+        on_row: called after every row with its group, its name and the result so far.
         against: the result of another process or machine, to compare digests with.
 
     Returns:
@@ -109,7 +109,7 @@ def check(settings: Settings, seconds: float = 450., only: str = '', command: st
         compare_digests(row, group, name, result['machine'], against)
         result['summary'] = _summary([row for g in groups for row in result[g].values()],
                                      len(chosen))
-        tell(group, name, result)
+        on_row(group, name, result)
     return result
 
 

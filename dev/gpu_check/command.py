@@ -77,14 +77,14 @@ def main(argv: Sequence[str] | None = None,
         raise ConfigError('this torch sees no CUDA device; --device cpu runs the same code on the '
                           'processor')
 
-    def tell(group: str, name: str, result: dict[str, Any]) -> None:
+    def on_row(group: str, name: str, result: dict[str, Any]) -> None:
         """Print a row and write all so far, so that an interrupted check leaves its results."""
         row = result[group][name]
         print(f'{group:9} {name:30} {row.get("seconds", 0.):6.1f} s  {report.verdict(row)}',
               file=sys.stderr, flush=True)
         report.report_of(result, operators).write(args.out, 'gpu_check')
 
-    result = check(_settings(args), args.seconds, args.only, _shown(args, words), operators, tell,
+    result = check(_settings(args), args.seconds, args.only, _shown(args, words), operators, on_row,
                    against)
     if not any(result[group] for group in groups):
         parser.error(f'--only {args.only}: no row matches')

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..children import printed_result
+from children import printed_result
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / 'docs' / 'results' / 'hosts_cpu.json'

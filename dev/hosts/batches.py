@@ -40,7 +40,7 @@ def digests(root: str, only: Sequence[str] = ()) -> dict[str, list[str]]:
     import mmdet
     from mmengine.config import Config
 
-    from mmrepro.demo.shipped_configs import demo_config, use_data
+    from mmrepro.demo.dataset import demo_config, use_data
     stock = os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'configs')
     albu = ALBU if importlib.util.find_spec('albumentations') else {}
     found = {}

@@ -72,8 +72,8 @@ class Campaign:
     """Interrupts runs of one config."""
 
     def __init__(self, config: Config, settings: CampaignSettings,
-                 say: Callable[[str], Any] = print) -> None:
-        self._config, self.settings, self._say = config, settings, say
+                 on_progress: Callable[[str], Any] = print) -> None:
+        self._config, self.settings, self._on_progress = config, settings, on_progress
         self._random = Random(settings.seed)
         self._processes = itertools.cycle(settings.processes or [settings.ranks])
         self._started = time.time()
@@ -105,8 +105,9 @@ class Campaign:
         self._gaps = moments.durations(attempt.of_rank(0))
         self._expected, self._states = read_ranks(folder), self._end_states(attempt)
         self.iterations = max(self._expected[0].steps) + 1
-        self._say(f'uninterrupted run: {self.iterations} iterations, {self._gaps["step"]:.2f} s '
-                  f'each; {self._gaps["save"]:.2f} s for a checkpoint')
+        self._on_progress(f'uninterrupted run: {self.iterations} iterations, '
+                          f'{self._gaps["step"]:.2f} s each; '
+                          f'{self._gaps["save"]:.2f} s for a checkpoint')
         while len(self.kills) < self.settings.kills and not self.problems:
             self._interrupted_run(self.runs + 1)
             self.runs += 1
@@ -142,7 +143,7 @@ class Campaign:
                 resumed = next((moment.iteration for moment in attempt.of_rank(0)
                                 if moment.kind == 'begin'), None)
                 self.kills[-1] = self.kills[-1]._replace(resumed=resumed)
-                self._say(f'      resumed at {resumed}')
+                self._on_progress(f'      resumed at {resumed}')
             self._check_files(folder, plan)
             struck = attempt.seconds_to_end is not None
             if plan is not None and struck:
@@ -153,7 +154,7 @@ class Campaign:
                 self.problems.append(f'run {number}: {_failure(folder, attempt)}')
                 return
         self.problems += [f'run {number}: {text}' for text in self._deviations(folder, attempt)]
-        self._say(f'run {number}: {self.iterations} iterations, interruptions so far: '
+        self._on_progress(f'run {number}: {self.iterations} iterations, interruptions so far: '
                   f'{len(self.kills)}, {"DIFFERENT" if self.problems else "all bits equal"}')
         if not self.problems:
             shutil.rmtree(folder)
@@ -215,7 +216,7 @@ class Campaign:
         seconds = attempt.seconds_to_end or 0.
         self.kills.append(Kill(number, plan.kind, len(attempt.codes), attempt.codes, done, None,
                                half, seconds, attempt.killed))
-        self._say(f'{len(self.kills):4d}  {plan.kind} after iteration {done}: exit codes '
+        self._on_progress(f'{len(self.kills):4d}  {plan.kind} after iteration {done}: exit codes '
                   f'{attempt.codes} after {seconds:.1f} s')
 
     def _end_states(self, attempt: Attempt) -> list[dict[str, str] | None]:
@@ -242,7 +243,7 @@ class Campaign:
 
 
 def campaign_of(config: Config, settings: CampaignSettings,
-                say: Callable[[str], Any] = print) -> Campaign:
+                on_progress: Callable[[str], Any] = print) -> Campaign:
     """Return the campaign with these settings; without ``kinds``, with all that are possible.
 
     Raises:
@@ -259,7 +260,7 @@ def campaign_of(config: Config, settings: CampaignSettings,
     if os.path.isdir(folder) and os.listdir(folder):
         raise ConfigError(f'--work-dir {folder}: is not empty, and a run that finds checkpoints '
                           'resumes')
-    return Campaign(config, settings._replace(kinds=settings.kinds or possible), say)
+    return Campaign(config, settings._replace(kinds=settings.kinds or possible), on_progress)
 
 
 def _failure(folder: str, attempt: Attempt) -> TrainingFailed | None:

@@ -14,15 +14,15 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+import harness  # imports what is slow, once
+import one_thread  # noqa: F401  before torch
+
+# isort: split
+
+from .report import write
+from .setup import GOOD, SETUPS, Outcome, judge
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'tests' / 'support')]
-
-import conftest  # noqa: E402, F401
-import harness  # noqa: E402, F401  imports what is slow, once
-
-from .report import write  # noqa: E402
-from .setup import GOOD, SETUPS, Outcome, judge  # noqa: E402
-
 PAGE = ROOT / 'docs' / 'evidence' / 'user-setups.md'
 RESULTS = ROOT / 'docs' / 'results' / 'user_setups.json'
 FAMILIES = ('samples', 'loading', 'steps', 'optimization', 'hooks', 'reshaping', 'validations',

@@ -27,6 +27,9 @@ of this length do not have and longer ones have within their time. A set-up that
 ended is trained again without self-checks, in another process under another hash seed, and resumed
 where the witness was: if the bits were equal then, it would be a false alarm.
 
+MMEngine formats the text of a config and refuses one that holds objects, such as functions. The
+text of such a set-up is written as it is; all else is MMEngine as it is installed.
+
 `python -m dev.user_setups` trains them all and writes this page.
 
 | outcome | set-ups | |

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import torch.distributed as dist
+from children import Child, ChildFailed, join_ranks
 from faults.tiny import tiny, validating
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
@@ -31,6 +32,7 @@ from mmengine.registry import (
     TRANSFORMS,
 )
 from mmengine.runner import Runner
+from unformatted import formatted, unformatted
 
 from mmrepro import on_virtual_ranks
 from mmrepro.errors import (
@@ -42,8 +44,6 @@ from mmrepro.errors import (
 )
 from mmrepro.objects.digests import state_digest as digest
 from mmrepro.runs.launcher import free_port
-
-from ..children import Child, ChildFailed, join_ranks
 
 FOUND_BY = (SampleDiffersError, StepDiffersError, ValidationChangesError, WitnessDiffersError)
 EQUAL, FOUND, REFUSED, NAMED = 'equal', 'found', 'refused', 'named'
@@ -245,6 +245,10 @@ def config(row: Setup, folder: str, variation: str | None, checked: bool) -> Any
             row.later(cfg)
     if not checked:
         cfg.randomness.self_checks = False
+    try:
+        formatted(cfg).pretty_text  # noqa: B018
+    except SyntaxError:  # MMEngine cannot format the text of a config that holds objects
+        unformatted(cfg)
     return cfg
 
 
@@ -277,8 +281,9 @@ def _run(name: str, folder: str, variation: str | None, checked: bool,
         else:
             main()
     except BaseException as raised:
-        by = FOUND if isinstance(raised, FOUND_BY) else (
-            REFUSED if isinstance(raised, MMReproError) else ERROR)
+        by = ERROR
+        if isinstance(raised, MMReproError):
+            by = FOUND if isinstance(raised, FOUND_BY) else REFUSED
         error = f'{type(raised).__name__}: {raised}'
         traceback.print_exc()
     if processes > 1 and dist.is_initialized():

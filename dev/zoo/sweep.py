@@ -12,7 +12,8 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Callable
 
-from ..children import Child, ChildFailed
+from children import Child, ChildFailed
+
 from .families import FAMILIES, PACKAGES, Member
 
 __all__ = ['OUTCOMES', 'main', 'members', 'sweep', 'visit']
@@ -123,13 +124,13 @@ def warm() -> None:
 
 
 def sweep(chosen: Sequence[Member], limit: float = LIMIT, once: bool = False,
-          tell: Callable[[dict], None] = lambda row: None, device: str = 'cpu') -> list[dict]:
+          on_row: Callable[[dict], None] = lambda row: None, device: str = 'cpu') -> list[dict]:
     """Run members one after the other; ``tell`` is called with each row."""
     warm()
     rows = []
     for member in chosen:
         rows.append(visit(member, limit, once, device))
-        tell(rows[-1])
+        on_row(rows[-1])
     return rows
 
 
@@ -179,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     rows = _known(args.out) if args.out else {}
 
-    def tell(row: dict) -> None:
+    def on_row(row: dict) -> None:
         trace = row.pop('trace', '')
         _print(row)
         if args.trace and trace:
@@ -192,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         done = {config for config, row in rows.items() if row['outcome'] != 'failed'
                 and (args.once or row.get('equal', True) is not None)}
         chosen = [member for member in chosen if member.config not in done]
-    rows_now = sweep(chosen, args.limit, args.once, tell, args.device)
+    rows_now = sweep(chosen, args.limit, args.once, on_row, args.device)
     return int(any(row['outcome'] in ('failed', 'differs') for row in rows_now))
 
 

@@ -11,14 +11,14 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 import cv2
 import numpy as np
+from narrowing import RESNETS, WIDTHS, listed, quarter
 
 from dev.gpu_check.zoo_configs import load
-from mmrepro.demo.dataset import CLASSES, annotation_file
-from mmrepro.demo.shipped_configs import demo_config
+from mmrepro.demo.dataset import CLASSES, annotation_file, demo_config
 from mmrepro.objects.nested import dicts as nodes
 
 from .families import Member
@@ -39,68 +39,10 @@ STRIDE = 32  # backbones without padding divide by it
 # keys of pipelines that hold sizes in pixels
 SIZES = ('scale', 'scales', 'img_scale', 'size', 'crop_size', 'border', 'max_size', 'scale_step',
          'random_size_range')
-# what is divided where a model becomes narrower
-CHANNELS = ('in_channels', 'out_channels', 'feat_channels', 'embed_dims', 'feedforward_channels',
-            'num_feats', 'fc_out_channels', 'conv_out_channels', 'in_channel', 'mid_channels',
-            'roi_feat_size_channels')
-NARROWER, LAYERS = 4, 3
-RESNETS = ('ResNet', 'ResNeXt', 'Res2Net', 'ResNeSt', 'DetectoRS_ResNet', 'DetectoRS_ResNeXt',
-           'TridentResNet')
+LAYERS = 3
 
 
 # ------------------------------------------------------------------------------- the model
-
-def _quarter(model: Any) -> None:
-    """Keep a quarter of the channels of a ResNet and of the layers after it."""
-    _narrow_backbone(model)
-    _divide({key: value for key, value in model.items()
-             if key not in ('data_preprocessor', 'backbone')})
-
-
-def _narrow_neck(model: Any) -> None:
-    """Keep a quarter of the channels of a ResNet; the neck sets the channels after it."""
-    _narrow_backbone(model)
-    for node in nodes(model):
-        for neck in _listed(node.get('neck') or ()) if 'backbone' in node else ():
-            if 'in_channels' in neck:
-                neck['in_channels'] = _quotient(neck['in_channels'])
-                break  # what follows reads the outputs of the first part
-
-
-def _as_it_is(model: Any) -> None:
-    """Keep the width of the zoo."""
-
-
-# from small to large: a model gets the first with which MMDetection can train it
-WIDTHS: dict[str, Callable[[Any], None]] = {
-    'quarter': _quarter, 'quarter backbone': _narrow_neck, 'full': _as_it_is}
-
-
-def _narrow_backbone(model: Any) -> None:
-    found = [node for node in nodes(model) if node.get('type') in RESNETS]
-    if not found:
-        raise ValueError('the model has no ResNet')
-    for node in found:
-        node['base_channels'] = 64 // NARROWER
-
-
-def _listed(value: Any) -> Any:
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _quotient(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_quotient(one) for one in value]
-    return value // NARROWER if isinstance(value, int) and value >= NARROWER ** 2 else value
-
-
-def _divide(node: Any) -> None:
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-        if key in CHANNELS:
-            node[key] = _quotient(value)
-        elif isinstance(value, (dict, list)):
-            _divide(value)
-
 
 def _shrink(model: Any) -> None:
     """Reduce layers, use the classes of the dataset, and train statistics of normalization."""
@@ -219,7 +161,7 @@ def _use_data(cfg: Any, member: Member, data_root: str, ranks: int, iterations: 
 def _metric(cfg: Any) -> Any:
     # 'proposal_fast' of RPN makes an array of lists of several lengths, which NumPy 2 refuses
     metrics = {one.replace('_fast', '') for node in nodes(cfg.val_evaluator)
-               if node.get('type') == 'CocoMetric' for one in _listed(node.get('metric', 'bbox'))}
+               if node.get('type') == 'CocoMetric' for one in listed(node.get('metric', 'bbox'))}
     return sorted(metrics & {'bbox', 'segm', 'proposal'}) or ['bbox']
 
 
@@ -343,7 +285,7 @@ def _semi(data_root: str, iterations: int) -> Any:
     """Use labeled and unlabeled photographs, as the demonstration config has them."""
     cfg = demo_config('soft-teacher_faster-rcnn_r50', data_root)
     model = cfg.model.detector
-    _quarter(model)
+    quarter(model)
     _shrink(cfg.model)
     loader = cfg.train_dataloader
     loader.update(batch_size=2)

@@ -69,7 +69,7 @@ def compiled(s: Subject) -> Hits:
     given = s.cfg.get('compile')
     mode = given.get('mode') if isinstance(given, dict) else None
     if isinstance(mode, str) and mode.startswith('max-autotune'):
-        yield Found('compile.mode', repr(mode), None if s.strict else CHANGES)
+        yield Found('compile.mode', repr(mode), None if s.is_deterministic else CHANGES)
     elif given:
         yield Found('compile', shorten(given), HINT)
 

@@ -81,7 +81,7 @@ RULES: tuple[AuditRule, ...] = (
             'kernels that add in any order',
         link=f'{_LIMITS} warn', settings=_DETERMINISTIC),
     AuditRule('cudnn-benchmark', CHANGES, when(
-        lambda s: (s.cfg.get('env_cfg') or {}).get('cudnn_benchmark') and not s.strict,
+        lambda s: (s.cfg.get('env_cfg') or {}).get('cudnn_benchmark') and not s.is_deterministic,
         'env_cfg.cudnn_benchmark', 'True', lambda s: CHANGES if s.device != 'cpu' else HINT),
         why='cuDNN times its kernels and takes the fastest, which differs from run to run (with '
             'deterministic=True the setting is not followed)',
@@ -104,7 +104,7 @@ RULES: tuple[AuditRule, ...] = (
         settings={'compile': False}),
     # ranks
     AuditRule('gradient-order', CHANGES, when(
-        lambda s: s.world_size >= ORDER_MATTERS_FROM and not s.strict, 'WORLD_SIZE',
+        lambda s: s.world_size >= ORDER_MATTERS_FROM and not s.is_deterministic, 'WORLD_SIZE',
         lambda s: f'{s.world_size} ranks'),
         why='a sum of three or more ranks depends on how DDP lays out its buckets, which changes '
             'after the first step, after a resume, and with find_unused_parameters in every batch',
@@ -146,7 +146,8 @@ RULES: tuple[AuditRule, ...] = (
         link=f'{_CAUSES} A2', settings=TWO_LINES),
     AuditRule('streams', HINT, when(
         lambda s: s.attached and s.randomness.worker_seed != 'sample', 'randomness.worker_seed',
-        lambda s: repr(s.randomness.worker_seed), lambda s: MAY if s.randomness.legacy else HINT),
+        lambda s: repr(s.randomness.worker_seed),
+        lambda s: MAY if s.randomness.uses_stock_streams else HINT),
         why='samples then depend on the number of workers, or steps on what ran before',
         link=f'{_STREAMS} other modes', settings={'randomness.worker_seed': 'sample'}),
     AuditRule('resume-not-strict', HINT, when(

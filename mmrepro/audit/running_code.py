@@ -18,8 +18,7 @@ from ..checkpoint.adapters import names_class
 from ..distributed.process_state import LAUNCHED
 from ..facts.provenance import NOT_REPEATED, RECORDED_VARIABLES
 from ..util.libraries import belongs_to_user
-from .sources import Hit, SourceFile
-from .value_flow import assignments, reaches
+from .sources import Hit, SourceFile, assignments, reaches
 
 _ENVIRONMENT = ('os.environ', 'os.environb', 'os.getenv', 'os.getenvb')
 # methods that construct, register, show or test; all others run again and again

@@ -1,4 +1,9 @@
-"""Read the user's Python files without running them."""
+"""Read the user's Python files without running them: calls that make runs differ.
+
+A clock counts if its result reaches a value that training uses: names are followed through the
+assignments of the function that calls. A time that is logged, or kept under a name that says so,
+reaches nothing.
+"""
 from __future__ import annotations
 
 import ast
@@ -8,12 +13,126 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
+from ..fingerprint.generator_states import CLOCK, ENTROPY, PROCESS_ID
 from ..util.text import shorten
 from .findings import CHANGES, MAY
-from .patterns import CALLS
-from .value_flow import arguments, assignments, nodes_of, reaches
+
+# rule; which calls: None: all, False: without an argument (or with None), True: with an argument;
+# what is said of the call; full dotted names (import aliases resolved), as in `fnmatch`
+CALLS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
+    # generators that the operating system seeds
+    ('foreign-generator', False, 'seeded by the system', (
+        'numpy.random.default_rng', 'numpy.random.RandomState', 'numpy.random.PCG64',
+        'numpy.random.Philox', 'numpy.random.SeedSequence', 'numpy.random.seed', 'random.Random',
+        'random.seed')),
+    ('foreign-generator', None, 'seeded by the system', (
+        'torch.seed', 'torch.cuda.seed', 'torch.cuda.seed_all')),
+    ('foreign-generator', None, 'random numbers of the system', (
+        'random.SystemRandom', *ENTROPY, 'secrets.*')),
+    # generators kept by user code: their state lives in an object, and objects live in workers
+    ('kept-generator', True, 'a generator of its own', (
+        'numpy.random.default_rng', 'numpy.random.RandomState', 'random.Random')),
+    ('kept-generator', None, 'a generator of its own', ('torch.Generator', )),
+    # seeding of the generators that everything else draws from
+    ('reseeding', True, 'moves the global generator', ('numpy.random.seed', 'random.seed')),
+    ('reseeding', None, 'moves the global generator', (
+        'torch.manual_seed', 'torch.random.manual_seed', 'torch.cuda.manual_seed',
+        'torch.cuda.manual_seed_all')),
+    ('clock', None, 'different in every run', (
+        'uuid.uuid1', 'uuid.uuid4', 'threading.get_ident', *CLOCK, *PROCESS_ID)),
+    # threads and processes: which of them comes first is up to the operating system
+    ('own-threads', None, 'in the order of completion', (
+        'concurrent.futures.as_completed', 'asyncio.as_completed', '*.imap_unordered')),
+    ('own-threads', None, 'runs beside the others', (
+        'threading.Thread', 'threading.Timer', '_thread.start_new_thread', 'queue.Queue',
+        'queue.SimpleQueue', 'queue.LifoQueue', 'queue.PriorityQueue', 'multiprocessing.Queue',
+        'concurrent.futures.ThreadPoolExecutor', 'multiprocessing.pool.ThreadPool',
+        'multiprocessing.dummy.Pool')),
+    ('uninitialized', None, 'holds what was there before', (
+        'torch.empty', 'torch.empty_like', 'numpy.empty', 'numpy.empty_like', '*.new_empty')),
+    ('unsorted-listing', None, 'in the order of the file system', (
+        'os.listdir', 'os.scandir', 'os.walk', 'glob.iglob', '*.glob', '*.iterdir', '*.rglob',
+        'mmengine.scandir', 'mmengine.utils.scandir', '*.list_dir_or_file')),
+    ('hash-order', None, 'depends on PYTHONHASHSEED for strings, else on addresses', ('hash', )),
+    ('address', None, 'an address in memory', ('id', )),
+)
+
+
+# names for what is only shown or measured
+MEASURED = re.compile(r'time|start|begin|end$|tic|toc|last|clock|stamp|date|now|elapsed|'
+                      r'duration|eta|log|name|path|file|dir|folder|prefix|suffix|pid$|'
+                      r'__(repr|str|hash)__')
+# functions whose result is computed from what they are given, and methods that write into a tensor
+COMPUTES = re.compile(r'(numpy|torch|random|math)\.|.*[a-z]_$')
+
+
+def reaches(call: ast.expr, function: ast.AST, full_name: Callable[[ast.AST], str]) -> str:
+    """Return where the result of ``call`` goes in ``function``: ``"results['img']"``, or ''.
+
+    ``function`` may be a module, whose variables are values. ``full_name`` resolves aliases.
+    """
+    of_module, name = isinstance(function, ast.Module), getattr(function, 'name', '')
+    nodes = list(nodes_of(function) if of_module else ast.walk(function))
+    names: set[str] = set()  # variables that hold the result
+
+    def holds(value: ast.AST | None) -> bool:
+        return value is not None and any(
+            node is call or isinstance(node, ast.Name) and node.id in names
+            for node in ast.walk(value))
+
+    assigned = [pair for node in nodes for pair in assignments(node)]
+    for _ in assigned:  # in a loop, a later assignment may reach an earlier one
+        names |= {target.id for target, value in assigned
+                  if isinstance(target, ast.Name) and holds(value)}
+
+    def sinks() -> Iterator[str]:
+        for node in nodes:
+            for target, value in assignments(node):
+                if (of_module or not isinstance(target, ast.Name)) and holds(value) \
+                        and not MEASURED.search(_last_name(target)):
+                    yield ast.unparse(target)
+            if isinstance(node, ast.Return) and holds(node.value) and not MEASURED.search(name):
+                yield f'what {name} returns'
+            elif isinstance(node, ast.Call) and node is not call \
+                    and COMPUTES.match(full_name(node.func)) \
+                    and any(map(holds, arguments(node))):
+                yield full_name(node.func)
+
+    return next(sinks(), '')
+
+
+def nodes_of(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function or module, without those of functions inside it."""
+    stack = list(ast.iter_child_nodes(scope))
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def assignments(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """Return the names, attributes and items that a statement assigns to, each with the value."""
+    value = getattr(node, 'value', None)
+    if value is None or not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [(target, value) for outer in targets for target in getattr(outer, 'elts', [outer])]
+
+
+def arguments(call: ast.Call) -> list[ast.expr]:
+    """Return the values that a call passes."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _last_name(target: ast.expr) -> str:
+    """Return ``loss`` of ``self.loss`` and of ``results['loss']``."""
+    key = target.slice if isinstance(target, ast.Subscript) else target
+    return (str(key.value) if isinstance(key, ast.Constant) else
+            ast.unparse(key).rpartition('.')[2]).lower()
+
 
 _IGNORE = re.compile(r'#\s*mmrepro:\s*ignore(?:\[([\w, -]+)\])?')
 # functions of a set whose result does not depend on its order

@@ -79,10 +79,10 @@ class Subject:
     @property
     def keyed(self) -> bool:
         """Samples have streams of their own, and MMDetection's parts are replaced."""
-        return self.attached and not self.randomness.legacy
+        return self.attached and not self.randomness.uses_stock_streams
 
     @property
-    def strict(self) -> bool:
+    def is_deterministic(self) -> bool:
         """Determinism is in force as mmrepro sets it."""
         return self.attached and self.randomness.deterministic is True
 

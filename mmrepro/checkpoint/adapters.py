@@ -17,7 +17,7 @@ import torch
 from mmengine.runner import BaseLoop
 from torch import nn
 
-from ..data import dataset_tree, placement_of
+from ..data import dataset_tree, position_of_loader
 from ..distributed.unwrap import (
     held_averages,
     named_hooks,
@@ -32,27 +32,27 @@ from ..objects.walks import is_stateful
 from ..util.text import qualified_name
 
 
-class Adapter(NamedTuple):
+class KeptAttributes(NamedTuple):
     """The attributes of a class that checkpoints keep."""
     attributes: tuple[str, ...]  # names, dotted where an attribute belongs to a part
     why: str  # what goes wrong in a resumed run without them
 
 
 # by name of the class: of MMDetection and forks of it; by its path: of the user
-ADAPTERS: dict[str, Adapter] = {
-    'DynamicRoIHead': Adapter(
+ADAPTERS: dict[str, KeptAttributes] = {
+    'DynamicRoIHead': KeptAttributes(
         ('iou_history', 'beta_history', 'bbox_assigner.pos_iou_thr', 'bbox_assigner.neg_iou_thr',
          'bbox_assigner.min_pos_iou', 'bbox_head.loss_bbox.beta'),
         'thresholds and beta follow the last iterations'),
-    'DropBlock': Adapter(('iter_cnt', ), 'the drop probability warms up with a counter'),
-    'BatchSyncRandomResize': Adapter(
+    'DropBlock': KeptAttributes(('iter_cnt', ), 'the drop probability warms up with a counter'),
+    'BatchSyncRandomResize': KeptAttributes(
         ('_input_size', ), 'the size of the images holds for several iterations'),
-    'IoUBalancedNegSampler': Adapter(
+    'IoUBalancedNegSampler': KeptAttributes(
         ('floor_thr', ), 'the first call changes the lower threshold for all others'),
-    'DDODHead': Adapter(
+    'DDODHead': KeptAttributes(
         ('cls_num_pos_samples_per_level', ),
         'losses of levels are weighted by the positive samples of the whole training'),
-    'EarlyStoppingHook': Adapter(
+    'EarlyStoppingHook': KeptAttributes(
         ('wait_count', 'best_score'), 'patience starts again'),
 }
 
@@ -97,8 +97,9 @@ def keep_attributes(cls: type, *names: str, why: str = '') -> None:
             raise ConfigError(f'keep_attributes({cls.__qualname__}, {name!r}): expected names of '
                               "attributes, such as 'count' or 'assigner.threshold'")
     key = qualified_name(cls)
-    before = ADAPTERS.get(key, Adapter((), ''))
-    ADAPTERS[key] = Adapter((*dict.fromkeys([*before.attributes, *names]), ), why or before.why)
+    before = ADAPTERS.get(key, KeptAttributes((), ''))
+    attributes = dict.fromkeys([*before.attributes, *names])
+    ADAPTERS[key] = KeptAttributes((*attributes, ), why or before.why)
 
 
 def names_class(name: str) -> bool:
@@ -168,7 +169,7 @@ def _with_parts(things: Mapping[str, Any]) -> Owners:
 
 def _of_data(loader: Any) -> Owners:
     """Return what an adopted loader loads with in the main process."""
-    if placement_of(loader) is None:
+    if position_of_loader(loader) is None:
         return {}
     things = {'data:sampler': loader.batch_sampler.sampler,
               'data:batch sampler': loader.batch_sampler,
@@ -384,6 +385,6 @@ class KeptData:
 
 def keep_orders(loader: Any) -> None:
     """Let checkpoints keep what the order of a loader's data is drawn from."""
-    placement = placement_of(loader)
-    if placement is not None:
-        placement.kept = KeptData(loader) or None
+    loader_position = position_of_loader(loader)
+    if loader_position is not None:
+        loader_position.kept = KeptData(loader) or None

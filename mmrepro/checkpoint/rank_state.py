@@ -13,7 +13,7 @@ from mmengine.dist import get_world_size
 from mmengine.runner import BaseLoop
 from torch import nn
 
-from ..data import placement_of
+from ..data import position_of_loader
 from ..distributed.agreement import agree, gather_objects
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..objects.digests import exact_digest, local_part
@@ -48,7 +48,7 @@ def gather(state: dict[str, dict[str, Any]],
     if not different:
         return {}
     # on the host: in the middle of an accumulation cycle these are all gradients of all ranks
-    mine = {part: portable({name: value for name, value in values.items()
+    mine = {part: on_cpu({name: value for name, value in values.items()
                             if f'{part}/{name}' in different}) for part, values in state.items()}
     ranks = gather_objects(mine, to_all)
     return {} if ranks is None else dict(enumerate(ranks))
@@ -118,9 +118,11 @@ def counts(runner: Any) -> dict[str, int]:
 
 def _order(runner: Any) -> dict[str, Any]:
     """Return what the order of the running pass over the data was drawn from."""
-    placement = placement_of(runner.train_dataloader) if isinstance(
+    loader_position = position_of_loader(runner.train_dataloader) if isinstance(
         runner._train_loop, BaseLoop) else None
-    return {} if placement is None or placement.begun is None else placement.begun.as_dict()
+    if loader_position is None or loader_position.begun is None:
+        return {}
+    return loader_position.begun.as_dict()
 
 
 def _gradients(runner: Any) -> dict[str, torch.Tensor]:
@@ -134,7 +136,7 @@ def _gradients(runner: Any) -> dict[str, torch.Tensor]:
             if parameter.grad is not None}
 
 
-def portable(state: dict[str, Any]) -> dict[str, Any]:
+def on_cpu(state: dict[str, Any]) -> dict[str, Any]:
     """Return ``state`` with tensors on the CPU."""
     return {name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
             for name, value in state.items()}

@@ -12,7 +12,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.runner import CheckpointLoader, EpochBasedTrainLoop, IterBasedTrainLoop
 
 from ..config import AUTO, RandomnessConfig
-from ..data import placement_of
+from ..data import position_of_loader
 from ..data.passes import DataCursor, continue_epochs, continue_iterations, cursor_at, seek
 from ..data.sampling_orders import is_endless
 from ..distributed.elastic import check_starts
@@ -271,7 +271,7 @@ class Resume:
     def continue_loop(self, loop: Any) -> None:
         """Let a new training loop count on from the checkpoint."""
         self.loop = loop
-        if placement_of(loop.dataloader) is None:
+        if position_of_loader(loop.dataloader) is None:
             return
         if isinstance(loop, IterBasedTrainLoop):
             start = (self.point.iteration, self.point.cursor) if self.point else (0, None)
@@ -348,7 +348,7 @@ class Resume:
             f'randomness.worker_seed={runner.repro.worker_seed!r}, and the run resumes at '
             f'iteration {runner.iter}: {problem}. ', self._strict and bool(self.point.written_by),
             "Begin a new run with worker_seed='sample', which resumes from any iteration"
-            + ('' if runner.repro.legacy else '; or resume from the end of an epoch')))
+            + ('' if runner.repro.uses_stock_streams else '; or resume from the end of an epoch')))
 
     @property
     def _cursor(self) -> DataCursor | None:
@@ -394,7 +394,7 @@ class Resume:
     def seek_data(self, runner: Any) -> None:
         """Move the data at the start of the first epoch, after all hooks that move them."""
         loop, loader = runner.train_loop, runner.train_dataloader
-        if self._start is None or placement_of(loader) is None:
+        if self._start is None or position_of_loader(loader) is None:
             return
         if isinstance(loop, (EpochBasedTrainLoop, IterBasedTrainLoop)):
             # in an iteration-based loop, DistSamplerSeedHook has put the sampler to its first pass
@@ -427,10 +427,11 @@ def _validates_here(runner: Any, saved: DataCursor | None) -> bool:
 
 def _streams_problem(runner: Any, iteration: int, saved: DataCursor | None) -> str:
     """Return why the streams of workers cannot continue at ``iteration``; '' if they can."""
-    if runner.repro.legacy:
+    if runner.repro.uses_stock_streams:
         return "MMEngine's own streams are sequences, and no checkpoint holds their position"
     loop, loader = runner.train_loop, runner.train_dataloader
-    ends = placement_of(loader) is not None  # MMEngine by itself begins a pass again at its end
+    # MMEngine by itself begins a pass again at its end
+    ends = position_of_loader(loader) is not None
     if isinstance(loop, IterBasedTrainLoop):
         ends = ends and not is_endless(loader.batch_sampler.sampler)
     done = cursor_at(loop, iteration, saved).batches

@@ -194,8 +194,8 @@ class CheckpointWriter:
         evaluated.publish(runner, save.ranks, checkpoint['state_dict'])
         checkpoint['mmrepro'] = dict(
             attributes=local['attributes'],
-            gradients=rank_state.portable(local['gradients']),
-            buffers=rank_state.portable(rank_state.unsaved_buffers(runner)),
+            gradients=rank_state.on_cpu(local['gradients']),
+            buffers=rank_state.on_cpu(rank_state.unsaved_buffers(runner)),
             order=local['order'],
             # the file has everything else of rank 0 anyway
             ranks={rank: state if rank else dict(buffers=state['buffers'])

@@ -65,7 +65,7 @@ class TrainingStart:
         self._not_from_seed: dict[str, str] = {}
         for name in BUILT_BY_SCRIPTS:
             built = settings.get(name)
-            if built is None or isinstance(built, Mapping) or config.legacy:
+            if built is None or isinstance(built, Mapping) or config.uses_stock_streams:
                 continue
             if name != 'model':
                 built = getattr(built, 'dataset', built)
@@ -146,7 +146,7 @@ class TrainingStart:
             ResumeError: an earlier training stopped within the loop, and a new one would not go on
                 where it stood; with ``resume_strict=False`` it is a warning.
         """
-        goes_on = self._config.legacy or not self._running and (
+        goes_on = self._config.uses_stock_streams or not self._running and (
             not self._trained or _at_its_end(runner.train_loop))
         if not goes_on:
             runner.logger.warning(inexact(

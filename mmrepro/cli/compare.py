@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from ..verbs import compare, exported, trace
+from ..verbs import compare, compare_modules, compare_onnx
 from .arguments import Parser, at_least, existing_checkpoint, finish, shared
 
 
@@ -59,11 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         parser.make_folder(args.out, '--out')
     if args.onnx:
-        report = exported(args.onnx, args.run_a, args.run_b, image=args.image,
+        report = compare_onnx(args.onnx, args.run_a, args.run_b, image=args.image,
                           tolerance=args.tolerance)
     elif args.trace:
-        report = trace(args.run_a, args.run_b, checkpoint=args.checkpoint, python=args.python,
-                       tolerance=args.tolerance, say=partial(print, file=sys.stderr))
+        report = compare_modules(
+            args.run_a, args.run_b, checkpoint=args.checkpoint, python=args.python,
+            tolerance=args.tolerance, on_progress=partial(print, file=sys.stderr))
     else:
         report = compare(args.run_a, args.run_b, weights=not args.no_weights,
                          tolerance=args.tolerance)

@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..demo.dataset import write_dataset
-from ..demo.shipped_configs import reads_coco, shipped
+from ..demo.dataset import reads_coco, shipped, write_dataset
 from ..errors import DONE
 from ..runs.progress import progress_line
 from ..runs.startup import has_mmdet
@@ -83,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.make_folder(args.work_dir)
     print('data:', f'{args.data}, digest {write_dataset(args.data)[:16]}' if coco else
           'cut out of the photographs')
-    with progress_line(sys.stdout) as say:
+    with progress_line(sys.stdout) as on_progress:
         report = demo(args.config, args.data, args.work_dir, images=args.images,
                       epochs=args.epochs, virtual_ranks=args.virtual_ranks, processes=numbers,
-                      portable=args.portable, announce=print, say=say)
+                      portable=args.portable, on_start=print, on_progress=on_progress)
     print('', *report.data['runs'], '', sep='\n')
     report.show()
     print('plot:', report.write(args.work_dir, 'demo')['losses.png'])

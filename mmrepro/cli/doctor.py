@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ops.choice import PROVIDERS
+from ..ops.provider import PROVIDERS
 from ..verbs import doctor, operators, upgrade
 from .arguments import Parser, finish, shared
 

@@ -55,21 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.make_folder(args.goldens, '--goldens')
     else:
         parser.refuse(args, 'is for record: check trains what was recorded', *OF_RECORD)
-    with progress_line(sys.stderr) as say:
-        def announce(text: str) -> None:
-            say('')
+    with progress_line(sys.stderr) as on_progress:
+        def on_start(text: str) -> None:
+            on_progress('')
             print(text, file=sys.stderr, flush=True)
 
-        def tell(report: Report) -> None:
-            say('')
+        def on_report(report: Report) -> None:
+            on_progress('')
             if args.json != '-':
                 report.show()
 
-        given = dict(goldens=args.goldens, work_dir=args.work_dir, announce=announce, say=say)
+        given = dict(goldens=args.goldens, work_dir=args.work_dir, on_start=on_start,
+                     on_progress=on_progress)
         if args.action == 'record':
             report = record_goldens(
                 args.configs, iterations=args.iters or ITERATIONS, level=args.level or LEVEL,
                 demo_data=args.demo_data, full=args.full, options=args.options_as_given, **given)
         else:
-            report = check_goldens(args.configs, missing=args.missing, tell=tell, **given)
+            report = check_goldens(args.configs, missing=args.missing, on_report=on_report, **given)
     return finish(report, args)

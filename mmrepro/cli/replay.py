@@ -33,12 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.make_folder(work_dir)
     print('the settings of the run, except that no checkpoints are written', file=sys.stderr)
 
-    with progress_line(sys.stderr) as say:
-        def tell(differences: Sequence[FactDifference]) -> None:
-            say('')
+    with progress_line(sys.stderr) as on_progress:
+        def on_differences(differences: Sequence[FactDifference]) -> None:
+            on_progress('')
             if args.json != '-':
                 print('environment:' if differences else 'environment: the same')
                 print(table(differences) if differences else '', flush=True)
 
-        report = replay(args.run, work_dir, args.iters, say, tell, args.cfg_options or {})
+        report = replay(args.run, work_dir, args.iters, on_progress, on_differences,
+                        args.cfg_options or {})
     return finish(report, args)

@@ -51,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = seeds(
         args.config, args.seeds, compare=args.compare, vary=args.vary, metric=args.metric,
         pick=args.pick, options=args.options_as_given, work_dir=args.work_dir,
-        report_only=args.report_only, say=_say)
+        report_only=args.report_only, on_progress=_on_progress)
     report.data['written'] = {} if args.no_plots else report.write(args.work_dir, 'seeds')
     return finish(report, args)
 
 
-def _say(text: str) -> None:
+def _on_progress(text: str) -> None:
     print(f'[{time.strftime("%H:%M:%S")}] {text}', file=sys.stderr, flush=True)

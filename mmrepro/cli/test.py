@@ -7,8 +7,7 @@ from typing import Any
 from ..errors import DONE
 from ..runs.config_edits import augment_test
 from ..runs.startup import has_mmdet
-from .arguments import SHARED, existing_checkpoint, finish
-from .training_arguments import load, on_each_rank, training_parser
+from .arguments import SHARED, existing_checkpoint, finish, load, on_each_rank, training_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

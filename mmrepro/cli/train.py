@@ -7,8 +7,7 @@ from ..config import AUTO
 from ..fingerprint.schema import LEVELS
 from ..runs.config_edits import add_fingerprints, scale_learning_rate
 from ..util.text import page
-from .arguments import existing_checkpoint
-from .training_arguments import choice, load, on_each_rank, training_parser
+from .arguments import choice, existing_checkpoint, load, on_each_rank, training_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if os.path.isdir(args.config):
         parser.refuse(args, 'has no meaning for a work directory', *OF_CONFIGS)
-        with progress_line(sys.stderr) as say:
-            return finish(verify_run(args.config, say), args)
+        with progress_line(sys.stderr) as on_progress:
+            return finish(verify_run(args.config, on_progress), args)
     names = None
     if args.vary is not None:
         names = [name.strip() for name in args.vary.split(',') if name.strip()]
@@ -63,10 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                          'checkout of mmrepro: python -m dev.kills CONFIG')
         names = [row for name in names for row in (VARIATIONS if name == ALL else (name, ))]
     work_dir = parser.make_folder(args.work_dir or WORK_DIR)
-    with progress_line(sys.stderr) as say:
+    with progress_line(sys.stderr) as on_progress:
         report = verify(
             args.config, vary=names, iterations=args.iters, level=args.level, full=args.full,
             ranks=args.virtual_ranks, demo_data=args.demo_data, options=args.cfg_options,
             jobs=args.jobs, work_dir=work_dir, at=args.at, explain=args.localise,
-            say=say)
+            on_progress=on_progress)
     return finish(report, args)

@@ -257,14 +257,14 @@ class WorkerInit:
     The streams of a worker outside of any sample depend on rank, worker and epoch.
 
     Args:
-        placement: of the loader; a spawned worker gets its values at the moment of the start.
+        loader_position: of the loader; a spawned worker gets its values at the moment of the start.
         prepare: called first, for example to patch libraries as in the main process.
         user_init: the user's ``worker_init_fn``, called last.
     """
 
-    def __init__(self, placement: Any, rank: int, prepare: Callable[[], Any] | None = None,
+    def __init__(self, loader_position: Any, rank: int, prepare: Callable[[], Any] | None = None,
                  user_init: Callable[[int], Any] | None = None) -> None:
-        self._placement, self._rank = placement, rank
+        self._loader_position, self._rank = loader_position, rank
         self._prepare, self.user_init = prepare, user_init
 
     def __call__(self, worker_id: int) -> None:
@@ -276,8 +276,8 @@ class WorkerInit:
                 object.__setattr__(info, 'dataset', info.dataset.dataset)
         if self._prepare is not None:
             self._prepare()
-        root = self._placement.root
+        root = self._loader_position.root
         seeds.set_root(root)
-        seeds.seed_all(root, 'worker', self._rank, worker_id, self._placement.epoch, 'start')
+        seeds.seed_all(root, 'worker', self._rank, worker_id, self._loader_position.epoch, 'start')
         if self.user_init is not None:
             self.user_init(worker_id)

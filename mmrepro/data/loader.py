@@ -14,7 +14,7 @@ from . import dataset_tree
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
 from .passes import key_passes
 from .sample_check import Explain, SampleCheck
-from .samplers import FixedOrder, Placement, adopt_sampler
+from .samplers import FixedOrder, LoaderPosition, adopt_sampler
 from .worker_processes import use_own_start_method
 
 _LEGACY = "set randomness.worker_seed='mmengine' to train with MMEngine's own streams"
@@ -78,12 +78,12 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
     checked = config.deterministic is True and config.worker_seed == 'sample' and (
         config.self_checks.samples)
     check = SampleCheck(loader, config.self_checks, explain) if checked else None
-    placement = Placement(config.root)
+    loader_position = LoaderPosition(config.root)
     sampler = loader.batch_sampler.sampler
     if isinstance(sampler, (list, tuple, range)):
         sampler = loader.batch_sampler.sampler = FixedOrder(sampler)
-    adopt_sampler(sampler, placement)
-    adopt_sampler(loader.batch_sampler, placement, batches=True)
+    adopt_sampler(sampler, loader_position)
+    adopt_sampler(loader.batch_sampler, loader_position, batches=True)
     loader.collate_fn = keyed_collate(loader.collate_fn, check is not None)
     fetch = KeyedFetch(dataset, config.root, stream, config.worker_seed == 'sample', rank,
                        isinstance(loader.collate_fn, KeyedCollate), check)
@@ -91,9 +91,9 @@ def adopt_loader(loader: Any, config: RandomnessConfig, stream: str, rank: int,
     key_passes(loader, fetch)
     if isinstance(user_init, WorkerInit):  # a loader object that was adopted before
         user_init = user_init.user_init
-    loader.worker_init_fn = WorkerInit(placement, rank, prepare_worker, user_init)
+    loader.worker_init_fn = WorkerInit(loader_position, rank, prepare_worker, user_init)
     # the loader draws its base seed from here instead of from the main process's stream
-    loader.generator = placement.generator
+    loader.generator = loader_position.generator
     use_own_start_method(loader)
     return loader
 

@@ -53,5 +53,5 @@ class OrderHistory:
 
 def drawing(sampler: Any, name: str, number: int) -> AbstractContextManager[None]:
     """Return the context in which an adopted sampler makes a draw of its order."""
-    history = sampler._mmrepro_placement.history
+    history = sampler._mmrepro_loader_position.history
     return nullcontext() if history is None else history.drawing(name, number)

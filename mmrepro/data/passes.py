@@ -21,10 +21,10 @@ from ..util.text import listed
 from .dataset_changes import PASS, DatasetSnapshot
 from .fetch import KeyedFetch
 from .sample_check import Disputed
-from .samplers import Placement, adopt, placement_of
+from .samplers import LoaderPosition, adopt, position_of_loader
 from .sampling_orders import is_endless
 
-_begun: weakref.WeakSet[Pass] = weakref.WeakSet()  # passes that are not at their end
+_begun: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()  # passes that are not at their end
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _PersistentWorkers:
     """The persistent workers of a loader: what they were given, and their user."""
     snapshot: Any = None  # of the dataset
     # returns the pass that began last with the workers; None when it is gone
-    user: Callable[[], Pass | None] = lambda: None
+    user: Callable[[], LoaderIterator | None] = lambda: None
 
 
 @dataclass
@@ -42,19 +42,21 @@ class _Judges:
     named: set[str] = field(default_factory=set)  # fields of a validation that a warning has named
 
 
-class Pass:
-    """The iterator of an adopted loader; it begins at its first batch, where the loader is then."""
+class LoaderIterator:
+    """The iterator of an adopted loader; it starts workers at the first ``next()``, from the
+    position that the loader has then.
+    """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._placement: Placement = loader.batch_sampler._mmrepro_placement
+        self._loader_position: LoaderPosition = loader.batch_sampler._mmrepro_loader_position
         self._batches: Any = None
         self._first = self._done = 0  # batches before the first one, and since
         self._snapshot: DatasetSnapshot | None = None  # of the dataset that the workers have
         self._drawn: Any = None
         self._history: Any = None  # what the order is drawn from
 
-    def __iter__(self) -> Pass:
+    def __iter__(self) -> LoaderIterator:
         return self
 
     def __len__(self) -> int:
@@ -62,7 +64,7 @@ class Pass:
 
     def __next__(self) -> Any:
         if self._batches is None:
-            self._first = self._placement.skip
+            self._first = self._loader_position.skip
             self._start()
             _begun.add(self)
         elif self._snapshot is not None and self._loader._mmrepro_fetch.per_sample:
@@ -76,9 +78,9 @@ class Pass:
             raise
         self._done += 1
         if self._drawn is None:
-            self._drawn, self._history = self._placement.drawn, self._placement.begun
+            self._drawn, self._history = self._loader_position.drawn, self._loader_position.begun
         # another pass may have begun in between
-        self._placement.drawn, self._placement.begun = self._drawn, self._history
+        self._loader_position.drawn, self._loader_position.begun = self._drawn, self._history
         return self._settled(batch) if isinstance(batch, Disputed) else batch
 
     def _settled(self, disputed: Disputed) -> Any:
@@ -131,9 +133,9 @@ class Pass:
         if self._loader._mmrepro_workers.user() is self:
             self._loader._iterator = None
         self._batches = self._drawn = None
-        self._placement.skip = self._first + self._done
+        self._loader_position.skip = self._first + self._done
         if self._history is not None:
-            self._placement.again = self._history.as_dict()
+            self._loader_position.again = self._history.as_dict()
         self._start()
 
     def _say(self, change: str) -> None:
@@ -154,8 +156,8 @@ def _stock_iter(loader: Any) -> Any:
 # ---- methods of adopted loaders
 
 
-def _loader_iter(self: Any) -> Pass:
-    return Pass(self)
+def _loader_iter(self: Any) -> LoaderIterator:
+    return LoaderIterator(self)
 
 
 def _loader_get_iterator(self: Any) -> Any:
@@ -220,9 +222,9 @@ def seek(loader: Any, epoch: int, skip: int, again: dict[str, Any] | None = None
     ``again``: what these were drawn from, see :class:`~.order_history.OrderHistory`.
     """
     loader.batch_sampler.sampler.set_epoch(epoch)
-    placement: Any = placement_of(loader)
-    placement.skip = placement.resumed = skip
-    placement.again = (again or {}) if skip else {}
+    loader_position: Any = position_of_loader(loader)
+    loader_position.skip = loader_position.resumed = skip
+    loader_position.again = (again or {}) if skip else {}
 
 
 def continue_epochs(loop: EpochBasedTrainLoop) -> None:
@@ -230,8 +232,8 @@ def continue_epochs(loop: EpochBasedTrainLoop) -> None:
     stock = loop.run_iter
 
     def run_iter(idx: int, data_batch: Any) -> None:
-        placement = placement_of(loop.dataloader)  # a hook may have replaced the loader
-        stock(idx + (placement.resumed if placement else 0), data_batch)
+        loader_position = position_of_loader(loop.dataloader)  # a hook may have replaced the loader
+        stock(idx + (loader_position.resumed if loader_position else 0), data_batch)
 
     loop.run_iter = run_iter
 

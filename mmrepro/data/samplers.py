@@ -21,8 +21,7 @@ from torch.utils.data import BatchSampler, Sampler
 
 from .. import seeds
 from ..errors import RandomnessError
-from ..util.class_swap import extend
-from ..util.scoped import replaced
+from ..util.scoped import extend, replaced
 from ..util.text import qualified_name
 from .order_history import OrderHistory, drawing
 from .sampling_orders import is_endless, isolated_order, sampling_order_of
@@ -74,8 +73,8 @@ def plain(index: Any) -> int | tuple[Any, ...]:
 
 
 @dataclass
-class Placement:
-    """How far a data loader is; shared by its sampler, its batch sampler and its workers."""
+class LoaderPosition:
+    """The position of a data loader, shared by its sampler, batch sampler and workers."""
     root: seeds.Root
     skip: int = 0  # batches that the next pass leaves out at its beginning (already trained on)
     resumed: int = 0  # batches of this epoch that were trained on before the run resumed
@@ -98,12 +97,12 @@ class Placement:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # to a spawned worker: generators do not travel
-        return Placement, (self.root, 0, 0, 0, self.epoch)
+        return LoaderPosition, (self.root, 0, 0, 0, self.epoch)
 
 
-def placement_of(loader: Any) -> Placement | None:
-    """Return the placement of an adopted loader, or None."""
-    return getattr(getattr(loader, 'batch_sampler', None), '_mmrepro_placement', None)
+def position_of_loader(loader: Any) -> LoaderPosition | None:
+    """Return the loader_position of an adopted loader, or None."""
+    return getattr(getattr(loader, 'batch_sampler', None), '_mmrepro_loader_position', None)
 
 
 class FixedOrder(Sampler[Any]):
@@ -126,7 +125,7 @@ def adopt(obj: Any, methods: Mapping[str, Any], **state: Any) -> None:
     changes only its state.
 
     Args:
-        methods: as for :func:`mmrepro.util.class_swap.extend`; ``type(self)._mmrepro_stock`` is the
+        methods: as for :func:`mmrepro.util.scoped.extend`; ``type(self)._mmrepro_stock`` is the
             class of before.
         state: attributes, as ``_mmrepro_<name>``.
 
@@ -143,8 +142,8 @@ def adopt(obj: Any, methods: Mapping[str, Any], **state: Any) -> None:
 
 def _sampler_iter(self: Any) -> Iterator[Any]:
     """Yield indices with their position, in keyed order."""
-    placement, stock = self._mmrepro_placement, self._mmrepro_stock
-    order = sampling_order_of(stock)(self, placement.root, placement.start)
+    loader_position, stock = self._mmrepro_loader_position, self._mmrepro_stock
+    order = sampling_order_of(stock)(self, loader_position.root, loader_position.start)
     with drawing(self, 'order', 0):  # most orders are drawn as a whole
         first = list(itertools.islice(order, 1))
     for index, epoch, position in itertools.chain(first, order):
@@ -152,16 +151,16 @@ def _sampler_iter(self: Any) -> Iterator[Any]:
 
 
 def _sampler_set_epoch(self: Any, epoch: int) -> None:
-    placement, stock = self._mmrepro_placement, self._mmrepro_stock
+    loader_position, stock = self._mmrepro_loader_position, self._mmrepro_stock
     if hasattr(stock, 'set_epoch'):
         stock.set_epoch(self, epoch)
     if is_endless(self):
         return
-    if epoch != placement.epoch:
+    if epoch != loader_position.epoch:
         # what a resumed run leaves out belongs to the epoch in which it was interrupted
-        placement.skip = placement.resumed = 0
-        placement.again = {}
-    placement.epoch = epoch
+        loader_position.skip = loader_position.resumed = 0
+        loader_position.again = {}
+    loader_position.epoch = epoch
 
 
 # ---- methods of adopted batch samplers
@@ -181,32 +180,32 @@ _DRAW_NOTHING = (
 
 def _stock_batches(self: Any) -> Any:
     """Return the batches of the stock class; if it may draw, with isolated generators."""
-    placement, stock = self._mmrepro_placement, self._mmrepro_stock
+    loader_position, stock = self._mmrepro_loader_position, self._mmrepro_stock
     if qualified_name(stock) in _DRAW_NOTHING:
         return stock.__iter__(self)
-    return isolated_order(self, lambda: iter(stock.__iter__(self)), 1, placement.root, 'sampler',
-                          stock.__name__, placement.epoch)
+    return isolated_order(self, lambda: iter(stock.__iter__(self)), 1, loader_position.root,
+                          'sampler', stock.__name__, loader_position.epoch)
 
 
 def _batches(self: Any) -> Iterator[list[Any]]:
     """Yield batches from number ``skip`` on, without leftovers of an abandoned pass."""
-    placement = self._mmrepro_placement
+    loader_position = self._mmrepro_loader_position
     leftovers = {name: empty(self) for name, empty in _LEFTOVERS.items() if hasattr(self, name)}
     if leftovers:  # each pass keeps its own: a hook may make one in the middle of another
         self = copy.copy(self)
         vars(self).update(leftovers)
     # only one pass begins in the middle: a hook may look at the data before or after it
-    skip, placement.skip, placement.start = placement.skip, 0, 0
-    if self._mmrepro_stock is BatchSampler and hasattr(self.sampler, '_mmrepro_placement'):
+    skip, loader_position.skip, loader_position.start = loader_position.skip, 0, 0
+    if self._mmrepro_stock is BatchSampler and hasattr(self.sampler, '_mmrepro_loader_position'):
         # consecutive samples make a batch: the sampler can jump
-        placement.start, skip = skip * self.batch_size, 0
-    drawn = placement.drawn = deque(maxlen=MAX_DRAWN)
-    history = placement.begun = OrderHistory(placement.kept, placement.again) \
-        if placement.kept else None
-    placement.again = {}
+        loader_position.start, skip = skip * self.batch_size, 0
+    drawn = loader_position.drawn = deque(maxlen=MAX_DRAWN)
+    history = loader_position.begun = OrderHistory(loader_position.kept, loader_position.again) \
+        if loader_position.kept else None
+    loader_position.again = {}
     batches = itertools.islice(_stock_batches(self), skip, None)
     while True:
-        with replaced(placement, history=history):
+        with replaced(loader_position, history=history):
             batch = next(batches, None)
         if batch is None:
             return
@@ -216,17 +215,17 @@ def _batches(self: Any) -> Iterator[list[Any]]:
 
 def _batch_sampler_iter(self: Any) -> Iterator[list[Any]]:
     # not a generator: the data loader draws its base seed right after it has called iter()
-    placement = self._mmrepro_placement
-    placement.generator.manual_seed(
-        seeds.derive(placement.root, 'worker', 'base', placement.epoch).torch)
+    loader_position = self._mmrepro_loader_position
+    loader_position.generator.manual_seed(
+        seeds.derive(loader_position.root, 'worker', 'base', loader_position.epoch).torch)
     # it calls iter() twice and uses the last: nothing may be reset before the first next()
     return _batches(self)
 
 
 def _batch_sampler_len(self: Any) -> Any:
     # some batch samplers count by iterating, which must begin at the beginning
-    placement = self._mmrepro_placement
-    with replaced(placement, start=0, skip=0, drawn=placement.drawn, history=None):
+    loader_position = self._mmrepro_loader_position
+    with replaced(loader_position, start=0, skip=0, drawn=loader_position.drawn, history=None):
         return self._mmrepro_stock.__len__(self)
 
 
@@ -234,14 +233,14 @@ _SAMPLER: dict[str, Any] = {'__iter__': _sampler_iter, 'set_epoch': _sampler_set
 _BATCH_SAMPLER: dict[str, Any] = {'__iter__': _batch_sampler_iter, '__len__': _batch_sampler_len}
 
 
-def adopt_sampler(sampler: Any, placement: Placement, batches: bool = False) -> Any:
+def adopt_sampler(sampler: Any, loader_position: LoaderPosition, batches: bool = False) -> Any:
     """Give a built sampler or batch sampler (``batches``) its keyed order, in place; return it.
 
     Raises:
         RandomnessError: its class cannot be extended.
     """
     try:
-        adopt(sampler, _BATCH_SAMPLER if batches else _SAMPLER, placement=placement)
+        adopt(sampler, _BATCH_SAMPLER if batches else _SAMPLER, loader_position=loader_position)
     except TypeError as error:
         raise RandomnessError(
             f'the sampler {sampler!r} of type {type(sampler).__name__} cannot be given a keyed '

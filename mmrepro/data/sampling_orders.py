@@ -43,7 +43,7 @@ def _strided(indices: list[Any], sampler: Any, start: int) -> Iterator[Position]
 
 
 def _epoch(sampler: Any) -> Any:
-    return sampler._mmrepro_placement.epoch
+    return sampler._mmrepro_loader_position.epoch
 
 
 def default(sampler: Any, root: seeds.Root, start: int) -> Iterator[Position]:

@@ -22,7 +22,7 @@ import time
 from multiprocessing import context
 from typing import Any, Callable
 
-from ..util.class_swap import extend
+from ..util.scoped import extend
 
 IGNORED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # by workers
 

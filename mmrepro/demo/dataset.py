@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+from mmengine.config import Config
 
 from ..errors import ConfigError
+from ..objects.nested import dicts
+from ..runs.config_files import shipped
 from .photos import (
     BACKGROUNDS,
     CLASSES,
@@ -266,3 +269,32 @@ def _fill(points: Sequence[tuple[float, float]], size: tuple[int, int]) -> np.nd
 def _pick(rng: random.Random, choices: Sequence[Any]) -> Any:
     # only random() is promised to give the same numbers in every version of Python
     return choices[int(rng.random() * len(choices))]
+
+
+def demo_config(model: str, data_root: str | None = None) -> Config:
+    """Read the config ``configs/demo/<model>_demo.py``, on the dataset in ``data_root``.
+
+    >>> demo_config('faster-rcnn_r50_fpn').randomness.seed
+    42
+    """
+    cfg = Config.fromfile(shipped(f'configs/demo/{model}_demo.py'))
+    if data_root is not None:
+        use_data(cfg, data_root)
+    return cfg
+
+
+def reads_coco(config: str) -> bool:
+    """Whether a config reads a dataset in the format of COCO."""
+    cfg = Config.fromfile(config, import_custom_modules=False)
+    return 'ann_file' in str(cfg.get('train_dataloader'))
+
+
+def use_data(cfg: Config, root: str) -> None:
+    """Let all datasets and metrics of ``cfg`` read the COCO-format data in ``root``."""
+    for node in dicts([cfg[key] for key in cfg
+                       if key.endswith(('_dataloader', '_evaluator')) and cfg[key]]):
+        if 'data_root' in node:
+            node['data_root'] = root
+        if os.path.basename(str(node.get('ann_file', ''))) and 'data_root' not in node:
+            split = 'train2017' if 'train2017' in node['ann_file'] else 'val2017'
+            node['ann_file'] = annotation_file(root, split)

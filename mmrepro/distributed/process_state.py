@@ -31,7 +31,7 @@ LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SI
 _classes: dict[type, dict[str, Any]] = {}
 
 
-def keep_attributes(objects: Iterable[Any]) -> None:
+def isolate_class_attributes(objects: Iterable[Any]) -> None:
     """Give each rank its own attributes of the classes of ``objects``."""
     for cls in {cls for instance in objects for cls in type(instance).__mro__}:
         if belongs_to_user(cls.__module__):

@@ -60,7 +60,7 @@ def _is_recorded(name: str) -> bool:
         fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED_VARIABLES)
 
 
-def variables(found: Iterable[Read]) -> dict[str, dict[str, str | None]]:
+def other_variables(found: Iterable[Read]) -> dict[str, dict[str, str | None]]:
     """Return the variables that :func:`environment` leaves out: value, and who read it last.
 
     Code may set a variable that it has read before: the last reader counts.
@@ -75,7 +75,7 @@ def variable_facts(then: Iterable[str] = ()) -> dict[str, str | None]:
 
     Those that are named in ``then``, the facts of a run, have the value that they have here.
     """
-    now = {f'variables.{name}': read['value'] for name, read in variables(reads()).items()}
+    now = {f'variables.{name}': read['value'] for name, read in other_variables(reads()).items()}
     names = (fact.partition('.')[2] for fact in then
              if fact.startswith('variables.') and fact not in now)
     return {**now, **{f'variables.{name}': _hidden(name, os.environ.get(name)) for name in names}}

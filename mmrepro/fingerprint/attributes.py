@@ -17,8 +17,8 @@ from ..facts.known_hooks import STATELESS, WATCHES, plays
 from ..objects.digests import state_digest
 from ..objects.generators import GENERATORS, read_state
 from ..objects.walks import CONTAINERS, Walk, attributes, is_stateful, items
-from ..util.class_swap import stock_class
 from ..util.libraries import belongs_to_user, is_code_of_user
+from ..util.scoped import stock_class
 from .operator_recorder import OperatorRecorder
 from .records import ATTRIBUTES
 

@@ -109,7 +109,7 @@ def make_manifest(runner: Any) -> dict[str, Any]:
                                         else runner.cfg.get('load_from'))),
         machine=provenance.machine(),
         environment=provenance.environment(),
-        variables=provenance.variables(reads()),
+        variables=provenance.other_variables(reads()),
         packages=provenance.packages(),
         code=provenance.code(os.getcwd(), runner.cfg.filename, __file__), sources=_sources())
 

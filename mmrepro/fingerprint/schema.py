@@ -7,12 +7,15 @@ metrics are hexadecimal floats, which are exact; digests are 16 hexadecimal digi
 """
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..util.files import SCALAR, Rule, mismatch, or_none
+from ..util.text import encoded
 
 FOLDER = 'mmrepro'  # within the work directory
 FORMAT = 1
@@ -150,3 +153,25 @@ def meaning(field: str) -> str:
 
 def fingerprint_name(rank: int) -> str:
     return f'fingerprints.rank{rank}.jsonl'
+
+
+class Writer:
+    """Writes one JSON object per line, unbuffered.
+
+    A torn line of an earlier process is ended first, so that only that line is damaged.
+    """
+
+    def __init__(self, path: str) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._file = open(path, 'ab+', buffering=0)
+        if self._file.tell():
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b'\n':
+                self._file.write(b'\n')
+
+    def write(self, record: dict[str, Any]) -> None:
+        line = json.dumps(record, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
+        self._file.write(encoded(line) + b'\n')
+
+    def close(self) -> None:
+        self._file.close()

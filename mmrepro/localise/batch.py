@@ -16,7 +16,7 @@ from ..report.report import Report
 from ..report.table import Table
 from ..runs.startup import build_runner
 from ..util.text import listed, page
-from .module_outputs import compare_tensors, first_apart, recorded_outputs
+from .compare_modules import compare_tensors, first_apart, recorded_outputs
 
 IOU = 0.5  # boxes that overlap by more are the same object
 VISIBLE = 1e-4  # relative difference: no rounding of one operator

@@ -10,8 +10,8 @@ from ..facts.own_code import MMREPRO, NOT_RECORDED, PREFIX
 from ..fingerprint.manifest import Manifest, compare_manifests
 from ..fingerprint.reader import RecordedRun
 from ..util.text import listed, shorten
-from .compared_runs import RunSpec
 from .diagnosis import short_path
+from .recording import RunSpec
 
 THREADS = 'torch.num_threads'  # the fact in the manifest: number of threads of operators
 THREAD_VARIABLES = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')

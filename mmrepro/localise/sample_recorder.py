@@ -18,8 +18,7 @@ from ..fingerprint import generator_states
 from ..fingerprint.call_sites import method_site
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 from ..objects.digests import exact_digest
-from ..util.class_swap import extend
-from ..util.scoped import replaced
+from ..util.scoped import extend, replaced
 
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps
 _STOCK = '_mmrepro_recorded'  # attribute of a class that records: the class of before

@@ -32,7 +32,7 @@ from ..runs.config_files import read_config, without_mark
 from ..runs.progress import progress_line
 from ..util.files import checked
 from ..util.text import duration, listed
-from .compared_runs import CHANGED, RunSpec, start
+from .compare_modules import ValueDifference
 from .diagnosis import Diagnosis
 from .differing_settings import (
     Variable,
@@ -41,8 +41,7 @@ from .differing_settings import (
     not_known_equal,
     settings_without_effect,
 )
-from .module_outputs import ValueDifference
-from .recording import RecordingPlan, compare_kept, diagnose_ranks
+from .recording import CHANGED, RecordingPlan, RunSpec, compare_kept, diagnose_ranks, start
 
 DEFAULT_ITERATIONS = 20
 MAX_RECORDINGS = 2  # repetitions of both runs that are recorded
@@ -162,10 +161,10 @@ def localise_runs(path_a: str, path_b: str, work_dir: str, values: bool = True) 
              for name, run in zip('AB', runs)]
     localiser = _localiser(specs, work_dir)
     for line in different_by_design(runs):
-        localiser.say(line)
+        localiser.on_progress(line)
     for spec in specs:
         if spec.checkpoint:
-            localiser.say(f'run {spec.name} continues from {spec.checkpoint}')
+            localiser.on_progress(f'run {spec.name} continues from {spec.checkpoint}')
     return localiser.explain(*runs, values)
 
 
@@ -184,9 +183,9 @@ def _localiser(specs: Sequence[RunSpec], work_dir: str) -> Localiser:
         with progress_line(sys.stderr) as tell:
             start(spec, folder, plan, tell)
 
-    say = partial(print, file=sys.stderr, flush=True)
-    say(CHANGED)
-    return Localiser(specs, work_dir, launch, say)
+    on_progress = partial(print, file=sys.stderr, flush=True)
+    on_progress(CHANGED)
+    return Localiser(specs, work_dir, launch, on_progress)
 
 
 def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> RunSpec:
@@ -222,8 +221,9 @@ class Localiser:
 
     def __init__(self, specs: Sequence[RunSpec], work_dir: str,
                  launch: Callable[[RunSpec, str, RecordingPlan], None],
-                 say: Callable[[str], None] = lambda line: None) -> None:
-        self.specs, self.work_dir, self.launch, self.say = specs, work_dir, launch, say
+                 on_progress: Callable[[str], None] = lambda line: None) -> None:
+        self.specs, self.work_dir = specs, work_dir
+        self.launch, self.on_progress = launch, on_progress
 
     def search(self, iterations: int, values: bool = True) -> LocaliseResult:
         """Train both runs for this many iterations, then find their first difference."""
@@ -259,7 +259,7 @@ class Localiser:
         divergence, positions = result.divergence, result.positions
         for number in range(MAX_RECORDINGS):
             iteration = divergence.iteration
-            self.say(f'the runs diverge at iteration {iteration}; recording it')
+            self.on_progress(f'the runs diverge at iteration {iteration}; recording it')
             folders = self._run_both(f'record{number}', RecordingPlan(
                 '', iteration, iteration, positions))
             repeated = read_run(folders[0]), read_run(folders[1])
@@ -309,7 +309,7 @@ class Localiser:
         folder = os.path.join(self.work_dir, spec.name, 'variables')
         os.makedirs(folder)
         values = 'value' if len(texts) == 1 else 'values'
-        self.say(f'{"; ".join(texts)}: training run B with the {values} of A')
+        self.on_progress(f'{"; ".join(texts)}: training run B with the {values} of A')
         self.launch(spec, folder, RecordingPlan(folder, iteration))
         if first_iteration(run_a, read_run(folder))[1] is not None:
             return diagnosis._replace(evidence=(*diagnosis.evidence, *(
@@ -326,7 +326,7 @@ class Localiser:
         if diagnosis.kind not in ('output', 'generator') or records[0] is None \
                 or not diagnosis.stack or diagnosis.operator in STATES:
             return None
-        self.say(f'running again for the values of {diagnosis.operator}')
+        self.on_progress(f'running again for the values of {diagnosis.operator}')
         folders = self._run_both('values', RecordingPlan('', iteration, iteration, ()),
                                  [{rank: number} for number in records])
         return compare_kept(*folders, rank)
@@ -340,7 +340,7 @@ class Localiser:
             folder = os.path.join(self.work_dir, spec.name, name)
             os.makedirs(folder)
             took = f' (run A took {duration(time.monotonic() - started)})' if folders else ''
-            self.say(f'run {spec.name}: training up to iteration {plan.stop}{took}')
+            self.on_progress(f'run {spec.name}: training up to iteration {plan.stop}{took}')
             self.launch(spec, folder, plan._replace(folder=folder, keep=kept))
             folders.append(folder)
         return folders[0], folders[1]

@@ -1,7 +1,7 @@
 """mmcv's compiled operators in PyTorch: nothing to build, and the same bits on every run.
 
-``operator_table`` has one row per operator, ``choice`` says which implementation runs,
-``provider`` installs them as ``mmcv._ext``, ``gather`` is the primitive that most of them use, and
+``operator_table`` has one row per operator, ``provider`` chooses the implementations and installs
+them as ``mmcv._ext``, ``gather`` is the primitive that most of them use, and
 ``mmcv`` has a module per family. ``aten`` replaces torch's own operators, ``triton`` has fused
 kernels for CUDA, ``portable`` has operators whose bits do not depend on the CPU, and ``guard``
 reports operators of unknown determinism. Importing this package does not import torch.

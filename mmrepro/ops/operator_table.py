@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import importlib
 from collections.abc import Iterator
+from configparser import RawConfigParser
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -72,7 +73,7 @@ _FAMILIES: tuple[Rows, ...] = (
             'roi_align_backward'),
     _pair('roi_pool', 'roi_pool.py', ORDERED, 'Fast R-CNN style heads that ask for RoIPool',
           'roi_pool'),
-    _pair('deform_roi_pool', 'deform_roi_pool.py', OWN_SUM, 'dpool configs of dcn and dcnv2',
+    _pair('roi_pool', 'deform_roi_pool.py', OWN_SUM, 'dpool configs of dcn and dcnv2',
           'deform_roi_pool'),
     _family('deform_conv', 'deform_conv.py', OWN_SUM, 'ordered',
             'DCN, RepPoints, VFNet, TOOD, Cascade RPN, Guided Anchoring, FoveaBox, SAConv2d',
@@ -88,7 +89,7 @@ _FAMILIES: tuple[Rows, ...] = (
             'carafe_forward', 'carafe_backward'),
     _family('nms', 'nms.py', ORDERED, 'ordered',
             'every detector at inference, RPN and Cascade RPN in training', 'nms'),
-    _family('soft_nms', 'nms.py', ORDERED, 'host',
+    _family('nms', 'nms.py', ORDERED, 'host',
             'CornerNet, CentripetalNet, soft-NMS test configs', 'softnms'),
     _family('nms', 'nms.py', ORDERED, 'host', 'PISA', 'nms_match'),
     _family('focal_loss', 'focal_loss.py', ELEMENT, 'ordered',
@@ -163,3 +164,11 @@ def by_device(name: str, kernel: Callable[[], Callable],
         return (kernel() if runs_on(first.device.type) else plain)(*args, **kwargs)
 
     return named(operator, name, plain.__doc__)
+
+
+def read_names(path: Path) -> dict[str, list[str]]:
+    """Return the names by section, in the order of the file."""
+    file = RawConfigParser(delimiters=('=', ), allow_no_value=True)
+    setattr(file, 'optionxform', str)  # noqa: B010  names are case-sensitive
+    file.read(path, 'utf-8')
+    return {section: list(file[section]) for section in file.sections()}

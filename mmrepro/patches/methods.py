@@ -1,9 +1,19 @@
-"""Methods of datasets, transforms, backbones, heads and assigners."""
+"""Methods of datasets, transforms, backbones, heads, assigners and metrics, and orders of sets.
+
+Lists that are made of sets follow from the content; metrics and files of predictions follow from
+the predictions alone.
+"""
 from __future__ import annotations
 
+import functools
+import io
+import pickle
+from collections.abc import Iterable, Iterator, MutableSet
 from typing import Any, Callable
 
+import numpy as np
 import torch
+from mmengine.fileio import put
 from torch import Tensor
 
 from .. import seeds
@@ -98,3 +108,88 @@ def matching_at_once(stock: Callable[..., Any], self: Any, cost: Tensor, pairwis
     rows = chosen.nonzero()[:, 0]
     matched = matching.index_select(0, rows)
     return ((matching * pairwise_ious).sum(1).index_select(0, rows), matched.argmax(1))
+
+
+class OrderedSet(MutableSet[Any]):
+    """Drop-in for ``set`` whose order follows from the operations, never from hashes.
+
+    A one-dimensional tensor is taken as its numbers. (``set`` takes it as 0-d tensors, which hash
+    by address, so that no two are ever equal.)
+
+    >>> list(OrderedSet('hash') - OrderedSet('s'))
+    ['h', 'a']
+    >>> list(OrderedSet(torch.tensor([5, 3, 4])) - OrderedSet(torch.tensor([3])))
+    [5, 4]
+    """
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self._items = dict.fromkeys(items.tolist() if isinstance(items, torch.Tensor) else items)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({list(self)})'
+
+    def add(self, value: Any) -> None:
+        """Append ``value`` unless it is already there."""
+        self._items[value] = None
+
+    def discard(self, value: Any) -> None:
+        """Remove ``value`` if it is there."""
+        self._items.pop(value, None)
+
+
+def ordered_set(stock: type) -> type:
+    """Return the replacement for the name ``set`` in a module."""
+    return OrderedSet
+
+
+@around
+def sorted_names(stock: Any, self: Any) -> list[str]:
+    """Return the stock names sorted: an order that depends on the names alone."""
+    return sorted(stock(self))
+
+
+class _StableNumPy:
+    """NumPy, whose ``argsort`` leaves ties in their order, on every CPU."""
+
+    argsort = staticmethod(functools.partial(np.argsort, kind='stable'))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+def stable_numpy(stock: Any) -> Any:
+    """Return the replacement for the name ``np`` in a module."""
+    return _StableNumPy()
+
+
+class _ByContent(pickle.Pickler):
+    """Writes equal bytes for equal values, whichever parts are one object."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=2)  # that of MMEngine
+        self.fast = True  # a memo would tell one object from two equal ones
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        content = io.BytesIO()
+        # torch's way to pickle a tensor has addresses in it, the format of its files has none
+        torch.save(value.detach().cpu().clone(), content)
+        return torch.storage._load_from_bytes, (content.getvalue(), )
+
+
+@around
+def dump_by_content(stock: Any, results: Any, path: str) -> None:
+    """Write predictions into a pickle file of equal bytes for equal predictions."""
+    content = io.BytesIO()
+    _ByContent(content).dump(results)
+    put(content.getvalue(), path)

@@ -80,7 +80,7 @@ CAUSES: tuple[StockCause, ...] = (
         ('Mosaic', 'Mosaic9', 'YOLOv5MixUp', 'YOLOXMixUp'), 'use_cached=True'),
     StockCause(
         'C1', 'Names of negative classes go through a set of strings: depends on `PYTHONHASHSEED`',
-        True, 'ordered:ordered_set', (f'{_TRANSFORMS}.text_transformers:set', ),
+        True, 'methods:ordered_set', (f'{_TRANSFORMS}.text_transformers:set', ),
         ('RandomSamplingNegPos', )),
     StockCause(
         'C1', "A worker's first sample chooses the name of a class `a/b` for all later samples",
@@ -89,7 +89,7 @@ CAUSES: tuple[StockCause, ...] = (
         ('RandomSamplingNegPos', )),
     StockCause(
         'C2', 'Tensors hash by address: their set difference removes nothing, in any order',
-        False, 'ordered:ordered_set',
+        False, 'methods:ordered_set',
         ('mmdet.models.task_modules.samplers.instance_balanced_pos_sampler:set', ),
         ('InstanceBalancedPosSampler', 'CombinedSampler')),
     StockCause(
@@ -112,10 +112,10 @@ CAUSES: tuple[StockCause, ...] = (
         ('RefCocoDataset', ), 'text_mode=random'),
     StockCause(
         'C13', 'Fields live in a set of strings: order of keys depends on `PYTHONHASHSEED`',
-        False, 'ordered:sorted_names', (f'{_ELEMENT}.keys', f'{_ELEMENT}.metainfo_keys')),
+        False, 'methods:sorted_names', (f'{_ELEMENT}.keys', f'{_ELEMENT}.metainfo_keys')),
     StockCause(
         'C13', 'Groups of a semi-supervised batch come in the order of hashed tags',
-        False, 'ordered:ordered_set', ('mmdet.utils.split_batch:set', ), ('MultiBranch', )),
+        False, 'methods:ordered_set', ('mmdet.utils.split_batch:set', ), ('MultiBranch', )),
     StockCause(
         'C14', 'Fitting a Gaussian mixture may move the global NumPy generator',
         True, 'generators:seeded_mixture', ('mmdet.models.dense_heads.paa_head:skm', ),
@@ -147,13 +147,13 @@ CAUSES: tuple[StockCause, ...] = (
         ('PointAssigner', )),
     StockCause(
         'C27', 'An unstable sort orders equal scores by the instruction set of the CPU', False,
-        'evaluation:stable_numpy',
+        'methods:stable_numpy',
         (f'{_EVALUATION}.functional.mean_ap:np', f'{_EVALUATION}.functional.recall:np',
          f'{_EVALUATION}.metrics.reid_metric:np'),
         ('VOCMetric', 'OpenImagesMetric', 'ReIDMetrics')),
     StockCause(
         'C28', 'The pickle file of dumped predictions has memory addresses in it', False,
-        'evaluation:dump_by_content', ('mmengine.evaluator.metric:dump', ),
+        'methods:dump_by_content', ('mmengine.evaluator.metric:dump', ),
         ('DumpResults', 'DumpDetResults')),
 )
 

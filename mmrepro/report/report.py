@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..errors import DIFFERENT, DONE
-from . import html, terminal
+from . import renderers
 from .table import Table
 
 
@@ -75,26 +75,27 @@ class Report:
 
     def html(self) -> str:
         """Return one HTML document with everything in it."""
-        return html.page(self.title, self.verdict, self.exit_code == DONE, [
-            *((table.title, html.table(table)) for table in self.tables),
-            *((figure.title, html.image(figure.title, self.images[name]))
+        return renderers.html_page(self.title, self.verdict, self.exit_code == DONE, [
+            *((table.title, renderers.html_table(table)) for table in self.tables),
+            *((figure.title, renderers.html_image(figure.title, self.images[name]))
               for name, figure in self.figures.items() if name in self.images),
-            ('Notes', html.items(self.notes)), ('What next', html.items(self.advice))])
+            ('Notes', renderers.html_items(self.notes)),
+            ('What next', renderers.html_items(self.advice))])
 
     def show(self, everything: bool = False, file: Any = None) -> None:
         """Print to the standard output, or to ``file``; ``everything``: all rows of tables."""
-        out = terminal.console(file)
+        out = renderers.console(file)
         if self.title:
-            terminal.print_line(out, self.title, 'strong')
+            renderers.print_line(out, self.title, 'strong')
         for table in self.tables:
-            terminal.print_table(out, table, everything)
+            renderers.print_table(out, table, everything)
         for note in self.notes:
-            terminal.print_line(out, f'note: {note}', 'warn')
+            renderers.print_line(out, f'note: {note}', 'warn')
         if self.verdict:
             style = {DONE: 'good', DIFFERENT: 'bad'}.get(self.exit_code, 'warn')
-            terminal.print_line(out, self.verdict, style)
+            renderers.print_line(out, self.verdict, style)
         for item in self.advice:
-            terminal.print_line(out, f'  {item}')
+            renderers.print_line(out, f'  {item}')
 
     def write(self, folder: str, name: str) -> dict[str, str]:
         """Write ``NAME.html``, ``NAME.json`` and the figures; returns the paths by name.

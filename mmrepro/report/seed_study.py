@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..errors import DIFFERENT, DONE, SeedsError
-from .plot_style import DIFFERENCE, INK, SOFT, A, apart, figure, palette, png
+from .plots import DIFFERENCE, INK, SOFT, A, apart, figure, palette, png
 from .report import Figure, Report
 from .stats import LEVEL, MIN_PAIRS, Paired, Share, Summary, holm, paired, share, summary
 from .table import Table

@@ -34,10 +34,10 @@ from ..checkpoint.resuming import Resume
 from ..checkpoint.saving import CheckpointWriter
 from ..checkpoint.training_start import TrainingStart
 from ..config import RandomnessConfig
-from ..data import placement_of, use_stream
+from ..data import position_of_loader, use_stream
 from ..data.sample_check import left_out
 from ..distributed import agreement
-from ..distributed.process_state import keep_attributes
+from ..distributed.process_state import isolate_class_attributes
 from ..distributed.scheduler import current
 from ..distributed.unwrap import unwrap
 from ..facts import own_code
@@ -103,10 +103,10 @@ class RunLifecycle:
         self.config = self.resume.seeded(given)
         self.facts: dict[str, Any] = {}
         self.process = ProcessSettings(self.config)
-        self.checkpoints = CheckpointWriter(self.config.legacy)
+        self.checkpoints = CheckpointWriter(self.config.uses_stock_streams)
         self.start = TrainingStart(
             self.config, settings, self.resume.point is not None)
-        self.evaluated = EvaluatedModel(self.config.legacy)
+        self.evaluated = EvaluatedModel(self.config.uses_stock_streams)
         self.validation = ValidationCheck(self.config)
 
     def set_seed(self, config: RandomnessConfig, cfg: Any) -> None:
@@ -136,7 +136,7 @@ class RunLifecycle:
     @property
     def _is_witnessed(self) -> bool:
         """Whether a witness is possible, now or when the run has ended."""
-        return self.config.deterministic is True and not self.config.legacy and (
+        return self.config.deterministic is True and not self.config.uses_stock_streams and (
             self.config.self_checks.witness is not False)
 
     def _guard(self) -> OperatorGuardHook:
@@ -229,7 +229,7 @@ class RunLifecycle:
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
-        if self.resuming and not self.config.legacy:
+        if self.resuming and not self.config.uses_stock_streams:
             self.resume.take_state(checkpoint, runner)
 
     def _check_start(self, runner: Any) -> None:
@@ -258,11 +258,11 @@ class RunLifecycle:
         trackers.start(runner, self.facts)
         self.evaluated.leave()  # a hook may have evaluated
         self.validation.training_begins()
-        if self.config.legacy:
+        if self.config.uses_stock_streams:
             return
         virtual.refuse_cached_ranks()
         if current() is not None:
-            keep_attributes([*runner.hooks, *runner.model.modules()])
+            isolate_class_attributes([*runner.hooks, *runner.model.modules()])
         self.checkpoints.check_hooks(runner)
         self.start.begin(runner)
         if self.resume.restore(runner):
@@ -315,9 +315,9 @@ class RunLifecycle:
         self.process.check_flags(runner.logger)
         self.evaluated.leave()
         self.validation.training_goes_on(runner)
-        placement = placement_of(runner.train_dataloader)
-        if placement is not None:
-            placement.begin_iteration()
+        loader_position = position_of_loader(runner.train_dataloader)
+        if loader_position is not None:
+            loader_position.begin_iteration()
         self.seed('hook', runner.iter)
         yield
         self.evaluated.leave()
@@ -452,7 +452,7 @@ class RunLifecycle:
             self.witness.finish(runner, runner.iter)
         with virtual.gathered_weights(runner):
             end = functools.cache(lambda: end_of(runner))
-            if is_main_process() and not self.config.legacy:
+            if is_main_process() and not self.config.uses_stock_streams:
                 runner.logger.info(outcome(runner, end(), [*self._remarks(runner)],
                                            self._by_program()))
             trackers.results(runner, 'last', lambda: end().digests)
@@ -483,14 +483,14 @@ class RunLifecycle:
 
     def seed(self, stream: str, *key: seeds.Key) -> None:
         """Start a stream in this process, one of its own for the rank with ``diff_rank_seed``."""
-        if not self.config.legacy:
+        if not self.config.uses_stock_streams:
             ranks = (get_rank(),) if self.config.diff_rank_seed else ()
             seeds.seed_all(self.config.root, stream, *key, *ranks)
 
     def _key_exchanged(self, runner: Any, loader: Any, stream: str) -> None:
         """Key a loader that a hook or a loop has made by itself."""
-        if not self.config.legacy and isinstance(loader, DataLoader) and \
-                placement_of(loader) is None:
+        if not self.config.uses_stock_streams and isinstance(loader, DataLoader) and \
+                position_of_loader(loader) is None:
             runner.key_loader(loader, stream)
 
     def _seed_images(self, stream: str, *key: seeds.Key) -> None:
@@ -515,5 +515,5 @@ def _own_code_at_a_save(runner: Any) -> list[str]:
 def _tell_epoch(runner: Any) -> None:
     """Tell the sampler its epoch; a config may have removed MMEngine's DistSamplerSeedHook."""
     loader = runner.train_dataloader
-    if placement_of(loader) is not None and runner.train_loop.max_epochs > 1:
+    if position_of_loader(loader) is not None and runner.train_loop.max_epochs > 1:
         loader.batch_sampler.sampler.set_epoch(runner.epoch)

@@ -99,7 +99,7 @@ class ReproRunnerMixin(_Base):
         self._randomness_cfg = config.as_dict()
         self.cfg['randomness'] = config.as_dict()
         self.lifecycle.set_seed(config, self.cfg)
-        if config.legacy:
+        if config.uses_stock_streams:
             from mmengine.runner.utils import set_random_seed
             self._seed = set_random_seed(config.seed, diff_rank_seed=config.diff_rank_seed)
         self.lifecycle.seed('init', 'model')
@@ -169,7 +169,7 @@ class ReproRunnerMixin(_Base):
 
     def _build_loop(self, build: Any, loop: Any, stream: str, loader: Any) -> Any:
         self.lifecycle.process.hold()
-        if not isinstance(loader, (dict, type(None))) and not self.repro.legacy:
+        if not isinstance(loader, (dict, type(None))) and not self.repro.uses_stock_streams:
             self.key_loader(loader, stream)
         with replaced(self, _stream=stream):
             return build(loop)
@@ -194,7 +194,7 @@ class ReproRunnerMixin(_Base):
 
     def _keyed_loader(self, dataloader: dict, seed: int | None, diff_rank_seed: bool
                       ) -> DataLoader:
-        if self.repro.legacy:
+        if self.repro.uses_stock_streams:
             return super().build_dataloader(dataloader, seed, diff_rank_seed)
         dataloader = one_by_one(dataloader, self._stream, self.repro)
         loader = build_loader(super().build_dataloader, virtual.share_workers(dataloader),

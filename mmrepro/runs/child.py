@@ -57,11 +57,11 @@ def train_here(training: Training) -> None:
 
 
 def _train(cfg: Any, training: Training) -> None:
-    from .stopping import EventHook, StopTraining  # imports torch: after the restart
+    from .stopping import InterruptHook, StopTraining  # imports torch: after the restart
     runner = build_runner(cfg)
-    runner.register_hook(EventHook(training.iterations, training.kill_after,
+    runner.register_hook(InterruptHook(training.iterations, training.kill_after,
                                    training.validate_after, training.whole),
-                         priority=EventHook.priority)
+                         priority=InterruptHook.priority)
     if training.attach is not None:
         resolve_name(training.attach)(runner, **training.given)
     done = None

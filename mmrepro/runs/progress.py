@@ -29,7 +29,7 @@ def progress_line(stream: Any, clock: Callable[[], float] = time.monotonic
     shown = waiting = ''
     last = -SECONDS
 
-    def say(text: str) -> None:
+    def on_progress(text: str) -> None:
         nonlocal shown, waiting, last
         shown = text
         if stream.isatty():
@@ -43,7 +43,7 @@ def progress_line(stream: Any, clock: Callable[[], float] = time.monotonic
         stream.flush()
 
     try:
-        yield say
+        yield on_progress
     finally:
         if shown and stream.isatty():
             stream.write('\n')
@@ -52,8 +52,8 @@ def progress_line(stream: Any, clock: Callable[[], float] = time.monotonic
             stream.flush()
 
 
-def run_with_progress(runs: Sequence[PlannedRun], iterations: int, say: Callable[[str], None],
-                      jobs: int = 1) -> None:
+def run_with_progress(runs: Sequence[PlannedRun], iterations: int,
+                      on_progress: Callable[[str], None], jobs: int = 1) -> None:
     """Train all runs of ``iterations`` each, and report how many are finished when it changes."""
     ended: set[str] = set()
     started, last = time.monotonic(), ''
@@ -70,7 +70,7 @@ def run_with_progress(runs: Sequence[PlannedRun], iterations: int, say: Callable
             elapsed, done = time.monotonic() - started, sum(counts.values())
             left = len(runs) * iterations - done
             estimate = f'; about {duration(elapsed / done * left)} left' if done and left else ''
-            say(f'{elapsed:4.0f} s  {text}{estimate}')
+            on_progress(f'{elapsed:4.0f} s  {text}{estimate}')
 
     run_all(runs, jobs, report, lambda run: ended.add(run.name))
 

@@ -22,7 +22,7 @@ class StopTraining(BaseException):
         self.done = done
 
 
-class EventHook(Hook):
+class InterruptHook(Hook):
     """Ends, kills or validates a training after a number of iterations.
 
     With ``whole``, a training that has fewer iterations does not begin.

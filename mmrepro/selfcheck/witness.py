@@ -501,7 +501,7 @@ def witness_of(config: RandomnessConfig, cls: type, settings: Mapping[str, Any],
                variables: Mapping[str, str]) -> Witness:
     """Return the witness of a runner that is being built."""
     mode = config.self_checks.witness
-    if mode is False or config.deterministic is not True or config.legacy:
+    if mode is False or config.deterministic is not True or config.uses_stock_streams:
         return Witness(mode, 'it is switched off')
     try:
         return Witness(mode, recipe_of(cls, settings, variables))

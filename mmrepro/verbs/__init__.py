@@ -7,8 +7,8 @@
     report.write('comparison', 'compare')
 """
 from ..audit.auditing import audit
-from ..localise.exported import exported
-from ..localise.module_trace import trace
+from ..localise.compare_modules import compare_modules
+from ..localise.compare_onnx import compare_onnx
 from ..report.compare import compare
 from ..report.report import Figure, Report
 from ..report.table import Table
@@ -19,9 +19,8 @@ from .golden import check_goldens, record_goldens
 from .localise import localise
 from .replay import replay
 from .seeds import seeds
-from .verify import verify
-from .verify_run import verify_run
+from .verify import verify, verify_run
 
-__all__ = ['Figure', 'Report', 'Table', 'audit', 'check_goldens', 'compare', 'demo', 'doctor',
-           'export', 'exported', 'localise', 'operators', 'record_goldens', 'replay', 'seeds',
-           'trace', 'upgrade', 'verify', 'verify_run']
+__all__ = ['Figure', 'Report', 'Table', 'audit', 'check_goldens', 'compare', 'compare_modules',
+           'compare_onnx', 'demo', 'doctor', 'export', 'localise', 'operators', 'record_goldens',
+           'replay', 'seeds', 'upgrade', 'verify', 'verify_run']

@@ -8,12 +8,12 @@ import torch
 from mmengine.config import Config
 
 from ..config import with_virtual_ranks
-from ..demo.shipped_configs import use_data
+from ..demo.dataset import use_data
 from ..errors import DIFFERENT, DONE
 from ..fingerprint.divergence import Ranks, divergences
 from ..fingerprint.reader import read_ranks
 from ..objects.digests import state_digest
-from ..report.plot_style import figure, palette, png
+from ..report.plots import figure, palette, png
 from ..report.report import Figure, Report
 from ..report.table import Table
 from ..runs.launcher import jobs_at_once
@@ -29,8 +29,8 @@ ONLY_OPERATORS = 'mmrepro.demo.trainings:only_operators'
 
 def demo(config: str, data: str, work_dir: str, *, images: int, epochs: int = 2,
          virtual_ranks: int | None = None, processes: Sequence[int] = (1, 2),
-         portable: bool = False, announce: Callable[[str], None] = lambda text: None,
-         say: Callable[[str], None] = lambda text: None) -> Report:
+         portable: bool = False, on_start: Callable[[str], None] = lambda text: None,
+         on_progress: Callable[[str], None] = lambda text: None) -> Report:
     """Train a config several times in fresh processes, and compare the weights.
 
     With one rank: twice by MMEngine's own runner with other numbers of workers, and twice by that
@@ -46,8 +46,8 @@ def demo(config: str, data: str, work_dir: str, *, images: int, epochs: int = 2,
         virtual_ranks: number of virtual ranks; None: one rank.
         processes: numbers of processes that train the virtual ranks.
         portable: train on the CPU with the bits of every x86-64 CPU.
-        announce: called with lines that a reader should see before the trainings.
-        say: called with lines about the progress.
+        on_start: called with lines that a reader should see before the trainings.
+        on_progress: called with lines about the progress.
 
     Returns:
         A report whose exit code is 0 if the runs with mmrepro have the same bits, else 1.
@@ -65,13 +65,13 @@ def demo(config: str, data: str, work_dir: str, *, images: int, epochs: int = 2,
         runs = on_processes(virtual_ranks, processes)
     lack = '' if portable else lack_of_gpus(runs)
     if lack:
-        announce(f'{lack}: all runs use the CPU')
+        on_start(f'{lack}: all runs use the CPU')
     if lack or portable:
         runs = {name: _on_cpu(run) for name, run in runs.items()}
     jobs = jobs_at_once(max(run.processes for run in runs.values()))
     # the longest run first; one more where cores are shared, as no core is idle at the end then
     variations.train(cfg, work_dir, dict(reversed(runs.items())), iterations, SAVED_AFTER,
-                     jobs + (jobs > 1), 'step', say, to_the_end=True)
+                     jobs + (jobs > 1), 'step', on_progress, to_the_end=True)
     return compare({name: read_ranks(os.path.join(work_dir, name.replace(' ', '_')))
                     for name in runs}, [run.title for run in runs.values()])
 

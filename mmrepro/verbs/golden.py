@@ -48,13 +48,14 @@ _RECIPE = {'config': str, 'iterations': int, 'level': str, 'demo_data': or_none(
 OF_A_CLASS = ('hardware.', 'version.', 'torch.num_threads')
 
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 def record_goldens(configs: Sequence[str], *, goldens: str = GOLDENS, iterations: int = ITERATIONS,
                    level: str = LEVEL, demo_data: str | None = None, full: bool = False,
                    options: Sequence[str] = (), work_dir: str = WORK_DIR,
-                   announce: Say = lambda text: None, say: Say = lambda text: None) -> Report:
+                   on_start: OnProgress = lambda text: None,
+                   on_progress: OnProgress = lambda text: None) -> Report:
     """Train configs for a few iterations, and keep their fingerprints in a folder.
 
     Args:
@@ -66,8 +67,8 @@ def record_goldens(configs: Sequence[str], *, goldens: str = GOLDENS, iterations
         full: images, batch and weights as in the config, instead of small ones.
         options: changes of the configs, as ``KEY=VALUE``.
         work_dir: where the runs write.
-        announce: called with a line for each config that is trained.
-        say: called with lines about the progress.
+        on_start: called with a line for each config that is trained.
+        on_progress: called with lines about the progress.
 
     Raises:
         GoldenError: a config cannot have a golden, or the folder has another one of it.
@@ -75,17 +76,19 @@ def record_goldens(configs: Sequence[str], *, goldens: str = GOLDENS, iterations
     """
     kept = {}
     for config in configs:
-        recipe = Recipe(os.path.normpath(config), iterations, level, demo_data, full,
+        recipe = GoldenRecipe(os.path.normpath(config), iterations, level, demo_data, full,
                         list(options))
-        run = _trained(recipe, work_dir, announce, say)
+        run = _trained(recipe, work_dir, on_start, on_progress)
         kept[config] = record(recipe, goldens, run)
     return Report('', '\n'.join(f'recorded {path}' for path in kept.values()),
                   data=dict(goldens=kept))
 
 
 def check_goldens(configs: Sequence[str] = (), *, goldens: str = GOLDENS, missing: str = 'fail',
-                  work_dir: str = WORK_DIR, tell: Callable[[Report], None] = lambda report: None,
-                  announce: Say = lambda text: None, say: Say = lambda text: None) -> Report:
+                  work_dir: str = WORK_DIR,
+                  on_report: Callable[[Report], None] = lambda report: None,
+                  on_start: OnProgress = lambda text: None,
+                  on_progress: OnProgress = lambda text: None) -> Report:
     """Train what was recorded, and compare the fingerprints with those that were kept.
 
     Args:
@@ -94,7 +97,7 @@ def check_goldens(configs: Sequence[str] = (), *, goldens: str = GOLDENS, missin
         missing: where there is no golden for this machine: ``'fail'``, ``'pass'``, or
             ``'record'`` one.
         work_dir: where the runs write.
-        tell: called with the report on each config.
+        on_report: called with the report on each config.
         announce, say: as for :func:`record_goldens`.
 
     Returns:
@@ -107,12 +110,12 @@ def check_goldens(configs: Sequence[str] = (), *, goldens: str = GOLDENS, missin
     """
     results: list[Checked] = []
     for recipe in read_recipes(goldens, configs):
-        run = _trained(recipe, work_dir, announce, say)
+        run = _trained(recipe, work_dir, on_start, on_progress)
         result = check(recipe, goldens, run)
         results.append(result)
-        tell(Report('', _text(result, missing, run), DONE if result.equal else DIFFERENT))
+        on_report(Report('', _text(result, missing, run), DONE if result.equal else DIFFERENT))
         if result.golden is None and missing == 'record':
-            announce(f'recorded {record(recipe, goldens, run)}')
+            on_start(f'recorded {record(recipe, goldens, run)}')
     code = DONE
     if any(result.equal is False for result in results):
         code = DIFFERENT
@@ -125,7 +128,7 @@ def check_goldens(configs: Sequence[str] = (), *, goldens: str = GOLDENS, missin
         facts=result.facts) for result in results]))
 
 
-class Recipe(NamedTuple):
+class GoldenRecipe(NamedTuple):
     """What is trained. Paths are relative to the folder in which the command is started."""
     config: str
     iterations: int
@@ -155,7 +158,7 @@ class Checked(NamedTuple):
         return None if self.golden is None else self.difference is None
 
 
-def class_of(facts: dict[str, Any]) -> dict[str, Any]:
+def machine_class(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts that decide whether two machines give the same bits."""
     return {name: value for name, value in sorted(facts.items())
             if name.startswith(OF_A_CLASS) and severity(name, facts) == CHANGES}
@@ -167,7 +170,7 @@ def class_name(facts: dict[str, Any]) -> str:
     >>> class_name({'hardware.cpu': 'ACME X1', 'hardware.gpu': None, 'version.torch': '2.9.0'})
     'acme-x1_torch-2.9.0_28c5f1'
     """
-    decisive = class_of(facts)
+    decisive = machine_class(facts)
     cpu = decisive.get('hardware.cpu', 'x86-64' if 'hardware.cpu' in facts else 'unknown')
     machine = facts.get('hardware.gpu') or cpu
     digest = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:6]
@@ -175,7 +178,7 @@ def class_name(facts: dict[str, Any]) -> str:
     return f'{re.sub(r"[^a-z0-9._]+", "-", text).strip("-")}_{digest}'
 
 
-def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[Recipe]:
+def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[GoldenRecipe]:
     """Read the recipes in a folder, or those of these configs (names or paths)."""
     wanted = [os.path.splitext(os.path.basename(name))[0] for name in names]
     recorded = sorted(name for name in (os.listdir(goldens) if os.path.isdir(goldens) else ())
@@ -187,20 +190,21 @@ def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[Recipe]:
     return [_read_recipe(os.path.join(goldens, name, RECIPE)) for name in wanted or recorded]
 
 
-def _read_recipe(path: str) -> Recipe:
+def _read_recipe(path: str) -> GoldenRecipe:
     content = read_json(path, GoldenError)
     if not isinstance(content, dict) or content.get('kind') != 'golden' or \
             content.get('format') != FORMAT:
         raise GoldenError(f'{path}: not a golden of format {FORMAT}')
     checked(path, content, GoldenError, _RECIPE)
-    recipe = Recipe(**{name: value for name, value in content.items() if name in Recipe._fields})
+    recipe = GoldenRecipe(**{name: value for name, value in content.items()
+                             if name in GoldenRecipe._fields})
     if recipe.name != os.path.basename(os.path.dirname(path)):
         raise GoldenError(f'{path}: config is {recipe.config!r}, and the folder has another name')
     return recipe
 
 
-def train(recipe: Recipe, cfg: Config, work_dir: str,
-          say: Callable[[str], None] = lambda text: None) -> str:
+def train(recipe: GoldenRecipe, cfg: Config, work_dir: str,
+          on_progress: Callable[[str], None] = lambda text: None) -> str:
     """Train a recipe in a fresh process, and return the folder of the run within ``work_dir``.
 
     ``cfg``, its config with its options, is changed. An earlier run in the folder is replaced.
@@ -219,11 +223,11 @@ def train(recipe: Recipe, cfg: Config, work_dir: str,
     run = plan(recipe.name, folder, [Training(path, iterations=recipe.iterations)],
                {'PYTHONHASHSEED': '0', **one_thread_each()})
     cfg.dump(path)
-    run_with_progress([run], recipe.iterations, say)
+    run_with_progress([run], recipe.iterations, on_progress)
     return folder
 
 
-def record(recipe: Recipe, goldens: str, run: str) -> str:
+def record(recipe: GoldenRecipe, goldens: str, run: str) -> str:
     """Keep the fingerprints of the run in the folder ``run``; return the folder of its class."""
     folder = os.path.join(goldens, recipe.name)
     path = os.path.join(folder, RECIPE)
@@ -248,7 +252,7 @@ def record(recipe: Recipe, goldens: str, run: str) -> str:
     return into
 
 
-def _whole(recipe: Recipe, folder: str, advice: str) -> dict[int, RankLog]:
+def _whole(recipe: GoldenRecipe, folder: str, advice: str) -> dict[int, RankLog]:
     """Return the fingerprints in ``folder``, which must have all iterations of the recipe."""
     ranks = read_ranks(folder)
     steps = ranks[0].steps if 0 in ranks else {}
@@ -261,7 +265,7 @@ def _write(path: str, content: dict[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=1, default=str, sort_keys=True) + '\n')
 
 
-def check(recipe: Recipe, goldens: str, run: str) -> Checked:
+def check(recipe: GoldenRecipe, goldens: str, run: str) -> Checked:
     """Compare the run in the folder ``run`` with the golden of its class."""
     facts = read_manifest(run).facts
     name = class_name(facts)
@@ -270,8 +274,8 @@ def check(recipe: Recipe, goldens: str, run: str) -> Checked:
     if not os.path.isdir(golden):
         classes = [path for path in sorted(os.listdir(folder))
                    if os.path.isdir(os.path.join(folder, path))]
-        differing = {path: differences(class_of(_facts(os.path.join(folder, path))),
-                                       class_of(facts)) for path in classes}
+        differing = {path: differences(machine_class(_facts(os.path.join(folder, path))),
+                                       machine_class(facts)) for path in classes}
         nearest = min(classes, key=lambda path: len(differing[path]), default='')
         return Checked(recipe.name, name, None, facts=differing.get(nearest, ()), nearest=nearest)
     difference = difference_up_to(_whole(recipe, golden, 'record it again'), read_ranks(run),
@@ -285,7 +289,8 @@ def _facts(golden: str) -> dict[str, Any]:
     return read_json(os.path.join(golden, FACTS), GoldenError, {'facts': FACTS_SHAPE})['facts']
 
 
-def _trained(recipe: Recipe, work_dir: str, announce: Say, say: Say) -> str:
+def _trained(recipe: GoldenRecipe, work_dir: str, on_start: OnProgress,
+             on_progress: OnProgress) -> str:
     """Train a recipe with the config and the data that it names; return the folder of the run."""
     if not os.path.isfile(recipe.config):
         raise GoldenError(f'{recipe.config}: no such config (seen from {os.getcwd()})')
@@ -295,8 +300,8 @@ def _trained(recipe: Recipe, work_dir: str, announce: Say, say: Say) -> str:
         # as the recipe says it, because batches hold the paths of their images
         use_data(cfg, recipe.demo_data)
     size = 'images, batch and weights as in the config' if recipe.full else 'small'
-    announce(f'{recipe.name}: {size}; no validation, no checkpoints; fingerprints')
-    return train(recipe, cfg, work_dir, say)
+    on_start(f'{recipe.name}: {size}; no validation, no checkpoints; fingerprints')
+    return train(recipe, cfg, work_dir, on_progress)
 
 
 def _text(result: Checked, missing: str, run: str) -> str:

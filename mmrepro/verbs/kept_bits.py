@@ -13,7 +13,7 @@ from ..facts.collect import collect_facts
 from ..objects.digests import state_digest
 from ..ops import portable
 from ..util.files import read_json, write_whole
-from .golden import class_name, class_of
+from .golden import class_name, machine_class
 
 _FORMAT = 1
 _SHAPE = {'kind': str, 'format': int, 'classes': {str: dict}, 'bits': {str: dict}}
@@ -93,7 +93,7 @@ class KeptBits:
         """Put the bits of all calls into the file, for this class of machines."""
         content, facts = self._read(), _facts()
         name = class_name(facts)
-        content['classes'][name] = class_of(facts)
+        content['classes'][name] = machine_class(facts)
         content['bits'].setdefault(name, {})[self.test] = self._calls
         self.path.parent.mkdir(exist_ok=True)
         write_whole(str(self.path),

@@ -64,8 +64,8 @@ def _exported_code(manifest: str) -> dict[str, str]:
 
 
 def replay(run_dir: str, work_dir: str, iterations: int | None = None,
-           say: Callable[[str], None] = lambda text: None,
-           tell: Callable[[Sequence[FactDifference]], None] = lambda rows: None,
+           on_progress: Callable[[str], None] = lambda text: None,
+           on_differences: Callable[[Sequence[FactDifference]], None] = lambda rows: None,
            changes: Mapping[str, Any] = {}) -> Report:
     """Train a run again, and compare the fingerprints while it trains.
 
@@ -74,8 +74,8 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
             :func:`~mmrepro.verbs.export` has written.
         work_dir: of the replay; fingerprints of an earlier replay in it are removed.
         iterations: stop after so many; None: as many as the original has.
-        say: called with lines about the progress.
-        tell: called with the differences of the manifests, as soon as the second exists.
+        on_progress: called with lines about the progress.
+        on_differences: called with the differences of the manifests, as soon as the second exists.
         changes: see :func:`prepare`.
 
     Returns:
@@ -97,7 +97,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     end = min(last, iterations or last)
     whole = end == last and all(log.ended for log in original.ranks.values())
     run = _planned(manifest, work_dir, changes, None if whole else end)
-    watched = _Watch(original, manifest, work_dir, end, say, tell)
+    watched = _Watch(original, manifest, work_dir, end, on_progress, on_differences)
     run_all([run], tick=watched.look)
     difference = watched.difference or difference_up_to(original.ranks, watched.logs, end)
     equal = end if difference is None else difference.iteration
@@ -128,10 +128,10 @@ class _Watch:
     """Compares what a replay has written so far with the original."""
 
     def __init__(self, original: RecordedRun, manifest: Manifest, work_dir: str, end: int,
-                 say: Callable[[str], None],
-                 tell: Callable[[Sequence[FactDifference]], None]) -> None:
+                 on_progress: Callable[[str], None],
+                 on_differences: Callable[[Sequence[FactDifference]], None]) -> None:
         self._original, self._manifest, self._work_dir = original, manifest, work_dir
-        self._end, self._say, self._tell = end, say, tell
+        self._end, self._on_progress, self._tell = end, on_progress, on_differences
         self._started, self._said = time.monotonic(), ''
         self.environment: list[FactDifference] | None = None  # None: no manifest is there yet
         self.logs: dict[int, RankLog] = {}
@@ -151,5 +151,5 @@ class _Watch:
         text = f'iteration {done} of {self._end}'
         if text != self._said:
             self._said = text
-            self._say(f'{time.monotonic() - self._started:4.0f} s  {text}')
+            self._on_progress(f'{time.monotonic() - self._started:4.0f} s  {text}')
         return self.difference is not None

@@ -25,7 +25,7 @@ from ..runs.seed_runs import (
 )
 from ..util.text import duration
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 # the default metric: the first of these that the run has
 USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 
@@ -33,7 +33,7 @@ USUAL = ('coco/bbox_mAP', 'coco/segm_mAP', 'pascal_voc/mAP')
 def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
           vary: str | None = None, metric: str | None = None, pick: str = 'last',
           options: Sequence[str] = (), work_dir: str = os.path.join('work_dirs', 'seeds'),
-          report_only: bool = False, say: Say = lambda text: None) -> Report:
+          report_only: bool = False, on_progress: OnProgress = lambda text: None) -> Report:
     """Train a config with several seeds, each in a fresh process, and report the spread.
 
     Finished seeds are not trained again, interrupted ones are resumed.
@@ -49,7 +49,7 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
         options: changes of all configs, as ``KEY=VALUE``.
         work_dir: where the runs write.
         report_only: train nothing.
-        say: called with lines about the progress.
+        on_progress: called with lines about the progress.
 
     Returns:
         A report whose exit code is 1 if configs were compared and no difference was found, or if
@@ -76,7 +76,8 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
             raise SeedsError(f'--vary needs at least {MIN_SEEDS} seeds, and --seeds '
                              f'{seeds} has {len(numbers)}')
     # the first run of every stream is the same one
-    results, failed = _results(list(dict.fromkeys(sum(jobs.values(), []))), report_only, say)
+    needed = list(dict.fromkeys(sum(jobs.values(), [])))
+    results, failed = _results(needed, report_only, on_progress)
     kept = [index for index in range(len(numbers))
             if all(of_name[index] in results for of_name in jobs.values())]
     least = MIN_SEEDS if vary else 1
@@ -109,7 +110,7 @@ def _with_failed(report: Report, failed: Mapping[SeedJob, SeedFailed]) -> Report
     return report
 
 
-def _results(jobs: list[SeedJob], report_only: bool, say: Say
+def _results(jobs: list[SeedJob], report_only: bool, on_progress: OnProgress
              ) -> tuple[dict[SeedJob, dict[str, Any]], dict[SeedJob, SeedFailed]]:
     """Return the results of all jobs, after training those that have none, and what has failed."""
     # all of them before the first training: a result of another config is an error
@@ -120,18 +121,18 @@ def _results(jobs: list[SeedJob], report_only: bool, say: Say
         raise SeedsError('--report-only, and these are not finished: '
                          + ', '.join(job.name for job in todo))
     if len(todo) < len(jobs):
-        say(f'{len(jobs) - len(todo)} of {len(jobs)} runs are there already')
+        on_progress(f'{len(jobs) - len(todo)} of {len(jobs)} runs are there already')
     started, failed = time.monotonic(), {}
     for number, job in enumerate(todo):
         mean = (time.monotonic() - started) / max(number, 1)
         left = f', about {duration(mean * (len(todo) - number))} left' if number else ''
-        say(f'run {number + 1} of {len(todo)}: {job.name}{left} '
+        on_progress(f'run {number + 1} of {len(todo)}: {job.name}{left} '
             f'(log: {os.path.join(job.folder, "seed.log")})')
         try:
             results[job] = run_job(job, metrics_of)
         except SeedFailed as error:
             failed[job] = error
-            say(f'{job.name} has no result: {error.why}; the study goes on')
+            on_progress(f'{job.name} has no result: {error.why}; the study goes on')
     return results, failed
 
 

@@ -130,7 +130,8 @@ def variations_of(cfg: Config) -> dict[str, Variation]:
 
 
 def train_and_compare(cfg: Config, work_dir: str, names: Sequence[str], iterations: int, at: int,
-                      jobs: int, level: str, say: Callable[[str], None]) -> list[VariationResult]:
+                      jobs: int, level: str, on_progress: Callable[[str], None]
+                      ) -> list[VariationResult]:
     """Train the reference and all variations in fresh processes.
 
     The arguments are those of :func:`mmrepro.verbs.verify`; what an earlier call has left in
@@ -146,7 +147,7 @@ def train_and_compare(cfg: Config, work_dir: str, names: Sequence[str], iteratio
         trained.setdefault(reference, table[name])
         trained[name] = table[name]
     try:
-        train(cfg, work_dir, trained, iterations, at, jobs, level, say)
+        train(cfg, work_dir, trained, iterations, at, jobs, level, on_progress)
     except TrainingFailed as error:
         if error.refusal is None:
             raise
@@ -162,7 +163,8 @@ def train_and_compare(cfg: Config, work_dir: str, names: Sequence[str], iteratio
 
 
 def train(cfg: Config, work_dir: str, table: Mapping[str, Variation], iterations: int, at: int,
-          jobs: int, level: str, say: Callable[[str], None], to_the_end: bool = False) -> None:
+          jobs: int, level: str, on_progress: Callable[[str], None],
+          to_the_end: bool = False) -> None:
     """Train each variation of a config in fresh processes, in a folder of its name.
 
     ``to_the_end``: until the config ends the training, which is after ``iterations``. The other
@@ -176,7 +178,7 @@ def train(cfg: Config, work_dir: str, table: Mapping[str, Variation], iterations
         varied.resume = False
         varied.work_dir = os.path.abspath(os.path.join(work_dir, name.replace(' ', '_')))
         runs.append(_planned(name, variation, varied, iterations, at, to_the_end))
-    run_with_progress(runs, iterations, say, jobs)
+    run_with_progress(runs, iterations, on_progress, jobs)
 
 
 def _devices() -> tuple[int, str]:

@@ -20,6 +20,8 @@ from mmrepro.checkpoint.choosing import newest_good
 from mmrepro.checkpoint.completeness import check_readable, has_schedules, lacks
 from mmrepro.errors import CheckpointError, RandomnessError, ResumeError
 
+pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
+
 
 @pytest.fixture(params=['of torch', 'of Python'])
 def unpickler(request, monkeypatch):

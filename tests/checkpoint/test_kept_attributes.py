@@ -24,6 +24,8 @@ from mmrepro import keep_attributes
 from mmrepro.checkpoint import adapters
 from mmrepro.errors import CheckpointError, ConfigError, ResumeError
 
+pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
+
 UNCHECKED = dict(seed=3, deterministic=True, self_checks=False)
 POINTS = 3, 4, 5  # iterations after which a run resumes: within epochs of 4, and at an end
 

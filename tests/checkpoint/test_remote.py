@@ -15,6 +15,8 @@ from validated_runs import trained, validated
 
 from mmrepro.errors import CheckpointError
 
+pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
+
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *args):

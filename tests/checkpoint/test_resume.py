@@ -24,6 +24,8 @@ from mmrepro.checkpoint.adapters import collect, restore
 from mmrepro.distributed.unwrap import named_hooks
 from mmrepro.errors import RandomnessError
 
+pytestmark = pytest.mark.usefixtures('workers_end_soon', 'no_pause_between_passes')
+
 
 def test_a_resumed_detector_gives_the_uninterrupted_run(data_root, tmp_path):
     """More detectors, resumed at every iteration: tests/dev/test_tools_of_dev.py."""

@@ -25,12 +25,15 @@ from small_runs import (
     warnings_of,
     weights_of,
 )
+from unformatted import formatted
 
 import mmrepro
 from mmrepro import on_virtual_ranks
 from mmrepro.errors import RandomnessError, ResumeError
 from mmrepro.objects.digests import state_digest
 from mmrepro.run import outcome
+
+pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
 
 LOOPS = {'epochs': dict(by_epoch=True, max_epochs=2),
          'iterations': dict(by_epoch=False, max_iters=8, val_interval=100)}
@@ -312,9 +315,9 @@ def test_the_text_of_the_config_is_formatted_once_for_all_checkpoints(tmp_path, 
     calls = []
     monkeypatch.setattr(mmengine.config.config, 'FormatCode',
                         lambda text, **style: (calls.append(text), (text, True))[1])
-    finish(small_run(tmp_path))
+    finish(formatted(small_run(tmp_path)))
     assert len(list(tmp_path.glob('iter_*.pth'))) == 8
-    assert len(calls) == len(set(calls)) <= 2
+    assert 1 <= len(calls) == len(set(calls)) <= 2
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS
 from mmengine.runner import Runner
 from small_runs import NoisyLine, Points, config, validating
-from yapf.yapflib.yapf_api import FormatCode
+from unformatted import formatted
 
+from mmrepro.cli.arguments import on_each_rank, training_parser
 from mmrepro.cli.mistakes import explained
-from mmrepro.cli.training_arguments import on_each_rank, training_parser
 from mmrepro.errors import ConfigError, SampleError, TrainingError
 
 
@@ -173,9 +173,8 @@ def test_what_is_no_mistake_in_the_config_keeps_its_traceback(tmp_path):
     assert explained(cfg, FileNotFoundError(2, 'No such file', 'x'), runner) is None
 
 
-def test_a_function_that_no_file_can_hold_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr('mmengine.config.config.FormatCode', FormatCode)  # not that of the tests
-    cfg = config(tmp_path)
+def test_a_function_that_no_file_can_hold_is_named(tmp_path):
+    cfg = formatted(config(tmp_path))
     cfg.train_dataloader.collate_fn = lambda batch: batch
     assert said(cfg).startswith('train_dataloader.collate_fn=<function')
 

@@ -53,10 +53,10 @@ def test_shell_scripts_pass_arguments_on(tmp_path, name, arguments, variables, b
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
     """A folder with a config trained by tools/train.py, a function that runs a script, the log."""
-    from mmrepro.demo import shipped_configs, write_dataset
+    from mmrepro.demo import dataset, write_dataset
     folder = tmp_path_factory.mktemp('trained')
     write_dataset(str(folder / 'data' / 'demo'), 0, 4, 2)
-    cfg = Config.fromfile(shipped_configs.shipped('configs/demo/yolox_s_demo.py'))
+    cfg = Config.fromfile(dataset.shipped('configs/demo/yolox_s_demo.py'))
     narrow(cfg)
     cfg.train_cfg.max_epochs, cfg.default_hooks.checkpoint.interval = 1, 1
     cfg.dump(folder / 'config.py')

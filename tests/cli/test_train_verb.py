@@ -7,7 +7,7 @@ import pytest
 import torch
 from command import exit_code
 
-from mmrepro.cli import test, train, training_arguments
+from mmrepro.cli import arguments, test, train
 from mmrepro.runs import startup
 
 # a config that any argument can be merged into; nothing is built from it
@@ -46,9 +46,9 @@ def config(tmp_path, monkeypatch):
 def built(monkeypatch):
     """Record what the verbs build, without building a detector or starting again."""
     runners = []
-    monkeypatch.setattr(training_arguments, 'build_runner',
+    monkeypatch.setattr(arguments, 'build_runner',
                         lambda cfg: runners.append(Runner(cfg)) or runners[-1])
-    monkeypatch.setattr(training_arguments, 'restart_for', lambda cfg: None)
+    monkeypatch.setattr(arguments, 'restart_for', lambda cfg: None)
     monkeypatch.setenv('LOCAL_RANK', '0')
     return runners
 
@@ -139,7 +139,7 @@ def test_test_loads_the_checkpoint_and_augments(config, built):
 ])
 def test_the_config_decides_what_must_be_set(config, monkeypatch, lines, mode, num_threads, cpu):
     asked = []
-    monkeypatch.setattr(training_arguments, 'build_runner', Runner)
+    monkeypatch.setattr(arguments, 'build_runner', Runner)
     monkeypatch.setattr(startup, 'restart_if_incomplete', lambda *args: asked.append(args))
     with open(config, 'a', encoding='utf-8') as file:
         file.write(f'{lines}\n')

@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 
 import mmrepro  # noqa: F401  attaches itself
 from mmrepro import cli, errors
-from mmrepro.cli import training_arguments
+from mmrepro.cli import arguments
 from mmrepro.errors import DIFFERENT, INTERRUPTED, READER_LEFT, USAGE, ConfigError, StepDiffersError
 
 
@@ -75,8 +75,8 @@ randomness = dict(seed=1)
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     import small_runs  # noqa: F401  registers NoisyLine and Points
-    monkeypatch.setattr(training_arguments, 'restart_for', lambda cfg: None)
-    monkeypatch.setattr(training_arguments, 'build_runner', Runner.from_cfg)
+    monkeypatch.setattr(arguments, 'restart_for', lambda cfg: None)
+    monkeypatch.setattr(arguments, 'build_runner', Runner.from_cfg)
     monkeypatch.setenv('LOCAL_RANK', '0')
     path = tmp_path / 'config.py'
     path.write_text(CONFIG.format(work=str(tmp_path / 'work')))
@@ -174,7 +174,7 @@ def test_annotations_that_are_missing(config, capsys, tmp_path):
     OSError(28, 'No space left on device', 'work/iter_1.pth'), KeyError('key'),
     BrokenPipeError('to a worker')])
 def test_any_other_error_keeps_its_traceback(error, config, monkeypatch):
-    monkeypatch.setattr(training_arguments, 'build_runner', Mock(side_effect=error))
+    monkeypatch.setattr(arguments, 'build_runner', Mock(side_effect=error))
     with pytest.raises(type(error)):
         cli.main(['train', str(config)])
 
@@ -196,7 +196,7 @@ def test_an_odd_path_comes_back_in_the_message(path, wanted, capsys, tmp_path, m
 @pytest.mark.parametrize('given, level', [([], 'step'), (['module'], 'module')])
 def test_fingerprints_are_added_to_the_hooks_of_the_config(config, monkeypatch, given, level):
     build = Mock()
-    monkeypatch.setattr(training_arguments, 'build_runner', build)
+    monkeypatch.setattr(arguments, 'build_runner', build)
     hooks = [dict(type='EMAHook'), dict(type='FingerprintHook')]
     config.write_text(config.read_text() + f'custom_hooks = {hooks}\n')
     cli.main(['train', str(config), '--fingerprint', *given])

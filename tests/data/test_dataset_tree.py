@@ -83,7 +83,7 @@ def batches(dataset, workers=0, skip=0, sampler=DefaultSampler, count=8):
     dataset = DATA[dataset]()
     made = adopted(DataLoader(dataset, batch_size=5, sampler=sampler(dataset, seed=0),
                               num_workers=workers, collate_fn=list))
-    made.batch_sampler._mmrepro_placement.skip = skip
+    made.batch_sampler._mmrepro_loader_position.skip = skip
     return list(itertools.islice(made, count - skip))
 
 

@@ -27,7 +27,7 @@ def pipeline():
             CachedMixUp(img_scale=(2 * SIZE, 2 * SIZE), max_cached_images=3)]
 
 
-pytestmark = pytest.mark.usefixtures('patched')
+pytestmark = [pytest.mark.usefixtures('patched'), pytest.mark.usefixtures('workers_end_soon')]
 
 
 def loader(workers=0, transforms=None, mode='sample', epoch=0, skip=0, seed=3, **kwargs):
@@ -37,7 +37,7 @@ def loader(workers=0, transforms=None, mode='sample', epoch=0, skip=0, seed=3, *
                       collate_fn=list, **kwargs)
     adopt_loader(made, RandomnessConfig(seed=seed, worker_seed=mode), 'sample', rank=0)
     sampler.set_epoch(epoch)
-    made.batch_sampler._mmrepro_placement.skip = skip
+    made.batch_sampler._mmrepro_loader_position.skip = skip
     return made
 
 

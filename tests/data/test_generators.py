@@ -133,7 +133,7 @@ class Own(Noisy):
 def two_epochs(made, skip=0):
     """Return the digests of the batches; something else draws after each epoch."""
     found = []
-    made.batch_sampler._mmrepro_placement.skip = skip
+    made.batch_sampler._mmrepro_loader_position.skip = skip
     for epoch in range(2):
         made.batch_sampler.sampler.set_epoch(epoch)
         found += [digest(batch) for batch in made]
@@ -168,7 +168,7 @@ def test_a_switched_pipeline_brings_its_own_generators():
     for each in (made, resumed):
         each.dataset.pipeline = Compose([Adds('python')])
     whole = [digest(batch) for batch in made]
-    resumed.batch_sampler._mmrepro_placement.skip = 2
+    resumed.batch_sampler._mmrepro_loader_position.skip = 2
     assert [digest(batch) for batch in resumed] == whole[2:]
 
 

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
+from children import printed_result
 
-from dev.children import printed_result
 from dev.hosts.__main__ import RESULTS, ROOT, differing, start, table, write_data
 from dev.hosts.emulated import CONTROLS, hosts
 from mmrepro.facts.collect import cpu_features

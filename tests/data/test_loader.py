@@ -38,6 +38,8 @@ from mmrepro.data import training_thread
 from mmrepro.errors import RandomnessError
 from mmrepro.run.runner import ReproRunner
 
+pytestmark = pytest.mark.usefixtures('workers_end_soon', 'no_pause_between_passes')
+
 
 class OwnGenerator(InOrder):
     """As ``RandomSampler(generator=...)``; drawn from across epochs."""

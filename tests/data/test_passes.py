@@ -26,6 +26,8 @@ from mmrepro.data import adopt_loader
 from mmrepro.data.dataset_changes import PASS, DatasetSnapshot
 from mmrepro.data.passes import seek
 
+pytestmark = pytest.mark.usefixtures('workers_end_soon', 'no_pause_between_passes')
+
 WORKERS = {
     'none': dict(),
     'two': dict(workers=2),
@@ -134,9 +136,9 @@ def test_a_pass_within_a_pass_disturbs_neither(workers):
         found.append(digest(batch))
         if len(found) == 2:
             assert [digest(one) for one in made] == whole
-            drawn = made.batch_sampler._mmrepro_placement.drawn
+            drawn = made.batch_sampler._mmrepro_loader_position.drawn
     assert found == whole
-    assert made.batch_sampler._mmrepro_placement.drawn is not drawn
+    assert made.batch_sampler._mmrepro_loader_position.drawn is not drawn
 
 
 LEVEL = [0.]

@@ -36,6 +36,8 @@ from mmrepro.run.hooks import SelfCheckHook
 from mmrepro.run.runner import ReproRunner
 from mmrepro.selfcheck.sample_replay import explain
 
+pytestmark = pytest.mark.usefixtures('workers_end_soon')
+
 HERE = os.path.abspath(__file__)
 EARLIER = []
 IMPORTED_LATE = sys.modules['generators_of_users'] = types.ModuleType('generators_of_users')

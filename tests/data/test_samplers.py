@@ -9,7 +9,7 @@ from pictures import SizedPictures as Images
 from pictures import pretend_rank
 from torch.utils.data import BatchSampler
 
-from mmrepro.data.samplers import Placement, adopt_sampler, plain, with_position
+from mmrepro.data.samplers import LoaderPosition, adopt_sampler, plain, with_position
 from mmrepro.data.sampling_orders import infinite
 from mmrepro.errors import RandomnessError
 
@@ -37,7 +37,7 @@ ENDLESS = ('infinite', 'multi source', 'group multi source')
 def ranks(monkeypatch):
     def build(name, rank=0, world_size=1, root=0):
         pretend_rank(monkeypatch, rank, world_size)
-        return adopt_sampler(SAMPLERS[name](), Placement(root))
+        return adopt_sampler(SAMPLERS[name](), LoaderPosition(root))
 
     return build
 
@@ -115,11 +115,12 @@ BATCH_SAMPLERS = {
 @pytest.mark.parametrize('name', BATCH_SAMPLERS)
 def test_an_abandoned_pass_leaves_nothing_behind(name):
     """mmdet's aspect-ratio buckets carry samples into the next epoch, a second iter() too."""
-    placement = Placement(0)
+    loader_position = LoaderPosition(0)
     sampler = DefaultSampler(Images(23), seed=1)
-    assert adopt_sampler(sampler, placement) is sampler and isinstance(sampler, DefaultSampler)
+    assert adopt_sampler(sampler, loader_position) is sampler
+    assert isinstance(sampler, DefaultSampler)
     assert len(sampler) == 23 and sampler.seed == 1
-    batch_sampler = adopt_sampler(BATCH_SAMPLERS[name](sampler), placement, batches=True)
+    batch_sampler = adopt_sampler(BATCH_SAMPLERS[name](sampler), loader_position, batches=True)
     whole = list(batch_sampler)
     abandoned = iter(batch_sampler)
     begun = [next(abandoned), next(abandoned)]

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 
 from mmrepro.data import worker_processes
 
+pytestmark = pytest.mark.usefixtures('workers_end_soon')
+
 DEADLINE = 30  # seconds; PyTorch's own workers look for their parent every 5, and then stay
 
 

@@ -14,10 +14,10 @@ from harness import ROOT, python
 from mmengine.config import Config
 
 from mmrepro.cli import demo
-from mmrepro.demo import dataset, photos, shipped_configs
+from mmrepro.demo import dataset, photos
 from mmrepro.demo.classifier import CutOut, PhotoDataset
+from mmrepro.demo.dataset import reads_coco, shipped
 from mmrepro.demo.photos import CLASSES
-from mmrepro.demo.shipped_configs import reads_coco, shipped
 from mmrepro.fingerprint.reader import RankLog
 from mmrepro.objects.digests import state_digest
 from mmrepro.runs.config_edits import only_fingerprints
@@ -165,7 +165,7 @@ def changed(cfg, run):
 
 
 def test_the_runs_differ_in_what_must_not_matter_only(data_root):
-    cfg = prepare(Config.fromfile(shipped_configs.shipped(demo.DEFAULT_CONFIG)), data_root, 10, 2)
+    cfg = prepare(Config.fromfile(dataset.shipped(demo.DEFAULT_CONFIG)), data_root, 10, 2)
     only_fingerprints(cfg, 'step')
     stock, _, first, second = (changed(cfg, run) for run in runs_of(cfg, 10).values())
     assert first.train_dataloader.num_workers == 0 and second.train_dataloader.num_workers == 2
@@ -219,7 +219,7 @@ def test_the_weights_are_those_of_the_readme_on_this_cpu(tmp_path, capfd):
 @pytest.mark.nightly
 def test_mmengines_own_streams_depend_on_the_workers_and_the_verdict_says_so(tmp_path, capfd):
     config = tmp_path / 'stock_streams.py'
-    config.write_text(f"_base_ = {shipped_configs.shipped('configs/demo/yolox_s_demo.py')!r}\n"
+    config.write_text(f"_base_ = {dataset.shipped('configs/demo/yolox_s_demo.py')!r}\n"
                       "randomness = dict(worker_seed='mmengine')\n")
     # the first batch comes from worker 0, whose seed is that of the main process
     assert demo_in(tmp_path, '--config', config, '--images', 8, '--epochs', 1) == 1

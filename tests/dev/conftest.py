@@ -3,6 +3,8 @@ import launches
 import pytest
 
 from dev.kills import attempt
+from dev.zoo.training import VAL_IMAGES, write_extras
+from mmrepro.demo.dataset import write_dataset
 
 
 @pytest.fixture
@@ -11,3 +13,12 @@ def forked(monkeypatch):
     made = launches.forked(monkeypatch)
     monkeypatch.setattr(attempt, 'LaunchedTraining', made)
     return made
+
+
+@pytest.fixture(scope='session')
+def photographs(tmp_path_factory):
+    """Return the demonstration dataset with all that a family of the zoo reads."""
+    root = str(tmp_path_factory.mktemp('photographs'))
+    write_dataset(root, num_val=VAL_IMAGES)
+    write_extras(root)
+    return root

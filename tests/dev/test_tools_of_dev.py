@@ -8,13 +8,13 @@ import signal
 from contextlib import nullcontext
 
 import pytest
+from children import ChildFailed, finished, run_all
 from harness import ROOT
 from virtual_faults import FAULTS
 
 from dev import matrix
 from dev import resume_matrix as resumes
 from dev import virtual_ranks_matrix as virtual
-from dev.children import ChildFailed, finished, run_all
 from dev.libraries.data import DATASETS
 from dev.libraries.rows import ROWS
 

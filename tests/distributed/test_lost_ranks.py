@@ -12,10 +12,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from children import LIMIT
 from harness import ROOT, Child
 from torch.distributed import distributed_c10d as c10d
 
-from dev.children import LIMIT
 from mmrepro import on_virtual_ranks
 from mmrepro.distributed import agreement, lost_ranks
 from mmrepro.distributed.agreement import agree

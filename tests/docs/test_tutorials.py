@@ -37,8 +37,8 @@ NOT_RUN = {
     'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 .*': 'a script of MMDetection; STOCK resumes',
     'mmrepro seeds (base.py|CONFIG|configs/).*': 'takes hours; the seeds of a toy are trained',
     'mmrepro compare work_dirs/2022 .*': 'an old run; tests/report/test_comparison.py reads one',
-    'mmrepro compare --trace .*': 'two configs; tests/localise/test_module_trace.py has some',
-    'mmrepro compare --onnx .*': 'an exported model; tests/localise/test_onnx.py exports some',
+    'mmrepro compare --trace .*': 'two configs; tests/localise/test_compare_modules.py has some',
+    'mmrepro compare --onnx .*': 'a model; tests/localise/test_compare_onnx.py exports some',
     'python -m dev.kills CONFIG --kills 30 .*': 'thirty starts; tests/dev/test_kills.py has fewer',
 }
 # beginning of a shown text -> why it does not come here

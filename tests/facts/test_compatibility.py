@@ -10,11 +10,13 @@ from mmengine.runner import Runner
 from small_runs import Points, finish, hook_with, small_run
 
 import mmrepro
-from mmrepro.demo.shipped_configs import demo_config
+from mmrepro.demo.dataset import demo_config
 from mmrepro.errors import ResumeError
 from mmrepro.facts import collect, compatibility
 from mmrepro.facts.collect import cpu_features, flatten, read_settings, settings_of
 from mmrepro.facts.compatibility import CHANGES, HARMLESS, differences
+
+pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
 
 
 def resumed(base, tmp_path, **changes):

@@ -19,7 +19,7 @@ from mmrepro.facts.compatibility import CHANGES, HARMLESS, MAY
 from mmrepro.facts.training_data import training_data
 from mmrepro.fingerprint.manifest import Manifest, compare_manifests, read_manifest
 from mmrepro.fingerprint.reader import read_rank, read_run
-from mmrepro.fingerprint.writer import Writer
+from mmrepro.fingerprint.schema import Writer
 
 START = dict(kind='start', format=1, level='step', interval=1, rank=0, world_size=1, scheme=1,
              iteration=0, manifest='manifest.json')
@@ -244,7 +244,7 @@ def test_data_and_weights_are_recorded_by_content(tmp_path, data_root):
     from mmdet.registry import DATASETS
     from mmengine.dataset import ConcatDataset
 
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     cfg = demo_config('faster-rcnn_r50_fpn', data_root).train_dataloader.dataset
     cfg.update(indices=3, pipeline=[], _scope_='mmdet')
     found = training_data(ConcatDataset([DATASETS.build(cfg)]))

@@ -15,9 +15,9 @@ import pretend
 import torch
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
-import conftest  # noqa: E402, F401  one thread per operator
+sys.path.insert(0, str(TESTS / 'support'))
 import faults.tiny  # noqa: E402
+import one_thread  # noqa: E402, F401
 from demo_runs import narrow, shallow_detr, small  # noqa: E402
 from harness import run_all, train  # noqa: E402
 from mmengine.registry import MODELS  # noqa: E402
@@ -80,8 +80,8 @@ def main():
 
     cfg = _config(args.model, args)
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    length = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
-    cfg.train_cfg[length] = 4 if args.model == 'tiny' else 2 if length == 'max_epochs' else 6
+    length, count = ('max_epochs', 2) if 'max_epochs' in cfg.train_cfg else ('max_iters', 6)
+    cfg.train_cfg[length] = 4 if args.model == 'tiny' else count
     if args.amp:
         cfg.optim_wrapper.merge(dict(type='AmpOptimWrapper', loss_scale=dict(init_scale=args.amp)))
     saving = copy.deepcopy(cfg)

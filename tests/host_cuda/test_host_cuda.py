@@ -224,7 +224,7 @@ def test_virtual_ranks_do_not_depend_on_the_number_of_processes_and_devices(on_d
 @pytest.mark.nightly
 def test_the_kernel_is_named(on_device, data_root, tmp_path):
     """Without deterministic=True the first kernel that adds as threads arrive is found."""
-    from mmrepro.demo.shipped_configs import demo_config
+    from mmrepro.demo.dataset import demo_config
     cfg = demo_config('yolox_s', data_root)
     cfg.randomness.deterministic = False
     cfg.dump(tmp_path / 'config.py')

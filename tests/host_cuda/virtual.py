@@ -12,14 +12,13 @@ import pretend  # noqa: F401  makes the device
 import torch
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / 'support')]
-import conftest  # noqa: E402, F401  one thread per operator
+sys.path.insert(0, str(TESTS / 'support'))
+import one_thread  # noqa: E402, F401
 import virtual_runs  # noqa: E402
+from children import join_ranks  # noqa: E402
 from faults.tiny import validating_and_saving  # noqa: E402
 from mmengine.hooks import Hook  # noqa: E402
 from mmengine.registry import HOOKS  # noqa: E402
-
-from dev.children import join_ranks  # noqa: E402
 
 
 def _join(process, processes, port):

@@ -12,7 +12,7 @@ from demo_runs import initialised
 from harness import Child
 from mmengine.structures import InstanceData
 
-from mmrepro.cli import training_arguments
+from mmrepro.cli import arguments
 from mmrepro.localise.batch import compare_detections
 
 
@@ -38,7 +38,7 @@ def asked(paths, folder, *words):
     out = folder / 'outcome.json'
 
     def job():
-        training_arguments.restart_for = lambda cfg: None
+        arguments.restart_for = lambda cfg: None
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
             code = exit_code('test', *paths, '--work-dir', folder / 'work', '--score-thr', 0,

@@ -16,8 +16,7 @@ from launches import text_of
 
 from mmrepro import localise
 from mmrepro.demo import write_dataset
-from mmrepro.localise.compared_runs import RunSpec, trainings_of
-from mmrepro.localise.recording import RecordingPlan
+from mmrepro.localise.recording import RecordingPlan, RunSpec, trainings_of
 from mmrepro.localise.search import Localiser, localise_runs
 from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.runs.child import train_here
@@ -138,8 +137,8 @@ def test_a_variable_that_two_finished_runs_read_is_named(recorded, tmp_path, con
             del manifest['variables']
         path.write_text(json.dumps(manifest))
 
-    def start(spec, folder, plan, say):
-        say('1/2; about 3 s left')
+    def start(spec, folder, plan, on_progress):
+        on_progress('1/2; about 3 s left')
         launch(spec, folder, plan)
 
     monkeypatch.setattr(localise.search, 'start', start)

@@ -12,8 +12,7 @@ from mmcv.transforms.utils import cache_randomness
 from mmengine.runner import Runner
 
 from mmrepro.fingerprint.records import Record, write_records
-from mmrepro.localise.compared_runs import SETTINGS
-from mmrepro.localise.recording import RecordingPlan, attach, diagnose_ranks, read_stream
+from mmrepro.localise.recording import SETTINGS, RecordingPlan, attach, diagnose_ranks, read_stream
 from mmrepro.localise.sample_recorder import SampleRecorder, read_samples
 from mmrepro.runs.stopping import StopTraining
 

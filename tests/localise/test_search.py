@@ -12,15 +12,14 @@ from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.reader import RankLog, RecordedRun
 from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.localise import search
-from mmrepro.localise.compared_runs import RunSpec, record, trainings_of
+from mmrepro.localise.compare_modules import compare_tensors
 from mmrepro.localise.differing_settings import (
     Variable,
     different_by_design,
     not_known_equal,
     settings_without_effect,
 )
-from mmrepro.localise.module_outputs import compare_tensors
-from mmrepro.localise.recording import RecordingPlan
+from mmrepro.localise.recording import RecordingPlan, RunSpec, record, trainings_of
 from mmrepro.localise.search import (
     Localiser,
     first_iteration,

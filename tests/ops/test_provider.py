@@ -15,8 +15,8 @@ from harness import ROOT, python
 
 from mmrepro import ops
 from mmrepro.errors import OperatorProviderError
-from mmrepro.ops import choice, operator_table
-from mmrepro.ops.provider import choice_of, takes_triton
+from mmrepro.ops import operator_table
+from mmrepro.ops.provider import choice_of, compiled_kernels, takes_triton
 from mmrepro.ops.triton import FUSED
 
 LITE = not ops.is_compiled()
@@ -244,7 +244,7 @@ def test_a_build_without_cuda_provides_nothing_there(compiled_for_cuda, monkeypa
                                                      kernels):
     monkeypatch.setattr(ops.triton, 'default_requirement', lambda: 'no triton here')
     compiled_for_cuda.get_compiling_cuda_version = lambda: version
-    assert choice.compiled_kernels(compiled_for_cuda) == kernels
+    assert compiled_kernels(compiled_for_cuda) == kernels
     ops.use('auto')
     expected = 'compiled' if kernels == 'cuda' else 'torch'
     assert ops.provider_of('roi_align_forward', 'cuda') == expected

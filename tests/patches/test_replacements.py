@@ -16,7 +16,7 @@ from mmengine.structures import InstanceData
 from dev.causes_report import NOTES, entries
 from mmrepro import determinism, patches, seeds
 from mmrepro.data.fetch import WorkerInit
-from mmrepro.data.samplers import Placement
+from mmrepro.data.samplers import LoaderPosition
 from mmrepro.patches import Patch, StockCause, methods
 
 pytestmark = pytest.mark.usefixtures('stock')
@@ -727,5 +727,5 @@ def test_spawned_workers_get_the_replacements():
     from mmdet.datasets.ade20k import ADE20KSegDataset
     loader = torch.utils.data.DataLoader(
         SeesReplacement(ADE20KSegDataset), num_workers=1, multiprocessing_context='spawn',
-        worker_init_fn=WorkerInit(Placement(0), 0, patches.apply))
+        worker_init_fn=WorkerInit(LoaderPosition(0), 0, patches.apply))
     assert [bool(item) for item in loader] == [True]

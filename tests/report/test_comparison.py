@@ -19,11 +19,10 @@ from mmrepro.checkpoint.files import load
 from mmrepro.config import RandomnessConfig
 from mmrepro.distributed.agreement import randomness_fields
 from mmrepro.errors import RunError
-from mmrepro.report import comparison_plots, weight_distances
-from mmrepro.report.compare import advice, report_of
+from mmrepro.report import comparison, plots
+from mmrepro.report.compare import advice, measure, relative, report_of
 from mmrepro.report.comparison import compare_paths as compare
 from mmrepro.report.run_view import load_run
-from mmrepro.report.tolerance import measure, relative
 
 PNG = b'\x89PNG\r\n\x1a\n'
 FINGERPRINTS = 'mmrepro/fingerprints.rank0.jsonl'
@@ -296,10 +295,10 @@ def test_a_folder_without_a_run_says_what_is_in_it(tmp_path):
 def test_distance_of_weights():
     a = dict(x=torch.tensor([3., 4.]), n=torch.tensor(7), y=torch.tensor([math.nan, 1.]))
     b = dict(x=torch.tensor([0., 0.]), n=torch.tensor(7), y=torch.tensor([math.nan, 1.]))
-    row = weight_distances.distance('epoch_1.pth', 10, a, b)
+    row = comparison.distance('epoch_1.pth', 10, a, b)
     assert row.distance == 5. and row.largest == (('x', 1.), )
-    assert weight_distances.distance('', 0, a, a).distance == 0.
-    row = weight_distances.distance('', 0, a, dict(x=torch.zeros(3)))
+    assert comparison.distance('', 0, a, a).distance == 0.
+    row = comparison.distance('', 0, a, dict(x=torch.zeros(3)))
     assert row.distance == 0. and 'n, y, x' in row.note
 
 
@@ -327,12 +326,12 @@ def test_plots_report_json_and_exit_codes(tmp_path, capsys):
     assert said['exact'] and not said['equal'] and said['common'] == 20
     assert main(a, a, '--json') == 0
     assert json.loads(capsys.readouterr().out)['first'] is None
-    names = {f'{name}.png' for name in comparison_plots.PLOTS} | {'compare.html', 'compare.json'}
+    names = {f'{name}.png' for name in plots.PLOTS} | {'compare.html', 'compare.json'}
     assert set(os.listdir(out)) == names
-    for name in comparison_plots.PLOTS:
+    for name in plots.PLOTS:
         assert (out / f'{name}.png').read_bytes().startswith(PNG)
     text = (out / 'compare.html').read_text()
-    assert text.count('src="data:image/svg+xml;base64,') == len(comparison_plots.PLOTS)
+    assert text.count('src="data:image/svg+xml;base64,') == len(plots.PLOTS)
     # nothing is loaded from anywhere
     assert 'http' not in text.replace('data:image', '') and '<script' not in text
     assert '<link' not in text and 'First difference: iteration 5' in text
@@ -340,10 +339,10 @@ def test_plots_report_json_and_exit_codes(tmp_path, capsys):
 
 def test_equal_runs_have_no_plots_of_differences_and_a_plot_repeats():
     comparison = compare(*pair())
-    assert comparison_plots.parameter_divergence(comparison) is None
-    assert comparison_plots.weight_distance(comparison) is None
-    plot = comparison_plots.loss_differences(comparison)
-    again = comparison_plots.loss_differences(comparison)
+    assert plots.parameter_divergence(comparison) is None
+    assert plots.weight_distance(comparison) is None
+    plot = plots.loss_differences(comparison)
+    again = plots.loss_differences(comparison)
     assert plot.startswith(PNG) and plot == again and plot.svg == again.svg
     assert b'<svg' in plot.svg
 
@@ -741,13 +740,13 @@ def test_metrics_of_objects_that_there_are_none_of_are_left_out():
     comparison = compare(with_metrics('a', mAP=.5, mAP_l=-1), with_metrics('b', mAP=.25, mAP_l=-1))
     table, = (table for table in report_of(comparison).tables if table.title == 'Metrics')
     assert [row[0] for row in table.rows] == ['mAP']
-    assert b'mAP' in comparison_plots.metrics(comparison).svg
+    assert b'mAP' in plots.metrics(comparison).svg
     none = compare(with_metrics('c', mAP_l=-1), with_metrics('d', mAP_l=-1))
-    assert comparison_plots.metrics(none) is None
+    assert plots.metrics(none) is None
 
 
 def test_a_logarithmic_axis_has_plain_numbers():
-    from mmrepro.report.plot_style import figure, plain_log
+    from mmrepro.report.plots import figure, plain_log
     with figure() as (fig, axes):
         axes.plot([1, 2], [28.15, 29.5])
         axes.set_yscale('log')

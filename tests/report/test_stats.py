@@ -142,6 +142,6 @@ def test_plot_report_and_notes():
 
 
 def test_equal_values_are_drawn_side_by_side():
-    from mmrepro.report.plot_style import apart
+    from mmrepro.report.plots import apart
     assert apart([.3, .3, .3, .5], .1, 1.) == pytest.approx([-.1, 0, .1, 0])
     assert max(apart([.3] * 100, .1, .2)) == pytest.approx(.1)

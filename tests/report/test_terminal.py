@@ -59,13 +59,13 @@ def test_the_same_report_as_a_page_as_data_and_in_files(tmp_path):
 
 @pytest.mark.parametrize('styled', [False, True])
 def test_no_line_ends_with_blanks(styled, monkeypatch):
-    from mmrepro.report import terminal
+    from mmrepro.report import renderers
     from mmrepro.report.table import Table
     if styled:
         monkeypatch.setenv('COLUMNS', '100')
         monkeypatch.setenv('FORCE_COLOR', '1')
     out = io.StringIO()
-    terminal.print_table(terminal.console(out), Table(
+    renderers.print_table(renderers.console(out), Table(
         ('name', 'note'), [('a', 'a long text'), ('b', ''), ('c', 'x')], 'Title',
         ['bad', 'good', '']), True)
     lines = [re.sub(r'\x1b\[[0-9;]*m', '', line) for line in out.getvalue().split('\n')]
@@ -75,8 +75,8 @@ def test_no_line_ends_with_blanks(styled, monkeypatch):
 def test_without_a_terminal_two_lines_of_progress_a_second_are_printed():
     from mmrepro.runs.progress import progress_line
     out, now = io.StringIO(), [0.]
-    with progress_line(out, lambda: now[0]) as say:
+    with progress_line(out, lambda: now[0]) as on_progress:
         for now[0], text in ((0., 'first'), (.1, 'too soon'), (.3, 'replaced'), (.6, 'second'),
                              (.7, 'waits'), (.8, 'the end')):
-            say(text)
+            on_progress(text)
     assert out.getvalue().splitlines() == ['first', 'second', 'the end']

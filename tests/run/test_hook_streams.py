@@ -15,6 +15,8 @@ from small_runs import finish, hook_with
 
 from mmrepro.errors import Preempted
 
+pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
+
 EVENTS = ('before_train_epoch', 'after_train_epoch')
 
 

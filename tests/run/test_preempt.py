@@ -14,7 +14,8 @@ from small_runs import hook_with
 from mmrepro import determinism
 from mmrepro.run.hooks import PreemptHook
 
-pytestmark = pytest.mark.filterwarnings('ignore')
+pytestmark = [pytest.mark.filterwarnings('ignore'),
+              pytest.mark.usefixtures('workers_end_soon', 'no_pause_between_passes')]
 
 
 LOOPS = {

@@ -28,6 +28,8 @@ from ranks import on_ranks
 from small_runs import hook_with, warnings_of
 from torch.utils.checkpoint import checkpoint
 
+import dev.user_setups.steps  # noqa: F401  registers set-ups
+from dev.user_setups.setup import SETUPS
 from mmrepro.checkpoint import adapters
 from mmrepro.errors import DeterminismError, StepDiffersError
 from mmrepro.facts.compatibility import HARMLESS
@@ -38,7 +40,7 @@ from mmrepro.run.hooks import SelfCheckHook
 from mmrepro.run.hooks.self_check import self_checks
 from mmrepro.selfcheck import forked, steps
 
-pytestmark = pytest.mark.copies
+pytestmark = [pytest.mark.copies, pytest.mark.usefixtures('no_pause_between_passes')]
 
 
 def test_a_resumed_run_checks_the_same_iterations(tmp_path, monkeypatch):
@@ -195,7 +197,7 @@ class Sampling(tiny.Tiny):
 
 
 def test_checkpoints_keep_parts_of_parts(tmp_path, monkeypatch):
-    monkeypatch.setitem(adapters.ADAPTERS, 'Sampler', adapters.Adapter(('seen',), 'a test'))
+    monkeypatch.setitem(adapters.ADAPTERS, 'Sampler', adapters.KeptAttributes(('seen',), 'a test'))
     runner = finish(config(tmp_path, model='Sampling'))
     state = adapters.collect(adapters.model_owners(runner.model))
     assert state == {'model:head:sampler.negatives': {'seen': tiny.ITERATIONS * 2}}
@@ -205,7 +207,7 @@ def test_checkpoints_keep_parts_of_parts(tmp_path, monkeypatch):
 
 
 def test_a_generator_made_in_the_step_is_found_with_its_line(tmp_path):
-    message = stopped(config(tmp_path, model='GeneratorFromEntropy'))
+    message = stopped(config(tmp_path, model=SETUPS['GeneratorFromEntropy'].change))
     assert 'aten.mul.Tensor' in message and 'default_rng' not in message.split('calls')[0]
     assert re.search(r'cause +entropy: ', message) and 'steps.py' in message
 
@@ -276,7 +278,7 @@ def test_a_flipped_bit_is_found_before_the_optimizer_uses_it(wrong, which, tmp_p
 
 
 def test_both_digests_lie_in_the_work_directory(tmp_path):
-    message = stopped(config(tmp_path, model='CountedSteps'))
+    message = stopped(config(tmp_path, model=SETUPS['CountedSteps'].change))
     path = tmp_path / 'mmrepro' / 'step_check.iteration0.rank0.json'
     assert str(path) in message
     content = json.loads(path.read_text())

@@ -11,7 +11,8 @@ from small_runs import warnings_of
 from mmrepro.errors import ValidationChangesError
 from mmrepro.objects.digests import state_digest
 
-pytestmark = pytest.mark.filterwarnings('ignore')
+pytestmark = [pytest.mark.filterwarnings('ignore'),
+              pytest.mark.usefixtures('no_pause_between_passes')]
 
 
 # what a model does when it predicts

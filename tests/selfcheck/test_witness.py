@@ -34,6 +34,8 @@ from mmrepro.selfcheck.witness import Witness
 from mmrepro.selfcheck.witness_process import Start, WitnessProcess
 from mmrepro.util.scoped import replaced
 
+pytestmark = pytest.mark.usefixtures('witness_has_time')
+
 
 @pytest.fixture(scope='module', autouse=True)
 def warm():

@@ -1,4 +1,4 @@
-"""Trainings of the tiny network, or a set-up of dev/user_setups, whose steps are repeated."""
+"""Trainings of the tiny network whose steps are repeated."""
 import copy
 import random
 
@@ -11,17 +11,16 @@ from harness import digest
 from mmengine.registry import MODELS
 from small_runs import trained_runner as finish
 
-from dev.user_setups import steps  # noqa: F401  registers set-ups
-from dev.user_setups.setup import SETUPS
 from mmrepro.errors import StepDiffersError
 
 __all__ = ['RankDiffers', 'bits', 'config', 'finish', 'registered', 'stopped']
 
 
 def config(work_dir, model='Tiny', checks=1000, **changes):
+    """Return a config; ``model`` is a registered class, or a function that changes the config."""
     cfg = tiny.tiny(work_dir)
-    if model in SETUPS:
-        SETUPS[model].change(cfg)
+    if callable(model):
+        model(cfg)
     else:
         cfg.model.type = model
     cfg.randomness.self_checks = dict(steps=checks)

@@ -47,8 +47,12 @@ def repacked(text, change, zeros=0):
     with zipfile.ZipFile(io.BytesIO(text)) as given, zipfile.ZipFile(
             file, 'w', zipfile.ZIP_DEFLATED if zeros else zipfile.ZIP_STORED) as made:
         for name in given.namelist():
-            made.writestr(name, change(given.read(name)) if name.endswith('/data.pkl') else
-                          bytes(zeros) if zeros and '/data/' in name else given.read(name))
+            content = given.read(name)
+            if name.endswith('/data.pkl'):
+                content = change(content)
+            elif zeros and '/data/' in name:
+                content = bytes(zeros)
+            made.writestr(name, content)
     return file.getvalue()
 
 
@@ -78,8 +82,11 @@ OLD = loaded, lambda value: saved(value, False), TEXT[2], VALUES + OBJECTS
 
 @st.composite
 def edited(draw, value, values):
-    keys = [*value] if isinstance(value, dict) else [*range(len(value))] if isinstance(
-        value, (list, tuple)) else []
+    keys = []
+    if isinstance(value, dict):
+        keys = [*value]
+    elif isinstance(value, (list, tuple)):
+        keys = [*range(len(value))]
     if not keys or not draw(st.integers(0, 5)):
         return draw(st.sampled_from(values))
     key = draw(st.sampled_from(keys))

@@ -3,9 +3,9 @@ import copy
 import json
 
 import torch
-
-from dev.children import Child
-from dev.zoo.training import WIDTHS
+from children import Child
+from narrowing import WIDTHS
+from unformatted import unformatted
 
 MODELS = ('faster-rcnn_r50_fpn', 'yolox_s', 'rtmdet_tiny', 'deformable-detr_r50')
 IMAGES = dict(zip(MODELS, (6, 12, 12, 6)))  # three iterations an epoch
@@ -13,8 +13,8 @@ IMAGES = dict(zip(MODELS, (6, 12, 12, 6)))  # three iterations an epoch
 
 def small(model, data_root):
     """Return the demo config of a model, with smaller images and fewer of them."""
-    from mmrepro.demo.shipped_configs import demo_config
-    cfg = demo_config(model, data_root)
+    from mmrepro.demo.dataset import demo_config
+    cfg = unformatted(demo_config(model, data_root))
     _replace(cfg._cfg_dict)
     dataset = cfg.train_dataloader.dataset
     for leaf in dataset.get('datasets', [dataset.get('dataset', dataset)]):

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from children import Child, run_all
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from dev.children import Child, run_all
 from mmrepro.objects.digests import state_digest as digest
 
 __all__ = ['ROOT', 'Child', 'digest', 'environment', 'fresh', 'python', 'run_all', 'train']

@@ -7,8 +7,7 @@ import multiprocessing
 import os
 import sys
 
-from mmrepro.fingerprint.schema import FOLDER, fingerprint_name
-from mmrepro.fingerprint.writer import Writer
+from mmrepro.fingerprint.schema import FOLDER, Writer, fingerprint_name
 from mmrepro.runs import launcher
 from mmrepro.runs.child import Training, outcome
 from mmrepro.runs.launcher import LaunchedTraining, free_port, rank_variables
@@ -59,7 +58,7 @@ def write_steps(folder, steps, rank=0, ranks=1, first=0, end=False):
 
 
 def _train(launch, variables, log):
-    gc.freeze()  # as in dev/children.py
+    gc.freeze()  # as in tests/support/children.py
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):

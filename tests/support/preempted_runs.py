@@ -4,12 +4,12 @@ import signal
 import time
 
 import torch
-from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, METRICS, MODELS
 from mmengine.runner import Runner
 from small_runs import DumpNothing
+from unformatted import Unformatted
 
 from mmrepro.distributed.process_group import process_count
 from mmrepro.errors import Preempted
@@ -43,7 +43,7 @@ class SumOfOutputs(DumpNothing):
 
 
 def settings(work_dir, **changes):
-    cfg = Config(dict(
+    cfg = Unformatted(dict(
         model=dict(type='Small'), work_dir=str(work_dir), log_level='ERROR',
         train_dataloader=dict(batch_size=4, num_workers=0, dataset=dict(type='Points', size=16),
                               sampler=dict(type='DefaultSampler', shuffle=True)),

@@ -1,10 +1,10 @@
 """Several ranks on the CPU over gloo, each a forked child of this warm process."""
 from contextlib import contextmanager
 
+from children import join_ranks
 from demo_runs import changed
 from harness import Child, train
 
-from dev.children import join_ranks
 from mmrepro.runs.launcher import free_port
 
 

@@ -18,7 +18,6 @@ import traceback
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable, NamedTuple
 
-import conftest  # noqa: F401  texts of configs are not formatted
 import faults.tiny as tiny_run
 import torch
 import torch.distributed as dist

@@ -1,12 +1,12 @@
 """Trainings of one layer on eight points: a detector takes seconds, these take milliseconds."""
 import torch
-from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseAveragedModel, BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import DATASETS, METRICS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
+from unformatted import Unformatted
 
 
 @MODELS.register_module(force=True)
@@ -77,7 +77,7 @@ class OnePerPart:
 
 
 def config(work_dir, **kwargs):
-    return Config(dict(
+    return Unformatted(dict(
         model=dict(type='NoisyLine'), work_dir=str(work_dir), experiment_name=work_dir.name,
         train_dataloader=dict(
             batch_size=2, num_workers=0, dataset=dict(type='Points'),

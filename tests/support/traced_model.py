@@ -1,4 +1,4 @@
-"""A model of three layers, for tests/localise/test_module_trace.py; it needs no mmrepro."""
+"""A model of three layers, for tests/localise/test_compare_modules.py; it needs no mmrepro."""
 import torch
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, MODELS

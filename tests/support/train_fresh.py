@@ -3,14 +3,13 @@
 Usage: train_fresh.py MODEL DATA_ROOT START_METHOD WORK_DIR
 """
 import json
-import os
 import sys
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def main():
-    import conftest  # noqa: F401  pins threads
+    import one_thread  # noqa: F401  before torch
+
+    # isort: split
     import torch
     from demo_runs import narrow, small, workers
     from harness import train

@@ -1,4 +1,5 @@
 """A config on V virtual ranks in N forked processes of this warm one: the bits of every rank."""
+from children import join_ranks, silence_output
 from demo_runs import changed
 from harness import Child, digest
 from mmengine.dist import get_rank
@@ -6,7 +7,6 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from ranks import free_port
 
-from dev.children import join_ranks, silence_output
 from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.unwrap import unwrap
 from mmrepro.runs.startup import on_ranks

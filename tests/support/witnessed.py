@@ -4,13 +4,13 @@ import random
 
 import numpy as np
 import torch
-from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseAveragedModel, BaseModel
 from mmengine.registry import DATA_SAMPLERS, DATASETS, HOOKS, METRICS, MODELS
 from mmengine.runner import Runner
 from torch import nn
+from unformatted import Unformatted
 
 
 @DATASETS.register_module(force=True)
@@ -226,7 +226,7 @@ def config(work_dir, epochs=3, **changes):
         return dict(batch_size=4, num_workers=0, dataset=dict(type='Numbers'),
                     sampler=dict(type='DefaultSampler', shuffle=shuffle),
                     collate_fn=dict(type='default_collate'))
-    cfg = Config(dict(
+    cfg = Unformatted(dict(
         model=dict(type='Layers'), work_dir=str(work_dir), log_level='INFO',
         randomness=dict(seed=1, deterministic=True, self_checks=dict(witness=True)),
         train_dataloader=loader(True), train_cfg=dict(by_epoch=True, max_epochs=epochs),

@@ -10,7 +10,7 @@ from harness import ROOT, python
 from launches import EndedTraining, folder_of, stand_in, training_of, write_steps
 from mmengine.config import Config
 
-from mmrepro.demo.shipped_configs import demo_config
+from mmrepro.demo.dataset import demo_config
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.verbs import golden as module
 

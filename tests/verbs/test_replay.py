@@ -17,7 +17,7 @@ from mmengine.config import Config
 from mmrepro.errors import FingerprintError
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.fingerprint.reader import read_run
-from mmrepro.fingerprint.writer import Writer
+from mmrepro.fingerprint.schema import Writer
 from mmrepro.runs.launcher import TrainingFailed
 from mmrepro.verbs.replay import prepare
 

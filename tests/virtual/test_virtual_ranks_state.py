@@ -31,8 +31,8 @@ from mmrepro.distributed import process_state
 from mmrepro.distributed.process_state import LAUNCHED
 from mmrepro.errors import RandomnessError
 from mmrepro.objects.digests import state_digest
-from mmrepro.virtual.cached_ranks import refuse_cached_ranks
 from mmrepro.virtual.gradients import VirtualDataParallel
+from mmrepro.virtual.guards import refuse_cached_ranks
 
 
 @pytest.fixture
@@ -170,12 +170,12 @@ def test_each_rank_has_the_attributes_of_a_class_to_itself(cfg, tmp_path):
     cfg.custom_hooks = [dict(type='AverageOfClass')]
     cfg.randomness.virtual_ranks = dict(memory='separate')  # its rates differ between the ranks
     assert run(cfg, 3, 2, tmp_path / '2') == run(cfg, 3, 1, tmp_path / '1')
-    alone(lambda: process_state.keep_attributes([AverageOfClass()]), 2)
+    alone(lambda: process_state.isolate_class_attributes([AverageOfClass()]), 2)
     assert not process_state._classes
 
 
 def rebound():
-    process_state.keep_attributes([AverageOfClass()])
+    process_state.isolate_class_attributes([AverageOfClass()])
     if dist.get_rank():
         AverageOfClass.average, AverageOfClass.extra = dist.get_rank(), 1
     dist.barrier()

@@ -6,6 +6,7 @@ import multiprocessing
 import pytest
 import schedules
 import torch
+from children import join_ranks
 from demo_runs import changed
 from faults import tiny as tiny_run
 from harness import Child, digest
@@ -16,7 +17,6 @@ from ranks import free_port
 from small_runs import Points
 from virtual_runs import run
 
-from dev.children import join_ranks
 from mmrepro import on_virtual_ranks
 from mmrepro.errors import RandomnessError
 

@@ -98,3 +98,11 @@ def uninstall() -> None:
 def installed() -> tuple[str, ...]:
     """Return the devices for which kernels are installed."""
     return _devices
+
+
+def refuse(operator: str, *args: Any, **kwargs: Any) -> None:
+    """Raise RuntimeError, which names ``operator``."""
+    raise RuntimeError(
+        f'aten::{operator} is refused on CUDA by deterministic mode: torch adds there in the order '
+        'in which threads arrive, and mmrepro does not replace it. Call it on a CPU, as in '
+        'x.cpu(), or set deterministic=False.')

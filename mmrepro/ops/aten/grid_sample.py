@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import gather, sampling
-from .refusal import refuse
+from .dispatch import refuse
 
 # Codes of aten's GridSamplerInterpolation and GridSamplerPadding.
 _BILINEAR = 0

@@ -9,11 +9,12 @@ One row per operator and span of releases. ``torch`` is the behavior of torch on
     good     deterministic
     unknown  no source says; the operator guard reports it where it runs
 
-Rows with a ``target`` are replaced (or refused, by ``refusal``), the others are not; ``why`` is the
-reason. A row named ``module.attribute`` is a *Python override*: torch takes its detour in Python,
-before the dispatcher, so that function is replaced. ``kernel_families.ini`` has what a reason holds
-for by the dozen, as patterns; a test holds every operator of the dispatcher against both, but those
-that are pointwise, views or compositions by torch's own tags. This module does not import torch.
+Rows with a ``target`` are replaced (or refused, by ``dispatch.refuse``), the others are not;
+``why`` is the reason. A row named ``module.attribute`` is a *Python override*: torch takes its
+detour in Python, before the dispatcher, so that function is replaced. ``kernel_families.ini`` has
+what a reason holds for by the dozen, as patterns; a test holds every operator of the dispatcher
+against both, but those that are pointwise, views or compositions by torch's own tags. This module
+does not import torch.
 
 Sources: "documented" is the documentation of ``torch.use_deterministic_algorithms`` (2.13); files
 are of ``aten/src/ATen/native``, read in versions around 2.x, not measured. Spans of releases, in
@@ -31,7 +32,7 @@ import re
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from ..name_lists import read_names
+from ..operator_table import read_names
 
 BEHAVIORS = ('raises', 'silent', 'slow', 'ties', 'good', 'unknown')
 # Spans of releases. 2.0 is the oldest that mmrepro runs on.
@@ -90,10 +91,10 @@ TABLE: tuple[KernelRow, ...] = (
               'SOLO, SOLOv2, HTC, SCNet, PanopticFPN, DyHead, NAS-FCOS, FPG, RTMDet-Ins, CondInst, '
               'BoxInst, YOLACT, Mask2Former, HRFPN, PVT'),
     KernelRow('torch._decomp.decompositions.upsample_bilinear2d_vec', 'slow',
-              'python_overrides:upsample_bilinear',
+              'separable:upsample_bilinear',
               _DETOUR, 'F.interpolate', since=(2, 1), until=(2, 4)),
     KernelRow('torch._decomp.decompositions._upsample_linear_vec', 'slow',
-              'python_overrides:upsample_bilinear', _DETOUR, 'F.interpolate', since=(2, 2)),
+              'separable:upsample_bilinear', _DETOUR, 'F.interpolate', since=(2, 2)),
     KernelRow('_adaptive_avg_pool2d_backward', 'raises', 'separable:adaptive_avg_pool_backward',
               _AXES, 'HTC, SCNet (1x1 outputs are a mean and never get here)'),
     KernelRow('adaptive_max_pool2d_backward', 'raises', 'sums:adaptive_max_pool_backward', _FLAT,
@@ -103,7 +104,7 @@ TABLE: tuple[KernelRow, ...] = (
     KernelRow('replication_pad2d_backward', 'raises', 'separable:pad_backward(replication)', _AXES,
               'CondInst, BoxInst'),
     KernelRow('torch._decomp.decompositions._replication_pad', 'slow',
-              'python_overrides:replication_pad', _DETOUR, 'F.pad(mode="replicate")', since=(2, 1)),
+              'separable:replication_pad', _DETOUR, 'F.pad(mode="replicate")', since=(2, 1)),
     KernelRow('grid_sampler_2d_backward', 'raises', 'grid_sample:grid_sample_backward', _TAPS,
               'Mask2Former, PointRend; Deformable DETR in pure Python'),
     KernelRow('cudnn_grid_sampler_backward', 'silent', 'grid_sample:cudnn_grid_sample_backward',
@@ -123,7 +124,7 @@ TABLE: tuple[KernelRow, ...] = (
               until=(2, 6)),
     KernelRow('cumsum_', 'raises', 'sums:cumsum_', _STEPS, until=(2, 6)),
     # of one dimension: a scan whose blocks take the sums of their neighbors as these arrive
-    *(KernelRow(name, 'silent', f'refusal:refuse({name})', _REFUSED)
+    *(KernelRow(name, 'silent', f'dispatch:refuse({name})', _REFUSED)
       for name in ('cumprod', 'cumprod_', 'cumprod.out', '_logcumsumexp', '_logcumsumexp.out',
                    'adaptive_max_pool3d_backward', 'adaptive_max_pool3d_backward.grad_input')),
     KernelRow('nll_loss2d_forward', 'raises', 'sums:nll_loss2d_forward', 'gathered, then torch.sum',

@@ -1,6 +1,6 @@
-"""Overlaps of boxes: bbox_overlaps, box_iou_rotated, box_iou_quadri.
+"""Overlaps of boxes: bbox_overlaps, box_iou_rotated, box_iou_quadri, and those of NMS.
 
-Semantics are mmcv 2.1.0's (csrc/pytorch/cpu/bbox_overlaps_cpu.cpp, common/
+Semantics are mmcv 2.1.0's (csrc/pytorch/cpu/bbox_overlaps_cpu.cpp, nms.cpp, common/
 box_iou_rotated_utils.hpp). Results are written to the output tensor that mmcv's Python allocates.
 
 Polygons are pairs of tensors (x, y) of shape (K, P): K corners of P polygons. The batch is the last
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_shape
-from .overlaps import TILE
 
+# Elements of a temporary matrix, by device: near the L2 cache on a CPU, few launches on CUDA.
+TILE = {'cpu': 1 << 16, 'cuda': 1 << 23}
 # Pairs of polygons at a time: each takes about a kilobyte of temporaries.
 _PAIRS = {'cpu': 1 << 12, 'cuda': 1 << 18}
 # mmcv's: boxes of less area overlap nothing.
@@ -25,6 +26,40 @@ _NO_AREA = 1e-14
 # Points closer than this share of a set's extent are one point. It is about a thousand times the
 # rounding of float64 and a thousandth of that of float32.
 _GRAIN = 1e-11
+
+
+def columns(boxes: Tensor, offset: int) -> Tensor:
+    """Return x1, y1, x2, y2, area (5, N) of boxes (N, 4), whose sides are longer by ``offset``."""
+    cols = boxes.new_empty((5, len(boxes)))
+    cols[:4] = boxes.T
+    size = (cols[2:4] - cols[:2]).add_(offset)
+    torch.mul(size[0], size[1], out=cols[4])
+    return cols
+
+
+def overlaps(a: Tensor, b: Tensor, offset: int) -> Tensor:
+    """Return intersection over union of columns (5, ...) in float32, broadcast against each other.
+
+    The order of operations is that of mmcv's CPU kernel, and so are the bits.
+    """
+    other = torch.maximum(a[0], b[0])
+    inter = torch.minimum(a[2], b[2]).sub_(other)
+    height = torch.minimum(a[3], b[3]).sub_(torch.maximum(a[1], b[1], out=other))
+    if offset:
+        inter.add_(offset)
+        height.add_(offset)
+    inter.clamp_(min=0).mul_(height.clamp_(min=0))
+    return inter.div_(torch.add(a[4], b[4], out=other).sub_(inter))
+
+
+def exceeds(a: Tensor, b: Tensor, threshold: float, offset: int, equal: bool = False) -> Tensor:
+    """Whether :func:`overlaps` exceed ``threshold`` (or reach it, if ``equal``); NaN does not."""
+    overlap = overlaps(a, b, offset)
+    if overlap.is_cuda:
+        return overlap >= threshold if equal else overlap > threshold
+    # NumPy compares floats six times faster than torch
+    compare = np.greater_equal if equal else np.greater
+    return torch.from_numpy(compare(overlap.numpy(), np.float32(threshold)))
 
 
 def _check_pair(operator: str, boxes1: Tensor, boxes2: Tensor, ious: Tensor, width: int,

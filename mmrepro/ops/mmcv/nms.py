@@ -1,20 +1,183 @@
-"""Non-maximum suppression: nms, nms_rotated, nms_quadri, nms_match.
+"""Non-maximum suppression: nms, nms_rotated, nms_quadri, nms_match, softnms.
 
 Semantics are mmcv 2.1.0's CPU kernels (csrc/pytorch/cpu/nms*.cpp), on every device: the overlap is
 ``inter / (area_a + area_b - inter)`` in float32, so CPU and CUDA keep the same boxes. (mmcv's CUDA
 kernel compares ``inter > threshold * union``, which can differ in the last bit.) Equal scores are
 broken by lower index, NaN scores come first, and a NaN box neither drops a box nor is dropped.
+
+Every NMS keeps the best box, drops those that conflict with it, and goes on with the next, with its
+own definition of a conflict. The result is unique, so it may be computed in blocks on any device
+(:func:`greedy`) or from a list of conflicting pairs (:func:`greedy_pairs`). On a CPU only boxes
+that are close along both axes are compared (:func:`keep_cpu`): ``batched_nms`` moves boxes of
+different classes apart, and boxes that overlap by more than a threshold have similar left edges.
+
+Soft-NMS lowers the scores of the boxes that the best one overlaps. They have a working order there:
+a chosen box changes positions with the first undecided one, the last box moves to the position of a
+dropped one, and of equal scores the first in this order is chosen.
 """
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_tensor
-from .box_iou import QUADRI, ROTATED, BoxKind, overlap_matrix
-from .greedy_nms import greedy, rank
-from .overlaps import BLOCK, columns, dense_conflicts, keep_cpu
+from .box_iou import QUADRI, ROTATED, TILE, BoxKind, columns, exceeds, overlap_matrix
+
+# The conflicts of boxes (rows) with others (columns), given by rank, as a bool matrix.
+Conflicts = Callable[[Tensor, Tensor], Tensor]
+# On CUDA a round costs microseconds, and looking at its result a synchronization.
+_ROUNDS_PER_LOOK = 8
+
+
+def rank(scores: Tensor) -> Tensor:
+    """Return indices of ``scores`` (N,), best first; equal scores by lower index, NaN first.
+
+    torch sorts NaN above every number, and so do mmcv's kernels.
+    """
+    return torch.sort(scores.detach(), dim=0, descending=True, stable=True).indices
+
+
+def _resolve_rounds(conflicts: Tensor) -> Tensor:
+    """Sweep one block in parallel rounds until the result is stable.
+
+    A round keeps the boxes that no better kept box conflicts with. After r rounds every box whose
+    chain of predecessors is shorter than r is final, so the loop ends with the sequential result.
+    """
+    # a product counts the kept boxes that drop each box: two calls, and exact in any precision
+    better = conflicts.triu(1).t().to(torch.float32)
+    kept = better.new_ones(len(better))
+    while True:
+        for _ in range(_ROUNDS_PER_LOOK):
+            previous, kept = kept, torch.mv(better, kept).eq_(0)
+        if torch.equal(previous, kept):
+            return kept.to(torch.bool)
+
+
+def resolve(conflicts: Tensor) -> Tensor:
+    """Whether each box of a block is kept, (B,) bool, given conflicts (B, B) by rank.
+
+    On a CPU a row is one integer, and a drop one `or`; the diagonal of ``conflicts`` is cleared.
+    """
+    if conflicts.is_cuda:
+        return _resolve_rounds(conflicts)
+    matrix = conflicts.numpy()
+    count = len(matrix)
+    np.fill_diagonal(matrix, False)
+    bits = np.packbits(matrix, axis=1, bitorder='little')
+    dropped = 0
+    data, width = bits.tobytes(), bits.shape[1]
+    for row in np.flatnonzero(bits.any(1)).tolist():
+        if not dropped >> row & 1:
+            later = int.from_bytes(data[row * width:(row + 1) * width], 'little') >> row + 1
+            dropped |= later << row + 1
+    packed = np.frombuffer(dropped.to_bytes((count + 7) // 8, 'little'), np.uint8)
+    stays = ~np.unpackbits(packed, count=count, bitorder='little').astype(bool)
+    return torch.from_numpy(stays)
+
+
+def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int) -> Tensor:
+    """Return ranks of the kept boxes, ascending, on ``device``; rank 0 of ``count`` is the best.
+
+    ``conflicts`` is called with two index tensors, ranks of rows and of columns. Boxes that a block
+    of ``block`` boxes drops do not enter the next, and no matrix is larger than ``block`` x
+    ``count``.
+    """
+    alive = torch.arange(count, device=device)
+    kept = []
+    while alive.numel():
+        head, tail = alive[:block], alive[block:]
+        head = head[resolve(conflicts(head, head))]
+        kept.append(head)
+        if tail.numel():
+            matrix = conflicts(head, tail)
+            # NumPy's reduction is ten times faster than torch's
+            dead = matrix.any(0) if matrix.is_cuda else torch.from_numpy(
+                np.bitwise_or.reduce(matrix.numpy().view(np.uint8), axis=0).view(bool))
+            tail = tail[~dead]
+        alive = tail
+    return torch.cat(kept) if kept else alive
+
+
+def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return ranks of the kept boxes, given all conflicting pairs (``first`` < ``second``)."""
+    by_first = first.argsort(kind='stable')
+    flags = bytearray(b'\1') * count
+    for better, worse in zip(first.take(by_first).tolist(), second.take(by_first).tolist()):
+        if flags[better]:
+            flags[worse] = 0
+    return np.frombuffer(flags, bool).nonzero()[0]
+
+
+# Boxes decided at a time, by device: early drops pay on a CPU, synchronizations cost on CUDA.
+BLOCK = {'cpu': 256, 'cuda': 4096}
+# Close pairs per box from which on blocks are faster: crowds, most of which the first block drops.
+_CLOSE = 32
+# Rounding moves a float32 overlap of at least _LEAST by less than _SLACK of itself.
+_SLACK = 1e-5
+_LEAST = 0.01
+# Smaller areas are not normal float32 numbers, so their rounding is not bounded.
+_TINY_AREA = 1e-30
+
+def dense_conflicts(cols: Tensor, threshold: float, offset: int, equal: bool = False) -> Conflicts:
+    """Return the conflicts of columns (5, N), for :func:`mmrepro.ops.mmcv.nms.greedy`."""
+    def conflicts(rows: Tensor, others: Tensor) -> Tensor:
+        a = cols.index_select(1, rows)[:, :, None]
+        b = cols.index_select(1, others)[:, None]
+        step = max(1, TILE[cols.device.type] // max(1, len(others)))
+        return torch.cat([exceeds(part, b, threshold, offset, equal)
+                          for part in a.split(step, dim=1)])
+
+    return conflicts
+
+
+def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
+    """Return ranks of the kept boxes, given their columns (5, N) by rank, on a CPU."""
+    (x1, y1, x2, y2, area), count = cols.numpy(), cols.shape[1]
+    # all boxes are finite, none is inverted, and rounding is bounded for all
+    ordinary = (np.isfinite(cols.numpy()).all() and (x1 <= x2).all() and (y1 <= y2).all()
+                and ((area == 0) | (area > _TINY_AREA)).all())
+    left = _CLOSE * count if threshold >= _LEAST and ordinary else -1
+    first, second = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for a, b in _close_pairs(cols.numpy(), threshold, offset) if left >= 0 else ():
+        left -= len(a)
+        if left < 0:
+            break
+        boxes, others = (cols.index_select(1, torch.from_numpy(ranks)) for ranks in (a, b))
+        hit = exceeds(boxes, others, threshold, offset).numpy()
+        first.append(np.minimum(a[hit], b[hit]))
+        second.append(np.maximum(a[hit], b[hit]))
+    if left < 0:
+        return greedy(count, dense_conflicts(cols, threshold, offset), cols.device, BLOCK['cpu'])
+    return torch.from_numpy(greedy_pairs(count, np.concatenate(first), np.concatenate(second)))
+
+
+def _close_pairs(cols: np.ndarray, threshold: float, offset: int
+                 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield pairs of ranks that may overlap by more than ``threshold``, a bounded number each.
+
+    An overlap above t needs an overlap above t on each axis; intervals do not overlap that much if
+    the second begins more than (1 - t) lengths of the first to its right.
+    """
+    ranks = cols[0].argsort()
+    x1, y1, x2, y2 = cols[:4, ranks].astype(np.float64)
+    share = 1 - threshold * (1 - _SLACK)
+    lowest = y1 + share * (y2 - y1 + offset)
+    # the next boxes by left edge that are close to each
+    counts = x1.searchsorted(x1 + share * (x2 - x1 + offset), 'right') - np.arange(1, len(x1) + 1)
+    ends = counts.cumsum()
+    cuts = ends.searchsorted(np.arange(TILE['cpu'], ends[-1], TILE['cpu']))
+    for boxes in np.split(np.arange(len(x1)), cuts):
+        count = counts[boxes]
+        first = boxes.repeat(count)
+        second = first + 1 + np.arange(len(first)) - (count.cumsum() - count).repeat(count)
+        near = (y1.take(second) <= lowest.take(first)) & (y1.take(first) <= lowest.take(second))
+        near = near.nonzero()[0]
+        yield ranks.take(first.take(near)), ranks.take(second.take(near))
+
 
 # mmcv's rotated kernels drop a box whose overlap equals the threshold on a CPU, but not on CUDA.
 # With a threshold of 0 that decides about all boxes, so each device keeps its rule.
@@ -122,3 +285,100 @@ def nms_quadri(dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor,
                iou_threshold: float, multi_label: int) -> Tensor:
     """Run :func:`nms_rotated` for quadrilaterals (N, 8) or, with labels, (N, 9)."""
     return _nms_shape('nms_quadri', QUADRI, dets, scores, iou_threshold)
+
+
+# mmcv's codes of methods.
+NAIVE, LINEAR, GAUSSIAN = 0, 1, 2
+
+
+def _decay(overlap: np.ndarray, method: int, threshold: np.float32, sigma: np.float32
+           ) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of overlaps that change a score, and the factors by which they do."""
+    acts = (overlap != 0 if method == GAUSSIAN else overlap >= threshold).nonzero()[0]
+    overlap = overlap[acts]
+    if method == NAIVE:
+        return acts, np.zeros_like(overlap)
+    if method == LINEAR:
+        return acts, np.float32(1) - overlap
+    # rounded from float64: equal to the C library's expf but for one case in thousands
+    exponent = -(overlap * overlap) / sigma
+    return acts, np.exp(exponent, dtype=np.float64).astype(np.float32)
+
+
+def _soft(cols: np.ndarray, scores: np.ndarray, method: int, threshold: np.float32,
+          sigma: np.float32, least: np.float32, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the boxes that stay, in the order in which they are chosen, and their scores."""
+    # by position; with x1 and y1 negated, one minimum gives all corners that meet
+    table = cols.copy()
+    table[:2] *= -1
+    score, box = scores.copy(), np.arange(len(scores))
+    position, count = 0, len(box)
+    while position < count:
+        best = position + _first_best(score[position:count])
+        chosen = table[:, best, None].copy()
+        table[:, best] = table[:, position]  # nobody reads that of a chosen box again
+        for values in (score, box):
+            values[position], values[best] = values[best], values[position]
+        position += 1
+        others = table[:, position:count]
+        meet = np.minimum(others[:4], chosen[:4])
+        size = meet[2:]
+        size += meet[:2]
+        if offset:
+            size += np.float32(offset)
+        np.maximum(size, 0, out=size)
+        inter = size[0] * size[1]
+        overlap = inter / (others[4] + chosen[4] - inter)
+        acts, factors = _decay(overlap, method, threshold, sigma)
+        score[position + acts] *= factors
+        gone = (score[position:count] < least).nonzero()[0]
+        if len(gone):
+            gone += position
+            left = count - len(gone)
+            # the last boxes that stay, from the end, fill the positions of those that are dropped
+            moved = np.setdiff1d(np.arange(left, count), gone)[::-1]
+            for values in (table, score, box):
+                values[..., gone[gone < left]] = values[..., moved]
+            count = left
+    return box[:count], score[:count]
+
+
+def _first_best(score: np.ndarray) -> int:
+    """Return the first index of the greatest score; NaN only if the first score is NaN."""
+    best = int(score.argmax())
+    if np.isnan(score[best]):
+        return 0 if np.isnan(score[0]) else int(np.nanargmax(score))
+    return best
+
+
+def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, sigma: float,
+            min_score: float, method: int, offset: int) -> Tensor:
+    """Lower the scores of overlapped boxes; drop those that fall below ``min_score``.
+
+    Args:
+        boxes: (N, 4) float32 on the CPU, x1 y1 x2 y2. scores: (N,) float32.
+        dets: (N, 5) float32; boxes with their final scores are written to its first K rows.
+        iou_threshold: overlaps of at least this count (methods 0 and 1).
+        sigma: width of the Gaussian (method 2).
+        min_score: boxes whose score falls below it are dropped, except the best of all.
+        method: 0 naive, 1 linear, 2 Gaussian.
+        offset: 0 or 1; widths and heights are ``x2 - x1 + offset``.
+
+    Returns:
+        (K,) int64, in the order of ``dets``.
+    """
+    if boxes.numel() == 0:
+        return torch.empty(0, dtype=torch.long, device=boxes.device)
+    count = boxes.shape[:1]
+    for name, tensor, shape in (('boxes', boxes, (None, 4)), ('scores', scores, count),
+                                ('dets', dets, (*count, 5))):
+        require_tensor('softnms', name, tensor, shape, (torch.float32,))
+        require(not tensor.is_cuda, 'softnms', f'{name} must be on the CPU, {describe(tensor)}')
+    threshold, width, least = map(np.float32, (iou_threshold, sigma, min_score))
+    with np.errstate(all='ignore'):
+        kept, final = _soft(columns(boxes.detach(), offset).numpy(), scores.detach().numpy(),
+                            method, threshold, width, least, offset)
+    chosen = torch.from_numpy(kept)
+    dets[:len(chosen), :4] = boxes.detach()[chosen]
+    dets[:len(chosen), 4] = torch.from_numpy(final)
+    return chosen

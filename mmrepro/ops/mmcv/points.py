@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import gather
 from ..contract import describe, require, require_dtype, require_shape, require_tensor
-from .overlaps import TILE
+from .box_iou import TILE
 
 
 def _grid_of(operator: str, voxel_size: Tensor, coors_range: Tensor, dims: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ..name_lists import read_names
+from ..operator_table import read_names
 
 _DNN = 'oneDNN at AVX2; other types of numbers: a sum of products, element by element'
 _CONV = 'oneDNN at AVX2, also where torch takes an unfolded product for small inputs'

@@ -1,6 +1,6 @@
 """NMS in two kernels: all conflicts as bits, then one sweep over them.
 
-Overlaps are computed as on a CPU (:func:`mmrepro.ops.mmcv.overlaps.overlaps`), operation by
+Overlaps are computed as on a CPU (:func:`mmrepro.ops.mmcv.box_iou.overlaps`), operation by
 operation, so the same boxes are kept. Each box has a row of bits, one for each later box that it
 conflicts with; the sweep processes the boxes in the order of their scores, 32 at a time.
 """
@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..mmcv import nms as plain
-from ..mmcv.greedy_nms import rank
-from ..mmcv.overlaps import columns
+from ..mmcv.box_iou import columns
+from ..mmcv.nms import rank
 
 _WORD = 32
 # Boxes, and so rows of bits, of a program of the first kernel.

@@ -11,7 +11,7 @@ from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from ...data import placement_of
+from ...data import position_of_loader
 from ...data.samplers import plain
 from ...distributed.unwrap import optim_wrappers, takes_closure, unwrap
 from ...errors import ConfigError
@@ -21,8 +21,8 @@ from ...fingerprint.digest import SCHEME, value_digest
 from ...fingerprint.manifest import complete_manifest, write_manifest
 from ...fingerprint.module_recorder import ModuleRecorder
 from ...fingerprint.operator_recorder import OperatorLines
+from ...fingerprint.schema import Writer
 from ...fingerprint.snapshot import Fetched, Snapshot, gradients_of, named_averages, named_state
-from ...fingerprint.writer import Writer
 from ...util.scoped import replaced
 from ...virtual import whole_tensor
 from .self_check import self_checks
@@ -106,7 +106,7 @@ class FingerprintHook(Hook):
         reads = variables.reads()
         if self.manifest is not None and len(reads) != self._reads:
             self._reads = len(reads)
-            complete_manifest(self.manifest, dict(variables=provenance.variables(reads)))
+            complete_manifest(self.manifest, dict(variables=provenance.other_variables(reads)))
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self.record_variables()
@@ -184,8 +184,8 @@ class FingerprintHook(Hook):
             details[schema.BY_NAME] = {state: content.by_name(state) for state in schema.STATES}
         if self.level == 'parameter':
             details[schema.NORMS] = content.floats(schema.NORMS)
-        placement = placement_of(runner.train_dataloader)
-        drawn = placement.current if placement is not None else None
+        loader_position = position_of_loader(runner.train_dataloader)
+        drawn = loader_position.current if loader_position is not None else None
         return dict(iteration=runner.iter, epoch=runner.epoch,
                     batch=dict(positions=_positions(drawn),
                                indices=[*map(plain, drawn or ())] or None,

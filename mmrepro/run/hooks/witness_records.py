@@ -26,7 +26,7 @@ from ...distributed.unwrap import named_hooks, optim_wrappers, unwrap
 from ...facts.known_hooks import WATCHES, plays
 from ...fingerprint import schema
 from ...fingerprint.digest import SCHEME, hex_of, value_digest
-from ...fingerprint.writer import Writer
+from ...fingerprint.schema import Writer
 from ...objects.digests import state_digest
 from ...objects.walks import CONTAINERS, PLAIN, Walk, direct_references, indirect_references
 from ...selfcheck.witness_verdict import FILE, ITEMS, PREDICTIONS, TRUNCATED

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from mmcv.ops import batched_nms, nms, nms_match, soft_nms
 
 from mmrepro import ops
-from mmrepro.ops.mmcv import greedy_nms, overlaps
 from mmrepro.ops.mmcv import nms as kernels
 
 pytestmark = pytest.mark.usefixtures('torch_operators')
@@ -96,19 +95,19 @@ def test_nms_is_the_definition_with_ties_by_index(count, seed, threshold, offset
 def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
     for crowd, (size, room) in CROWDS.items():
         boxes, scores = draw(400, 3, size, room)
-        cols = overlaps.columns(boxes[greedy_nms.rank(scores)], 0)
+        cols = kernels.columns(boxes[kernels.rank(scores)], 0)
         device = cols.device
         expected = naive_nms(boxes, scores, 0.4)
-        conflicts = overlaps.dense_conflicts(cols, float(np.float32(0.4)), 0)
-        found = {'blocks': greedy_nms.greedy(400, conflicts, device, 64),
-                 'one block': greedy_nms.greedy(400, conflicts, device, 400)}
+        conflicts = kernels.dense_conflicts(cols, float(np.float32(0.4)), 0)
+        found = {'blocks': kernels.greedy(400, conflicts, device, 64),
+                 'one block': kernels.greedy(400, conflicts, device, 400)}
         for name, close in (('listed', 400), ('dense', 0)):
-            monkeypatch.setattr(overlaps, '_CLOSE', close)
-            found[name] = overlaps.keep_cpu(cols, float(np.float32(0.4)), 0)
-        monkeypatch.setattr(greedy_nms, 'resolve', greedy_nms._resolve_rounds)
-        found['rounds'] = greedy_nms.greedy(400, conflicts, device, 64)
+            monkeypatch.setattr(kernels, '_CLOSE', close)
+            found[name] = kernels.keep_cpu(cols, float(np.float32(0.4)), 0)
+        monkeypatch.setattr(kernels, 'resolve', kernels._resolve_rounds)
+        found['rounds'] = kernels.greedy(400, conflicts, device, 64)
         monkeypatch.undo()
-        order = greedy_nms.rank(scores)
+        order = kernels.rank(scores)
         for name, kept in found.items():
             assert order[kept].tolist() == expected, (crowd, name)
 
@@ -120,7 +119,7 @@ def test_conflicts_are_settled_in_rounds():
     sweep[1, 0] = sweep[1, 2] = True
     every_other = [i % 2 == 0 for i in range(101)]
     for conflicts, kept in ((chain, every_other), (sweep, [True, True, False])):
-        for settle in (greedy_nms.resolve, greedy_nms._resolve_rounds):
+        for settle in (kernels.resolve, kernels._resolve_rounds):
             assert settle(conflicts.clone()).tolist() == kept
 
 

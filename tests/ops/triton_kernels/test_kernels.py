@@ -211,7 +211,7 @@ def test_nms_at_the_threshold_to_the_last_bit(interpreted):
     heights = torch.linspace(0.1, 9.9, 400)
     box = torch.stack((torch.zeros(400), torch.zeros(400), torch.full((400,), 7.3), heights), 1)
     base = torch.tensor([[0., 0, 7.3, 10.]])
-    from mmrepro.ops.mmcv.overlaps import columns, overlaps
+    from mmrepro.ops.mmcv.box_iou import columns, overlaps
     found = 0
     for i in range(0, 400, 26):
         pair = torch.cat((base, box[i:i + 1]))

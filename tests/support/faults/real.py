@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import mmdet
+import mmengine
+import torch
 
 from mmrepro.fingerprint.records import useful_calls
 from mmrepro.localise.diagnosis import Diagnosis
@@ -168,9 +173,13 @@ def search(name, root):
     return dict(json.loads(done.stdout), exit_code=done.returncode)
 
 
+def versions():
+    return (f'torch {torch.__version__}, mmengine {mmengine.__version__}, mmdet '
+            f'{mmdet.__version__}, Python {platform.python_version()}')
+
+
 def row_of(name, found):
     """Return a row of the table: what was named, and in ``wrong`` what should have been."""
-    from faults.results import versions
     fault = FAULTS[name]
     outcome = found if fault.command[0] == 'localise' else found.get('localise')
     finding = (outcome or {}).get('finding')
@@ -190,8 +199,9 @@ def row_of(name, found):
 
 
 def _wrong(expect, finding, exit_code):
-    finding = {key: tuple(map(tuple, value)) if key == 'stack' else tuple(value) if isinstance(
-        value, list) else value for key, value in finding.items()}
+    finding = {key: tuple(value) if isinstance(value, list) else value
+               for key, value in finding.items()}
+    finding['stack'] = tuple(map(tuple, finding['stack']))
     if expect is None:
         return [f'nothing was planted that matters: {finding}']
     text = Diagnosis(**finding).text()

@@ -1,12 +1,9 @@
 """The tables of outcomes, docs/results/planted_faults.{json,md}: every fault that is searched for
 writes its row."""
 import json
-import platform
 from pathlib import Path
 
-import mmdet
-import mmengine
-import torch
+from faults.real import FAULTS, versions
 
 HEAD = '''# Planted faults, and what `mmrepro localise` reports
 
@@ -34,11 +31,6 @@ command varies. Written by
 '''
 
 
-def versions():
-    return (f'torch {torch.__version__}, mmengine {mmengine.__version__}, mmdet '
-            f'{mmdet.__version__}, Python {platform.python_version()}')
-
-
 def add(folder, name, fault, found):
     ranks = f', {fault.ranks} ranks' if fault.ranks > 1 else ''
     write(folder, name, dict(
@@ -56,13 +48,12 @@ def write(folder, name, row):
     rows = json.loads(path.read_text()) if path.exists() else {}
     rows = dict(sorted({**rows, name: row}.items()))
     path.write_text(json.dumps(rows, indent=1) + '\n')
-    from faults.real import FAULTS as real
     text = ''
     for head, line, chosen in ((HEAD, _line, False), (REAL, _real_line, True)):
         some = {key: one for key, one in rows.items() if ('command' in one) == chosen}
         if some:
             text += head.format(
-                count=len(some), waiting=len(set(real) - set(some)),
+                count=len(some), waiting=len(set(FAULTS) - set(some)),
                 right=sum(one.get('right', True) for one in some.values()),
                 versions='; '.join(sorted({one['versions'] for one in some.values()})))
             text += ''.join(map(line, some, some.values()))

@@ -4,13 +4,13 @@ import random
 import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
-from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseDataPreprocessor, BaseModel
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, TRANSFORMS
 from torch import nn
+from unformatted import Unformatted
 
 ITERATIONS = 4  # an epoch of tiny()
 
@@ -154,7 +154,7 @@ def validating_and_saving(work_dir):
 
 
 def tiny(work_dir, **changes):
-    return Config(dict(
+    return Unformatted(dict(
         model=dict(type='Tiny', data_preprocessor=dict(type='TinyPreprocessor')),
         work_dir=str(work_dir), experiment_name='tiny',
         train_dataloader=dict(

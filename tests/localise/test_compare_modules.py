@@ -12,7 +12,7 @@ import torch
 from command import exit_code
 from harness import ROOT, Child
 
-from mmrepro.localise import module_trace
+from mmrepro.localise import compare_modules
 
 SUPPORT = Path(__file__).parents[1] / 'support'
 CONFIG = '''
@@ -40,14 +40,14 @@ def folder(tmp_path, monkeypatch):
 def forked(monkeypatch):
     """Run the model in forks of this process, which saves the imports of fresh ones."""
     def run(job):
-        sys.argv = [module_trace.SCRIPT, json.dumps(job)]
-        runpy.run_path(str(ROOT / module_trace.SCRIPT), run_name='__main__')
+        sys.argv = [compare_modules.SCRIPT, json.dumps(job)]
+        runpy.run_path(str(ROOT / compare_modules.SCRIPT), run_name='__main__')
 
     def record(python, job):
         Child(run, job).result()
-        return module_trace.load(job['out'])
+        return compare_modules.load(job['out'])
 
-    monkeypatch.setattr(module_trace, '_record', record)
+    monkeypatch.setattr(compare_modules, '_record', record)
 
 
 def planted(**changes):
@@ -101,7 +101,8 @@ def test_a_difference_within_the_tolerance_is_said_to_be_one(capsys, monkeypatch
     code, verdict, *_ = traced(capsys, *words)
     assert code == 0 and 'are at most ' in verdict
     # beyond the tolerance, without a step at any module
-    monkeypatch.setattr(module_trace, '_first_difference', lambda a, b, tolerance: (None, 24, .5))
+    monkeypatch.setattr(compare_modules, '_first_difference',
+                        lambda a, b, tolerance: (None, 24, .5))
     code, verdict, *_ = traced(capsys, *words)
     assert code == 1 and verdict == (
         'DIFFERENT: no module stands out: it grows from module to module, up to 0.5')

@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mmrepro import seeds
-from mmrepro.localise import exported
+from mmrepro.localise import compare_onnx
 
 SIZE = 128
 
@@ -134,7 +134,7 @@ def test_the_node_with_a_planted_weight_is_named_with_its_module(
 def test_detections_are_compared_as_boxes_scores_and_labels(
         detector, change, code, text, tmp_path, capsys, monkeypatch):
     config, weights, _ = detector
-    monkeypatch.setattr(exported, 'SCORE', 0.)  # weights that have not been trained find little
+    monkeypatch.setattr(compare_onnx, 'SCORE', 0.)  # weights that have not been trained find little
     export(config, weights, tmp_path / 'model.onnx', partial(Detections, change=change),
            output_names=['dets', 'labels'])
     got, said = asked(capsys, '--onnx', tmp_path / 'model.onnx', config, weights)
@@ -151,7 +151,8 @@ def test_scopes_in_the_metadata_count_where_names_say_nothing(detector, tmp_path
         *scope, name = node.name.replace('/model/', '').split('/')
         if node in nodes:
             entry = node.metadata_props.add()  # as torch.onnx.export(dynamo=True) writes it
-            entry.key, entry.value = exported.SCOPES, str(['', 'model.' + '.'.join(scope), name])
+            entry.key = compare_onnx.SCOPES
+            entry.value = str(['', 'model.' + '.'.join(scope), name])
         node.name = f'node_{number}'
     onnx.save(model, tmp_path / 'other.onnx')
     code, said = asked(capsys, '--onnx', tmp_path / 'other.onnx', config, weights)

@@ -16,13 +16,13 @@ from .. import seeds
 from ..checkpoint.files import load
 from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, MissingPackageError, RunError
 from ..objects.nested import tensors
+from ..report.compare import MAX_ROWS
 from ..report.report import Report
 from ..report.table import Table
-from ..report.tolerance import MAX_ROWS
 from ..runs.config_files import config_of
 from ..util.text import listed
 from .batch import compare_detections, padded_batch
-from .module_outputs import distance, first_apart, recorded_outputs, sample_of
+from .compare_modules import distance, first_apart, recorded_outputs, values_of
 
 TOLERANCE, SCORE = 1e-3, 0.3  # relative difference; detections count from this score on
 DETECTIONS = ['dets', 'labels']  # outputs of mmdeploy, configs/mmdet/_base_/base_static.py
@@ -30,7 +30,7 @@ SHAPE = 1, 3, 320, 320  # of an input whose shape the file leaves open
 SCOPES = 'pkg.torch.onnx.name_scopes'  # metadata of nodes, by torch.onnx.export(dynamo=True)
 
 
-def exported(path: str, config: str, checkpoint: str, *, image: str | None = None,
+def compare_onnx(path: str, config: str, checkpoint: str, *, image: str | None = None,
              tolerance: float | None = None) -> Report:
     """Give an ONNX model and its original one input, and compare the output of every node.
 
@@ -231,4 +231,4 @@ def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the relative distance of two tensors."""
-    return distance(sample_of(a), sample_of(b))
+    return distance(values_of(a), values_of(b))

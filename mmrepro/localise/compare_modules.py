@@ -1,4 +1,4 @@
-"""Run one batch through two models and name the first module whose output differs."""
+"""Compare two models module by module: one batch, and the first module whose output differs."""
 from __future__ import annotations
 
 import glob
@@ -9,43 +9,46 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
+import numpy as np
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from ..checkpoint.files import load
 from ..errors import DIFFERENT, DONE, ConfigError, RunError
 from ..facts.collect import read_settings
+from ..objects.nested import tensors
+from ..report.compare import MAX_ROWS, relative
 from ..report.report import Report
 from ..report.stock_runs import facts_of
 from ..report.table import Table
-from ..report.tolerance import MAX_ROWS
 from ..runs.config_files import find_config, shipped
 from ..runs.launcher import LOG_TAIL
 from ..util.text import listed
-from .module_outputs import Sample, compare_tensors, distance, first_apart
 
 SCRIPT = 'tools/record_modules.py'  # it imports nothing of mmrepro
 TOLERANCE = 1e-5  # between environments, where kernels round differently; within one, 0
 GROWTH = 10.  # rounding grows from module to module, but by no such factor in one
 
 
-class Event(NamedTuple):
+class ModuleRecord(NamedTuple):
     """What a module was given, or what it returned. The first four fields say which."""
     mode: str  # of the model
     module: str  # path; '' for the model
     call: int  # number of the call of the module in this mode
     end: str  # 'in' or 'out'
     kind: str  # class of the module
-    samples: list[Sample]
+    samples: list[TensorValues]
 
     def where(self) -> str:
         return f'{self.module or "(model)"} ({self.kind}; mode {self.mode}, call {self.call})'
 
 
-def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None = None,
-          tolerance: float | None = None, say: Callable[[str], None] = lambda text: None) -> Report:
+def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: str | None = None,
+          tolerance: float | None = None,
+          on_progress: Callable[[str], None] = lambda text: None) -> Report:
     """Give two models the same weights and batch, on the CPU, and compare the output of every
     module.
 
@@ -68,9 +71,9 @@ def trace(a: str, b: str, *, checkpoint: str | None = None, python: str | None =
             content = load(checkpoint)
             job['weights'] = os.path.join(folder, 'weights')
             torch.save(content.get('state_dict', content), job['weights'])
-        say(f'A: {configs[0]}, weights: {checkpoint or "initial"}')
+        on_progress(f'A: {configs[0]}, weights: {checkpoint or "initial"}')
         first = _record(sys.executable, job)
-        say(f'B: {configs[1]}, with {python or "the same Python"}')
+        on_progress(f'B: {configs[1]}, with {python or "the same Python"}')
         second = _record(python or sys.executable, dict(
             config=configs[1], out=files[1], given=files[0], imports=[] if python else ['mmrepro']))
     notes = [f'{name}: weights that do not fit: {listed(recording["notes"], 4)}' for name, recording
@@ -118,12 +121,12 @@ def _record(python: str, job: dict[str, Any]) -> Any:
     return load(job['out'])
 
 
-def _events(recording: Any) -> list[Event]:
-    return [Event._make((*key, kind, [Sample(*sample) for sample in samples]))
+def _events(recording: Any) -> list[ModuleRecord]:
+    return [ModuleRecord._make((*key, kind, [TensorValues(*sample) for sample in samples]))
             for key, kind, samples in recording['events']]
 
 
-def _first_difference(a: Sequence[Event], b: Sequence[Event], tolerance: float
+def _first_difference(a: Sequence[ModuleRecord], b: Sequence[ModuleRecord], tolerance: float
                       ) -> tuple[str | None, int, float]:
     """Return what differs first, how many inputs and outputs agree, and their largest distance."""
     others = {event[:4]: event for event in b}
@@ -139,14 +142,14 @@ def _first_difference(a: Sequence[Event], b: Sequence[Event], tolerance: float
     return text, found.before, found.largest
 
 
-def _distance(a: Event, b: Event | None) -> float:
+def _distance(a: ModuleRecord, b: ModuleRecord | None) -> float:
     """Return the largest distance of the tensors of two events; infinite where one has none."""
     if b is None or len(a.samples) != len(b.samples):
         return math.inf
     return max(map(distance, a.samples, b.samples), default=0.)
 
 
-def _place(events: Sequence[Event], number: int, kind_b: str) -> str:
+def _place(events: Sequence[ModuleRecord], number: int, kind_b: str) -> str:
     """Say which input or output differs first; of an input, which code it comes from."""
     event = events[number]
     if event.end == 'out':
@@ -161,7 +164,7 @@ def _place(events: Sequence[Event], number: int, kind_b: str) -> str:
             f'{events[number - 1].module or "its start"}')
 
 
-def _how_far(event: Event, other: Event) -> str:
+def _how_far(event: ModuleRecord, other: ModuleRecord) -> str:
     """Say how far the tensors of two events are apart; of several, the farthest."""
     pairs = [*zip(event.samples, other.samples)]
     reshaped = [pair for pair in pairs if pair[0].shape != pair[1].shape]
@@ -184,3 +187,106 @@ def _outcomes(name: str, a: dict[str, Any], b: dict[str, Any]) -> Table:
 
     return Table(('', 'A', 'B'), [(key, text(a.get(key)), text(b.get(key))) for key in {**a, **b}],
                  name.capitalize(), shown=MAX_ROWS, rest='more')
+
+
+ROUNDING = 8 * torch.finfo(torch.float32).eps  # of a relative difference: units in the last place
+
+
+def recorded_outputs(run: Callable[[], Any], paths: Mapping[Any, str]
+                     ) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
+    """Return what ``run`` returns, and path and output of the modules in the order of calls."""
+    records: list[tuple[str, torch.Tensor]] = []
+
+    def keep(module: Any, args: Any, result: Any) -> None:
+        if module in paths:  # clones, because an operator may write to an output later
+            records.extend((paths[module], tensor.clone()) for tensor in tensors(result))
+
+    with torch.no_grad(), register_module_forward_hook(keep):
+        return run(), records
+
+
+class ValueDifference(NamedTuple):
+    """The difference of two tensors of one shape."""
+    elements: int  # number of elements whose bits differ
+    of: int  # number of all elements
+    largest: float  # largest absolute difference; NaNs do not count
+    relative: float  # the largest difference over the largest magnitude
+    first: tuple[int, ...]  # index of the first element that differs
+    a: float  # its values
+    b: float
+
+    def text(self) -> str:
+        text = (f'{self.elements} of {self.of} elements differ, by at most {self.largest:.3g} '
+                f'({self.relative:.2g} of the largest value); the first is at {list(self.first)}: '
+                f'{self.a!r} / {self.b!r}')
+        return text + ('; a rounding difference' if 0 < self.relative < ROUNDING else '')
+
+
+def compare_tensors(a: torch.Tensor, b: torch.Tensor) -> ValueDifference | None:
+    """Compare two tensors of one shape and type; None when their bytes agree."""
+    if a.numel() == 0:
+        return None
+    shape = a.shape
+    a, b = (t.clone(memory_format=torch.contiguous_format).view(-1) for t in (a, b))
+    bytes_a, bytes_b = (t.view(torch.uint8).view(t.numel(), -1) for t in (a, b))
+    differ = (bytes_a != bytes_b).any(1)
+    if not differ.any():
+        return None
+    first = int(differ.nonzero()[0])
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    distance = (a.to(wide) - b.to(wide)).abs().nan_to_num(0, 0)
+    largest, scale = float(distance.max()), float(a.to(wide).abs().nan_to_num(0, 0).max())
+    index = tuple(map(int, np.unravel_index(first, shape)))
+    return ValueDifference(int(differ.sum()), a.numel(), largest,
+                           largest / scale if scale else largest, index, a[first].item(),
+                           b[first].item())
+
+
+class TensorValues(NamedTuple):
+    """What is kept of a tensor."""
+    shape: tuple[int, ...]
+    norm: float
+    values: torch.Tensor  # elements, in one dimension
+
+
+def values_of(tensor: torch.Tensor) -> TensorValues:
+    """Return all of a tensor, as :func:`distance` compares it."""
+    flat = tensor.detach().double().flatten()
+    return TensorValues(tensor.shape, float(flat.norm()), flat)
+
+
+def distance(a: TensorValues, b: TensorValues) -> float:
+    """Return the relative distance of two samples."""
+    if a.shape != b.shape:
+        return math.inf
+    norms, x, y = relative(a.norm, b.norm), a.values, b.values
+    if not x.numel():
+        return norms
+    gap = torch.where((x == y) | (x.isnan() & y.isnan()), 0., (x - y).abs())
+    scale = float(x.abs().nan_to_num(0, 0, 0).max()) or 1.
+    return max(norms, float((gap / scale).nan_to_num(math.inf).max()))
+
+
+class FirstApart(NamedTuple):
+    """The first place where two models, or two runs of one, are apart by more than rounding."""
+    place: Any  # None: there is none
+    distance: float  # there
+    before: int  # number of places that were compared before it
+    largest: float  # largest distance before it
+
+
+def first_apart(distances: Iterable[tuple[Any, float]], tolerance: float,
+                growth: float = 0.) -> FirstApart:
+    """Find the first place whose distance is more than rounding.
+
+    Args:
+        distances: places and relative distances, in the order of execution.
+        tolerance: largest distance that is rounding.
+        growth: factor by which rounding may grow at one place, over the largest distance so far.
+    """
+    number, largest = 0, 0.
+    for place, apart in distances:
+        if apart > max(tolerance, growth * largest):
+            return FirstApart(place, apart, number, largest)
+        number, largest = number + 1, max(largest, apart)
+    return FirstApart(None, 0., number, largest)

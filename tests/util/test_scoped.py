@@ -1,7 +1,7 @@
 """Objects that are moved to a subclass of their own class."""
 import pytest
 
-from mmrepro.util.class_swap import extend, stock_class
+from mmrepro.util.scoped import extend, stock_class
 
 
 class Counter:
