@@ -10,10 +10,10 @@ Ways that take turns in one run, round by round:
 - *hook*: all of :class:`mmrepro.run.hooks.preempt.PreemptHook`, which also notices steps that a
   rank leaves out
 
-`call` is the mean time in the call, waiting for other ranks included; `over` the time of an
-iteration over stock's, and `cpu` the same of the processor time of all threads: medians over the
-rounds, of the rank with the highest. Where processes share a core, they wait for it inside the call
-as well, and only `cpu` says what the call takes.
+All columns are milliseconds of an iteration over stock's, medians over the rounds, of the rank with
+the highest: `call` is the time in the call, waiting for other ranks and for a core included, `work`
+the processor time of the calling thread in it, `over` the time of the iteration, and `cpu` the
+processor time of all threads. Where processes share a core, `work` says what the call takes.
 """
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from dev.children import Child, join_ranks  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
 WAYS = ('stock', 'pickled', 'flag', 'hook')
-Round = tuple[float, float, float]  # seconds per iteration: all, in the call, of the processor
+COLUMNS = ('over', 'call', 'cpu', 'work')
+Round = tuple[float, float, float, float]  # seconds per iteration, as COLUMNS
 
 
 def measure(rank: int, world: int, port: int, step: float, rounds: int, iterations: int
@@ -71,20 +72,23 @@ def measure(rank: int, world: int, port: int, step: float, rounds: int, iteratio
                 hook.before_train(runner)
             if way in flags and flags[way]._time is not None:
                 flags[way]._time += time.monotonic() - paused[way]  # the other ways ran meanwhile
-            inside, begun, cpu = 0., time.perf_counter(), time.process_time()
+            inside, work, begun, cpu = 0., 0., time.perf_counter(), time.process_time()
             for _ in range(iterations):
-                entered = time.perf_counter()
+                entered, worked = time.perf_counter(), time.thread_time()
                 before[way]()
+                work += time.thread_time() - worked
                 inside += time.perf_counter() - entered
                 wrapper.backward(model(values).sum())
                 time.sleep(step)  # of an accelerator
-                entered = time.perf_counter()
+                entered, worked = time.perf_counter(), time.thread_time()
                 after[way]()
+                work += time.thread_time() - worked
                 inside += time.perf_counter() - entered
                 runner.iter += 1
             total, cpu = time.perf_counter() - begun, time.process_time() - cpu
             if number:  # the first warms up
-                found[way].append((total / iterations, inside / iterations, cpu / iterations))
+                found[way].append((total / iterations, inside / iterations, cpu / iterations,
+                                   work / iterations))
             if way in flags:
                 paused[way] = time.monotonic()
             if way == 'hook' and hook._steps is not None:
@@ -98,13 +102,13 @@ def table(ranks: list[dict[str, list[Round]]]) -> dict[str, Any]:
     """Return milliseconds of the rank with the highest, and ratios to the pickled way."""
     found: dict[str, Any] = {}
     for way in WAYS[1:]:
-        over, cpu = (max(statistics.median(one[column] - stock[column] for one, stock in zip(
-            rank[way], rank['stock'])) for rank in ranks) * 1e3 for column in (0, 2))
-        call = max(statistics.median(one[1] for one in rank[way]) for rank in ranks) * 1e3
-        found[way] = dict(call=call, over=over, cpu=cpu)
+        found[way] = {name: max(
+            statistics.median(one[column] - stock[column]
+                              for one, stock in zip(rank[way], rank['stock']))
+            for rank in ranks) * 1e3 for column, name in enumerate(COLUMNS)}
     for way in WAYS[2:]:
         found[way].update({f'{key}_ratio': found[way][key] / found['pickled'][key]
-                           for key in ('call', 'cpu')})
+                           for key in ('call', 'work')})
     return found
 
 

@@ -153,7 +153,7 @@ def write_content(checkpoint: Mapping[str, Any], filename: str, let_go: Callable
     """
     os.makedirs(os.path.dirname(os.path.abspath(filename)), exist_ok=True)
     with open(filename, 'wb') as file:
-        stream = _Stream(file, let_go)
+        stream: Any = _Stream(file, let_go)
         torch.save(checkpoint, stream)
         if stream.error is not None:
             raise stream.error

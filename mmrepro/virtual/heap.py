@@ -80,3 +80,5 @@ def large_blocks_apart() -> Iterator[None]:
     finally:
         if shared:
             _end_apart()
+        elif _kept_apart:
+            trim()

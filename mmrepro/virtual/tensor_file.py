@@ -52,7 +52,8 @@ class TensorFile:
         if self._map is None or not tensor.numel():
             return tensor
         flat, begin = tensor.contiguous().view(-1), self._end
-        content, done = memoryview(flat.view(torch.uint8).numpy()), 0
+        array: Any = flat.view(torch.uint8).numpy()
+        content, done = memoryview(array), 0
         try:
             while done < len(content):  # through the map, the file would take memory
                 done += os.pwrite(self._file.fileno(), content[done:], begin + done)

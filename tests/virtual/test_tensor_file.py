@@ -5,7 +5,9 @@ import os
 import pytest
 import torch
 
+from mmrepro.checkpoint import completeness
 from mmrepro.checkpoint.files import write_content
+from mmrepro.errors import CheckpointError
 from mmrepro.virtual import tensor_file
 from mmrepro.virtual.tensor_file import TensorFile
 
@@ -66,3 +68,19 @@ def test_a_checkpoint_has_the_bytes_that_mmengine_writes(tmp_path):
 def test_a_full_disk_is_an_error_and_not_an_abort():
     with pytest.raises(OSError, match='No space left'):
         write_content(dict(w=torch.zeros(1 << 20)), '/dev/full', lambda: None)
+
+
+def test_a_check_of_what_can_be_read_copies_no_tensor(monkeypatch):
+    sizes, save = [], torch.save
+
+    def noted(value, file):
+        save(value, file)
+        sizes.append(len(file.getvalue()))
+
+    monkeypatch.setattr(completeness.torch, 'save', noted)
+    state = torch.nn.Linear(500, 500).state_dict()
+    completeness.check_readable(dict(meta={}, state_dict=state))
+    assert sizes and max(sizes) < 20_000
+    state._metadata['later'] = object()  # what a state dict has beside its items is tried
+    with pytest.raises(CheckpointError, match="checkpoint.*state_dict"):
+        completeness.check_readable(dict(meta={}, state_dict=state))
