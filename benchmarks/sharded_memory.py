@@ -3,6 +3,7 @@
     export MALLOC_MMAP_THRESHOLD_=1048576
     python benchmarks/sharded_memory.py DATA_ROOT [--models NAME ...] [--processes N ...]
     python benchmarks/sharded_memory.py --draw
+    python benchmarks/sharded_memory.py DATA_ROOT --against-ddp [--models NAME ...] [--out FILE]
 
 DATA_ROOT is COCO-format data (`mmrepro demo --data-only`). Four ranks, with one small image each,
 train RetinaNet on one, two and four processes, with ResNet-50 and SGD, and with Swin-B and AdamW.
@@ -15,6 +16,11 @@ Of the process that holds most:
 
 The first command adds its rows to docs/results/sharded_memory.json, the second draws the figure of
 the tutorial from it.
+
+The third compares with DDP, one rank on each of two processes, with default settings and without
+the variable: the peak of the resident memory of a process over what it had before it built the
+model, until the training has ended. That is six iterations, with the steps that are repeated and a
+checkpoint behind the fourth and the last. The two take turns in one run.
 """
 from __future__ import annotations
 
@@ -45,6 +51,14 @@ from mmrepro.runs.launcher import free_port  # noqa: E402
 RESULTS = ROOT / 'docs' / 'results' / 'sharded_memory.json'
 RANKS, ITERATIONS, MEASURED = 4, 3, 2  # the third iteration is not repeated
 MODELS = ('ResNet-50, SGD', 'Swin-B, AdamW')
+AGAINST_DDP = ('Swin-T, AdamW', 'Swin-L, AdamW')
+SWIN = {
+    'Swin-T': dict(embed_dims=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24),
+                   drop_path_rate=0.2),
+    'Swin-B': dict(embed_dims=128, depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32),
+                   drop_path_rate=0.3),
+    'Swin-L': dict(embed_dims=192, depths=(2, 2, 18, 2), num_heads=(6, 12, 24, 48),
+                   drop_path_rate=0.3)}
 MEMORIES = ('shared', 'sharded')
 
 
@@ -73,11 +87,12 @@ class Watch(Hook):
 def settings(model: str, data_root: str) -> Any:
     from virtual_ranks import settings as small
     cfg = small('retinanet_r50_fpn', data_root, ITERATIONS)
-    if model.startswith('Swin-B'):
-        cfg.model.backbone = dict(
-            type='SwinTransformer', embed_dims=128, depths=(2, 2, 18, 2),
-            num_heads=(4, 8, 16, 32), window_size=7, out_indices=(1, 2, 3), drop_path_rate=0.3)
-        cfg.model.neck.update(in_channels=[256, 512, 1024], start_level=0)
+    swin = SWIN.get(model.partition(',')[0])
+    if swin is not None:
+        cfg.model.backbone = dict(type='SwinTransformer', window_size=7, out_indices=(1, 2, 3),
+                                  **swin)
+        cfg.model.neck.update(in_channels=[swin['embed_dims'] * factor for factor in (2, 4, 8)],
+                              start_level=0)
         cfg.optim_wrapper.optimizer = dict(type='AdamW', lr=1e-4, weight_decay=0.05)
     return cfg
 
@@ -111,6 +126,38 @@ def measure(model: str, memory: str, processes: int, data_root: str, folder: str
     found = [child.result(1800) for child in children]
     return dict(model=model, memory=memory, processes=processes, **{
         key: max(one[key] for one in found) for key in ('kept', 'peak')})
+
+
+def train_all(cfg: Any, process: int, port: int) -> int:
+    """Train on one of two processes; return the peak of its resident memory, over the start."""
+    from mmengine.runner import Runner
+    from virtual_ranks import resident
+
+    from mmrepro.runs.startup import on_ranks
+    silence_output()
+    join_ranks(process, 2, port)
+    cfg.launcher = 'pytorch'
+    cfg.env_cfg.dist_cfg = dict(backend='gloo')
+    before = resident('VmRSS')
+    Path('/proc/self/clear_refs').write_text('5')
+    on_ranks(cfg, lambda: Runner.from_cfg(cfg).train())
+    return resident('VmHWM') - before
+
+
+def against_ddp(model: str, data_root: str, folder: str) -> dict[str, Any]:
+    """Return bytes of both processes with DDP and with sharded weights, and the ratio of peaks."""
+    found: dict[str, Any] = dict(model=model, torch=torch.__version__)
+    for way in ('ddp', 'sharded'):
+        cfg, port = settings(model, data_root), free_port()
+        cfg.train_cfg.max_iters = 6
+        cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=4, by_epoch=False)
+        cfg.work_dir = tempfile.mkdtemp(dir=folder)
+        if way == 'sharded':
+            cfg.randomness.virtual_ranks = dict(ranks=2, memory='sharded')
+        children = [Child(train_all, cfg, process, port) for process in range(2)]
+        found[way] = [child.result(3600) for child in children]
+    found['ratio'] = max(found['sharded']) / max(found['ddp'])
+    return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -147,17 +194,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('data_root', nargs='?')
-    parser.add_argument('--models', nargs='+', default=MODELS, choices=MODELS)
+    parser.add_argument('--models', nargs='+', choices=(*MODELS, *AGAINST_DDP))
+    parser.add_argument('--against-ddp', action='store_true')
+    parser.add_argument('--out', help='file for the rows of --against-ddp')
     parser.add_argument('--processes', nargs='+', type=int, default=(1, 2, 4))
     parser.add_argument('--draw', action='store_true')
     args = parser.parse_args()
+    if args.against_ddp:
+        torch.set_num_threads(1)
+        with tempfile.TemporaryDirectory() as folder:
+            found = []
+            for model in args.models or AGAINST_DDP:
+                found.append(against_ddp(model, args.data_root, folder))
+                print(found[-1], flush=True)
+        if args.out:
+            Path(args.out).write_text(json.dumps(found, indent=1) + '\n')
+        return
     rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     if args.data_root:
         if 'MALLOC_MMAP_THRESHOLD_' not in os.environ:  # read when a process starts
             parser.error('export MALLOC_MMAP_THRESHOLD_=1048576 first')
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
-            for model in args.models:
+            for model in args.models or MODELS:
                 for processes in args.processes:
                     for memory in MEMORIES:
                         row = measure(model, memory, processes, args.data_root, folder)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -146,8 +147,11 @@ def _without_tensors(value: Any) -> Any:
     # plain containers only: what a class of its own makes of its contents has to be tried
     if isinstance(value, torch.Tensor) or type(value) is HistoryBuffer:  # large, and data only
         return None
-    if type(value) is dict:
-        return {key: _without_tensors(item) for key, item in value.items()}
+    if type(value) in (dict, OrderedDict):  # a state dict has its metadata in an attribute
+        found = type(value)((key, _without_tensors(item)) for key, item in value.items())
+        for name, content in getattr(value, '__dict__', {}).items():
+            setattr(found, name, content)
+        return found
     if type(value) in (list, tuple):
         return type(value)(_without_tensors(item) for item in value)
     return value

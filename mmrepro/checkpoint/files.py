@@ -13,7 +13,7 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from typing import Any, BinaryIO, Callable
@@ -108,6 +108,55 @@ def remove_partial(folder: str) -> None:
         if name.startswith('.') and name.endswith('.partial'):
             with suppress(OSError):
                 os.remove(os.path.join(folder, name))
+
+
+STRETCH = 64 << 20  # bytes that are written between two calls of `let_go`
+
+
+class _Stream:
+    """A file for ``torch.save``, which may abort the process where a file raises an error."""
+
+    def __init__(self, file: BinaryIO, let_go: Callable[[], None]) -> None:
+        self._file, self._let_go = file, let_go
+        self._count = 0  # bytes since the last call of it
+        self.error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        size = memoryview(content).nbytes
+        try:
+            if self.error is None:
+                self._file.write(content)
+        except OSError as error:
+            self.error = error
+        self._count += size
+        if self._count >= STRETCH:
+            self._count = 0
+            self._let_go()
+        return size
+
+    def flush(self) -> None:
+        pass
+
+
+def write_content(checkpoint: Mapping[str, Any], filename: str, let_go: Callable[[], None],
+                  **options: Any) -> None:
+    """Write what MMEngine's ``save_checkpoint`` writes, without all of the file in memory.
+
+    Args:
+        checkpoint: The content.
+        filename: Of a local file.
+        let_go: Called now and then, for tensors that take memory while they are used.
+        options: Of MMEngine's function; for files that are not local.
+
+    Raises:
+        OSError: as of writing to a file.
+    """
+    os.makedirs(os.path.dirname(os.path.abspath(filename)), exist_ok=True)
+    with open(filename, 'wb') as file:
+        stream: Any = _Stream(file, let_go)
+        torch.save(checkpoint, stream)
+        if stream.error is not None:
+            raise stream.error
 
 
 def replace_with(partial: str, path: str, complete: bool = True) -> None:

@@ -6,10 +6,12 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial as partial_call
 from typing import Any, Callable
 
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.hooks import CheckpointHook
+from mmengine.runner import runner as mmengine_runner
 
 from .. import seeds
 from ..config import RandomnessConfig
@@ -24,7 +26,7 @@ from ..version import __version__
 from ..virtual import gathered_weights
 from . import evaluated, fit, rank_state
 from .completeness import check_readable, lacks, left_out
-from .files import partial_of, replace_with
+from .files import partial_of, replace_with, write_content
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
@@ -137,21 +139,25 @@ class CheckpointWriter:
             save.local = rank_state.local_state(runner, self._missing)
             save.ranks = rank_state.gather(save.local)
         # not kept: it refers to gradients, and may be large
-        with replaced(self, _save=save), gathered_weights(runner):
-            if is_main_process():
-                self._write(save, stock, out_dir, filename, *args, **kwargs)
+        is_local = not ('://' in out_dir or kwargs.get('backend_args')
+                        or kwargs.get('file_client_args'))
+        with replaced(self, _save=save), \
+                gathered_weights(runner, out_dir if is_local else None) as let_go:
+            if is_main_process() and is_local:
+                self._write(save, stock, let_go, out_dir, filename, *args, **kwargs)
+            elif is_main_process():
+                stock(out_dir, filename, *args, **kwargs)
         return save.resumable
 
-    def _write(self, save: _Save, stock: Callable[..., None], out_dir: str, filename: str,
-               *args: Any, **kwargs: Any) -> None:
-        if '://' in out_dir or kwargs.get('backend_args') or kwargs.get('file_client_args'):
-            stock(out_dir, filename, *args, **kwargs)
-            return
+    def _write(self, save: _Save, stock: Callable[..., None], let_go: Callable[[], None],
+               out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
         folder, name = os.path.split(filename)  # filename_tmpl may name a folder
         unfinished = os.path.join(folder, partial_of(name))
         partial = os.path.join(out_dir, unfinished)
         try:
-            stock(out_dir, unfinished, *args, **kwargs)
+            with replaced(mmengine_runner, save_checkpoint=partial_call(
+                    write_content, let_go=let_go)):
+                stock(out_dir, unfinished, *args, **kwargs)
             replace_with(partial, os.path.join(out_dir, filename), save.resumable)
         finally:
             if os.path.exists(partial):

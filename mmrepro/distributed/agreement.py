@@ -243,10 +243,12 @@ class RepeatedFlag:
     """
 
     def __init__(self, interval: int | None = None) -> None:
+        self._alone = get_world_size() == 1  # to ask torch in each iteration takes up to 0.1 ms
         self._fixed = interval
         self._power = 0  # of two: iterations between two exchanges
-        self._asked = self._begun = 0  # iterations, and those before the last exchange began
-        self._time: float | None = None  # when it began
+        self._rest = 0  # iterations before the next exchange begins
+        self._time: float | None = None  # when the last one began
+        self._begin_max: Callable[[list[int]], Finish] | None = None  # of the control in use
         self._finish: Finish | None = None  # of an exchange under way
         self._up = False
 
@@ -258,33 +260,40 @@ class RepeatedFlag:
         Raises:
             RuntimeError: a rank has ended, or has not come in time.
         """
-        if get_world_size() == 1:
+        if self._alone:
             return mine
         if self._finish is not None:
-            finish, self._finish = self._finish, None
-            up, power = finish()
-            self._up, self._power = bool(up), -power
-        if not self._up and self._asked - self._begun >= self._interval or self._asked == 0:
+            self._end(self._finish)
+        if self._rest:
+            self._rest -= 1
+        elif not self._up:
             self._begin(mine)
-        self._asked += 1
         return self._up
 
     @property
     def _interval(self) -> int:
         return 1 << self._power if self._fixed is None else self._fixed
 
+    def _end(self, finish: Finish) -> None:
+        self._finish = None
+        up, power = finish()
+        self._up, self._power = bool(up), -power
+        self._rest = self._interval - 1
+
     def _begin(self, mine: bool) -> None:
         now, power = time.monotonic(), 0
         if self._time is not None:
-            seconds = (now - self._time) / (self._asked - self._begun)
+            seconds = (now - self._time) / self._interval
             # at most twice as many as before: the first iterations say little
             while power <= min(self._power, LONGEST - 1) and seconds * (2 << power) <= WITHIN:
                 power += 1
-        self._time, self._begun = now, self._asked
-        values = [int(mine), -power]
-        if current() is None:
-            self._finish = control().begin_max(values)
-            return
-        tensor = torch.tensor(values, dtype=torch.int8)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        self._finish = tensor.tolist
+        self._time = now
+        if self._begin_max is None:
+            self._begin_max = _begin_max_of_virtual_ranks if current() else control().begin_max
+        self._finish = self._begin_max([int(mine), -power])
+
+
+def _begin_max_of_virtual_ranks(values: list[int]) -> Finish:
+    tensor = torch.tensor(values, dtype=torch.int8)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.tolist

@@ -157,11 +157,12 @@ class StepsTaken:
 
     def __init__(self, wrappers: Iterable[Any]) -> None:
         self._rank, self._key = get_rank(), current()
+        self._wrappers = list(wrappers)
         self._before: int | None = None
         self._counted = True  # losses of this run are counted by its optimizer wrappers
         self._process: _Process | None = None
         if get_world_size() > 1:
-            codes = {vars(cls)['backward'].__code__ for wrapper in wrappers
+            codes = {vars(cls)['backward'].__code__ for wrapper in self._wrappers
                      for cls in type(wrapper).__mro__
                      if hasattr(vars(cls).get('backward'), '__code__')}
             if self._key not in _processes:
@@ -179,22 +180,26 @@ class StepsTaken:
                 del _processes[self._key]
                 process.close()
 
-    def begin(self, count: int, iteration: int) -> None:
+    def _count(self) -> int:
+        """Return the losses that the optimizers have seen, on this rank."""
+        return sum([wrapper._inner_count for wrapper in self._wrappers])
+
+    def begin(self, iteration: int) -> None:
         """Note the steps of this rank before an iteration."""
-        self._before = count
         if self._process is not None:
+            self._before = self._count()
             self._process.now[self._rank] = iteration
 
-    def end(self, count: int, iteration: int) -> None:
+    def end(self, iteration: int) -> None:
         """Compare the steps behind the iteration.
 
         Raises:
             AgreementError: other ranks take a step, or took none; names one of them.
         """
-        without, self._before = count == self._before, None
         process = self._process
         if process is None:
             return
+        without, self._before = self._count() == self._before, None
         if not without:
             self._counted = True
             process.ended(self._rank, iteration, without=False)

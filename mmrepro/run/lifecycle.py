@@ -450,7 +450,7 @@ class RunLifecycle:
         self._observe(runner.logger)
         if self._is_witnessed:
             self.witness.finish(runner, runner.iter)
-        with virtual.gathered_weights(runner):
+        with virtual.gathered_weights(runner, runner.work_dir):
             end = functools.cache(lambda: end_of(runner))
             if is_main_process() and not self.config.uses_stock_streams:
                 runner.logger.info(outcome(runner, end(), [*self._remarks(runner)],

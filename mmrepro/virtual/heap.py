@@ -33,6 +33,10 @@ def _is_shared(scheduler: Any) -> bool:
 
 def share(scheduler: Any) -> None:
     """Let ranks use memory that others have freed: glibc gives every thread a separate arena."""
+    global _kept_apart
+    if _kept_apart:
+        _kept_apart = False
+        _end_apart()
     if _is_shared(scheduler):
         _glibc().mallopt(M_ARENA_MAX, 1)
 
@@ -43,6 +47,23 @@ def trim() -> None:
         _glibc().malloc_trim(0)
 
 
+_kept_apart = False  # large blocks, until ranks of this process begin anew
+
+
+def keep_large_blocks_apart() -> None:
+    """Let large blocks come from the system, and go back at once, from now on: on a CPU only."""
+    global _kept_apart
+    if not has_accelerator() and _glibc() is not None:
+        _kept_apart = True
+        trim()
+        _glibc().mallopt(M_MMAP_THRESHOLD, LARGE)
+
+
+def _end_apart() -> None:
+    _glibc().mallopt(M_MMAP_THRESHOLD, LARGEST)
+    _glibc().mallopt(M_TRIM_THRESHOLD, 2 * LARGEST)
+
+
 @contextmanager
 def large_blocks_apart() -> Iterator[None]:
     """Let large blocks for which the heap has no room come from the system, and go back at once.
@@ -50,7 +71,7 @@ def large_blocks_apart() -> Iterator[None]:
     It takes more time, and the heap does not grow. For steps that are repeated: they are rare, and
     make it grow more than others.
     """
-    shared = _is_shared(current())
+    shared = _is_shared(current()) and not _kept_apart
     if shared:
         trim()
         _glibc().mallopt(M_MMAP_THRESHOLD, LARGE)
@@ -58,5 +79,6 @@ def large_blocks_apart() -> Iterator[None]:
         yield
     finally:
         if shared:
-            _glibc().mallopt(M_MMAP_THRESHOLD, LARGEST)
-            _glibc().mallopt(M_TRIM_THRESHOLD, 2 * LARGEST)
+            _end_apart()
+        elif _kept_apart:
+            trim()

@@ -27,8 +27,9 @@ from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
 from ..errors import RandomnessError
 from ..objects.digests import exact_digest, local_part
-from . import fsdp2, weight_hooks
+from . import fsdp2, heap, weight_hooks
 from .shards import is_sharded, part_of, whole_tensor
+from .tensor_file import TensorFile
 
 # optimizers of torch whose step computes each element from the same element of other tensors
 BY_ELEMENT = ('SGD', 'Adam', 'AdamW', 'NAdam', 'RAdam', 'Adamax', 'Adagrad', 'Adadelta', 'RMSprop',
@@ -148,20 +149,33 @@ class Sharding:
                 value.grad = None
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self, folder: str | None) -> Iterator[Callable[[], None]]:
         """Gather weights and the optimizer's state: rank 0 saves them inside of the block.
 
-        A collective operation. Tensors are gathered one at a time, into the memory of the host.
-        """
-        weights = {id(value): _kept(value) for parameters in self._divided.values()
-                   for value in parameters.values() if is_sharded(value)}
-        states = [{key: _kept(value) for key, value in self._optimizer.state[value].items()}
-                  if value in self._optimizer.state else {}
-                  for group in self._optimizer.param_groups for value in group['params']]
-        if not is_main_process():
-            yield
-            return
+        A collective operation. Tensors are gathered one at a time.
 
+        Args:
+            folder: Where a file may keep them until then; None: the memory of the host does.
+
+        Yields:
+            A function that frees the memory of those that have been read from the file.
+        """
+        weights_of = [value for parameters in self._divided.values()
+                      for value in parameters.values()]
+        states_of = [self._optimizer.state.get(value, {})
+                     for group in self._optimizer.param_groups for value in group['params']]
+        divided = [*weights_of, *(value for state in states_of for value in state.values())]
+        with TensorFile(folder if is_main_process() else None,
+                        filter(is_sharded, divided)) as file:
+            weights = {id(value): _kept(value, file) for value in weights_of if is_sharded(value)}
+            states = [{key: _kept(value, file) for key, value in state.items()}
+                      for state in states_of]
+            with self._shown(weights, states) if is_main_process() else nullcontext():
+                yield file.let_go
+
+    @contextmanager
+    def _shown(self, weights: dict[int, Tensor], states: list[dict[str, Any]]) -> Iterator[None]:
+        """Put whole tensors into state dicts inside the block: weights by id, states by number."""
         def put_weights(module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
             for name, value in module.named_parameters(remove_duplicate=False):
                 if prefix + name in state and id(value) in weights:
@@ -177,12 +191,12 @@ class Sharding:
             yield
 
 
-def _kept(value: Any) -> Any:
-    """Return all of a divided tensor on rank 0, in the memory of the host; others as they are."""
+def _kept(value: Any, file: TensorFile) -> Any:
+    """Return all of a divided tensor on rank 0, in the file; others as they are. Collective."""
     if not is_sharded(value):
         return value
     whole = whole_tensor(value)
-    return whole.cpu() if is_main_process() else None
+    return file.keep(whole.cpu()) if is_main_process() else None
 
 
 def _clip_norm(parameters: list[Any], max_norm: float, norm_type: float = 2.,
@@ -247,6 +261,7 @@ def shard_weights(runner: Any) -> None:
     if fsdp2.remark():
         runner.logger.warning(fsdp2.remark())
     runner.model.sharding = Sharding(runner)
+    heap.keep_large_blocks_apart()  # gathered blocks come and go
     values = list(unwrap(runner.model).parameters())
     kept, total = (sum(map(size, values)) / 1e6 for size in (
         lambda value: local_part(value).numel(), Tensor.numel))
@@ -254,7 +269,11 @@ def shard_weights(runner: Any) -> None:
                        'million, with their gradients and the state of the optimizer')
 
 
-def gathered_weights(runner: Any) -> AbstractContextManager[None]:
-    """Let rank 0 see whole weights in state dicts inside the block; collective if divided."""
+def gathered_weights(runner: Any, folder: str | None
+                     ) -> AbstractContextManager[Callable[[], None]]:
+    """Let rank 0 see whole weights in state dicts inside the block; collective if divided.
+
+    Arguments and value are those of :meth:`Sharding.whole`.
+    """
     sharding = getattr(runner.model, 'sharding', None)
-    return nullcontext() if sharding is None else sharding.whole()
+    return nullcontext(lambda: None) if sharding is None else sharding.whole(folder)

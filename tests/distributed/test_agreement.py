@@ -1,5 +1,6 @@
 """Ranks that differ stop, all of them, for the same reason; ranks that do not come are named."""
 import importlib
+import json
 import os
 import platform
 import sys
@@ -128,13 +129,27 @@ def test_rounds_and_topics_do_not_mix(pool):
 def of_node(rank, world_size, port, cfg, work_dir):
     """Train where the node has a disk of its own: another folder under the same relative path."""
     os.chdir(f'{work_dir}/node{rank}')
+    os.environ.update(json.loads(Path('variables.json').read_text()))
     sys.path.insert(0, os.getcwd())
     importlib.import_module('own_module')
     return as_rank(rank, world_size, port, cfg, work_dir)
 
 
-@pytest.mark.parametrize('what', ['own_module.py', 'images/3.jpg'])
-def test_nodes_with_other_code_or_other_images_stop_before_the_first_step(what, tmp_path):
+# what a node has of its own -> content of the file, and what the refusal names
+ON_A_NODE = {
+    'own_module.py': ('GAIN = 2\n', 'own_module.py: rank 1 on {node} has'),
+    'images/3.jpg': ('2', '3.jpg: rank 1 on {node} has'),
+    'annotations/train.json': (
+        json.dumps(dict(metainfo={}, data_list=[
+            dict(img_path=f'{number}.jpg', value=float(number == 3)) for number in range(8)])),
+        'rank 1: train_annotations: rank 0 has'),
+    'variables.json': ('{"TORCH_BLAS_PREFER_CUBLASLT": "1"}',
+                       "rank 1: env.TORCH_BLAS_PREFER_CUBLASLT: rank 0 has None, rank 1 has '1'"),
+    'own.json': ('{}', None)}  # which nobody reads
+
+
+@pytest.mark.parametrize('what', ON_A_NODE)
+def test_what_differs_on_a_node_is_refused_by_name_before_the_first_step(what, tmp_path):
     """Names and paths are equal on all nodes."""
     for rank in range(2):
         root = write(tmp_path / f'node{rank}')
@@ -142,10 +157,12 @@ def test_nodes_with_other_code_or_other_images_stop_before_the_first_step(what, 
         for number in range(8):
             Path(root, 'images', f'{number}.jpg').write_bytes(b'1')
         Path(root, 'own_module.py').write_text('GAIN = 1\n')
-    Path(root, what).write_bytes(b'2')
+        Path(root, 'variables.json').write_text('{}')
+    content, said = ON_A_NODE[what]
+    Path(root, what).write_text(content)
     cfg = annotated_run(tmp_path / 'work', '.')
     cfg.env_cfg = dict()
-    messages = on_ranks(2, cfg, tmp_path, function=of_node)
-    for message in messages:
-        assert f'{Path(what).name}: rank 1 on {platform.node()} has' in message, message
-    assert not list(tmp_path.glob('work/iter_*'))
+    for message in on_ranks(2, cfg, tmp_path, function=of_node):
+        assert ('AgreementError' in message) == (said is not None), message
+        assert said is None or said.format(node=platform.node()) in message, message
+    assert bool(list(tmp_path.rglob('*.pth'))) == (said is None)

@@ -40,7 +40,7 @@ def asked(rank, world, interval, raised, seconds, store):
     clock = iter(range(1000))
 
     def noted(mine):
-        began.append(flag._asked)
+        began.append(iteration)
         begin(mine)
 
     with mock.patch.object(agreement.time, 'monotonic', lambda: next(clock) * 0.1), \
@@ -84,6 +84,23 @@ def few(rank, world):
 
 def test_few_iterations_exchange_and_none_pickles(pool):
     assert pool.run(few, 3) == [6 + 1 + (512 - 64) // 64] * 3
+
+
+def between(rank, world):
+    """Ask in the iterations between two exchanges, where nothing asks torch or the clock."""
+    flag, nothing = RepeatedFlag(8), mock.Mock(side_effect=AssertionError('costs time'))
+    for _ in range(3):
+        assert not flag.up(False) and not flag.up(False)  # an exchange begins, and ends
+        with mock.patch.object(agreement, 'get_world_size', nothing), \
+                mock.patch.object(agreement, 'control', nothing), \
+                mock.patch.object(agreement.time, 'monotonic', nothing), \
+                mock.patch.object(dist, 'all_reduce', nothing):
+            assert not any(flag.up(False) for _ in range(6))
+    assert not nothing.called
+
+
+def test_iterations_without_an_exchange_ask_nobody(pool):
+    assert pool.run(between, 3) == [None] * 3
 
 
 def large(rank, world, to_all):

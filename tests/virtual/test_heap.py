@@ -43,3 +43,22 @@ def in_ranks(ranks):
 
 def test_a_repeated_step_leaves_the_heap_that_ranks_share_as_it_was():
     assert Child(in_ranks, 2).result() == [False, True] * 2
+
+
+def with_sharded_weights():
+    found = []
+
+    def main():
+        heap.keep_large_blocks_apart()
+        found.append(grows())
+        with heap.large_blocks_apart():  # of a repeated step
+            found.append(grows())
+        found.append(grows())
+
+    on_virtual_ranks(2, main)
+    on_virtual_ranks(2, lambda: found.append(grows()))
+    return found
+
+
+def test_large_blocks_stay_apart_until_ranks_begin_anew():
+    assert Child(with_sharded_weights).result() == [False] * 6 + [True] * 2

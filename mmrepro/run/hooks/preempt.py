@@ -102,12 +102,12 @@ class PreemptHook(Hook):
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._steps is not None:
-            self._steps.begin(_steps_of(runner), runner.iter)
+            self._steps.begin(runner.iter)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
         if self._steps is not None:
-            self._steps.end(_steps_of(runner), runner.iter)
+            self._steps.end(runner.iter)
         if self._asked(self._training):
             self._leave(runner, runner.iter + 1)
 
@@ -156,11 +156,6 @@ def stop_announced(runner: Any) -> bool:
     """Whether a signal has reached this process that announces its end."""
     return any(hook._received is not None for hook in runner.hooks
                if isinstance(hook, PreemptHook))
-
-
-def _steps_of(runner: Any) -> int:
-    """Return the losses that the optimizers have seen, on this rank."""
-    return sum(wrapper._inner_count for wrapper in optim_wrappers(runner.optim_wrapper).values())
 
 
 @contextmanager
