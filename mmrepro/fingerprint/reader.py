@@ -43,6 +43,36 @@ def read_ranks(work_dir: str) -> dict[int, RankLog]:
     return {rank: read_rank(os.path.join(folder, files[rank])) for rank in sorted(files)}
 
 
+class NewLines:
+    """The lines of a file that is being written, each of which is read once.
+
+    Args:
+        path: of a file that need not exist yet.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._begin = path, 0
+
+    def read(self) -> list[bytes]:
+        """Return the whole lines that were written since the last call."""
+        try:
+            with open(self._path, 'rb') as file:
+                file.seek(self._begin)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        end = content.rfind(b'\n') + 1
+        self._begin += end
+        return content[:end].splitlines()
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the new records of a fingerprint file."""
+        for line in self.read():
+            record = parse_json(self._path, line, FingerprintError, {'kind': str})
+            yield checked(self._path, record, FingerprintError,
+                          schema.SHAPES.get(record['kind'], object))
+
+
 def read_run(work_dir: str) -> RecordedRun:
     """Read ``work_dir/mmrepro``; ``work_dir`` may be that folder itself.
 

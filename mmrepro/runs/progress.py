@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
 
+from ..fingerprint.reader import NewLines
 from ..fingerprint.schema import FOLDER, fingerprint_name
 from ..util.text import duration
 from .launcher import PlannedRun, run_all
@@ -56,12 +57,13 @@ def run_with_progress(runs: Sequence[PlannedRun], iterations: int,
                       on_progress: Callable[[str], None], jobs: int = 1) -> None:
     """Train all runs of ``iterations`` each, and report how many are finished when it changes."""
     ended: set[str] = set()
+    counters = {run.name: IterationCounter(run.folder) for run in runs}
     started, last = time.monotonic(), ''
 
     def report() -> None:
         nonlocal last
         counts = {run.name: iterations if run.name in ended else
-                  min(iterations_done(run.folder), iterations) for run in runs}
+                  min(counters[run.name].count(), iterations) for run in runs}
         parts = [f'{name} done' if name in ended else f'{name} {count}/{iterations}'
                  for name, count in counts.items() if count]
         text = f'{len(ended)} of {len(runs)} runs; {", ".join(parts) or "starting"}'
@@ -75,10 +77,14 @@ def run_with_progress(runs: Sequence[PlannedRun], iterations: int,
     run_all(runs, jobs, report, lambda run: ended.add(run.name))
 
 
-def iterations_done(work_dir: str) -> int:
-    """Count the iterations in the fingerprints of a running training."""
-    path = os.path.join(work_dir, FOLDER, fingerprint_name(0))
-    if not os.path.exists(path):
-        return 0
-    with open(path, 'rb') as file:
-        return sum(line.startswith(b'{"kind":"step"') for line in file)
+class IterationCounter:
+    """Counts the iterations in the fingerprints of a running training, as they are written."""
+
+    def __init__(self, work_dir: str) -> None:
+        self._lines = NewLines(os.path.join(work_dir, FOLDER, fingerprint_name(0)))
+        self._count = 0
+
+    def count(self) -> int:
+        """Return the number of iterations until now."""
+        self._count += sum(line.startswith(b'{"kind":"step"') for line in self._lines.read())
+        return self._count

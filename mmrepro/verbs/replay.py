@@ -12,8 +12,8 @@ from ..facts.compatibility import START, FactDifference
 from ..facts.provenance import repeated_environment
 from ..fingerprint.divergence import Divergence, compare_logs, difference_up_to
 from ..fingerprint.manifest import Manifest, compare_manifests, read_manifest
-from ..fingerprint.reader import RankLog, RecordedRun, read_ranks, read_run
-from ..fingerprint.schema import REPEATED
+from ..fingerprint.reader import NewLines, RecordedRun, read_ranks, read_run
+from ..fingerprint.schema import FOLDER, REPEATED, STEP, VAL, fingerprint_name
 from ..report.report import Report
 from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
@@ -99,7 +99,8 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     run = _planned(manifest, work_dir, changes, None if whole else end)
     watched = _Watch(original, manifest, work_dir, end, on_progress, on_differences)
     run_all([run], tick=watched.look)
-    difference = watched.difference or difference_up_to(original.ranks, watched.logs, end)
+    difference = watched.difference or difference_up_to(
+        original.ranks, read_ranks(work_dir), end)
     equal = end if difference is None else difference.iteration
     rank = min(original.ranks) if difference is None else difference.rank
     compared = sum(i < equal for i in original.ranks[rank].steps)
@@ -134,8 +135,10 @@ class _Watch:
         self._end, self._on_progress, self._tell = end, on_progress, on_differences
         self._started, self._said = time.monotonic(), ''
         self.environment: list[FactDifference] | None = None  # None: no manifest is there yet
-        self.logs: dict[int, RankLog] = {}
         self.difference: Divergence | None = None
+        self._new = {rank: NewLines(os.path.join(work_dir, FOLDER, fingerprint_name(rank)))
+                     for rank in original.ranks}
+        self._done = dict.fromkeys(original.ranks, 0)  # iterations, by rank
 
     def look(self) -> bool:
         """Whether what the processes have written so far differs from the original."""
@@ -144,12 +147,27 @@ class _Watch:
                 rows = compare_manifests(self._manifest, read_manifest(self._work_dir))
                 self.environment = [row for row in rows if row.about != START]
                 self._tell(self.environment)
-        self.logs = read_ranks(self._work_dir)
-        self.difference = compare_logs(self._original.ranks, self.logs, self._end)
-        done = min(len(self.logs[rank].steps) if rank in self.logs else 0
-                   for rank in self._original.ranks)
-        text = f'iteration {done} of {self._end}'
+        if self._differs():  # what differs first, of all that was written
+            self.difference = compare_logs(
+                self._original.ranks, read_ranks(self._work_dir), self._end)
+        text = f'iteration {min(self._done.values())} of {self._end}'
         if text != self._said:
             self._said = text
             self._on_progress(f'{time.monotonic() - self._started:4.0f} s  {text}')
         return self.difference is not None
+
+    def _differs(self) -> bool:
+        """Compare what was written since the last look; a replay has one start."""
+        ours, theirs = {}, {}
+        for rank, log in self._original.ranks.items():
+            records = [*self._new[rank].records()]
+            steps = {record['iteration']: record for record in records
+                     if record['kind'] == STEP}
+            vals = [record for record in records if record['kind'] == VAL]
+            self._done[rank] += len(steps)
+            theirs[rank] = log._replace(steps=steps, vals=vals)
+            times = {val['iteration'] for val in vals}
+            ours[rank] = log._replace(
+                steps={number: log.steps[number] for number in steps if number in log.steps},
+                vals=[val for val in log.vals if val['iteration'] in times])
+        return compare_logs(ours, theirs, self._end) is not None

@@ -18,7 +18,7 @@ from mmrepro.facts import provenance
 from mmrepro.facts.compatibility import CHANGES, HARMLESS, MAY
 from mmrepro.facts.training_data import training_data
 from mmrepro.fingerprint.manifest import Manifest, compare_manifests, read_manifest
-from mmrepro.fingerprint.reader import read_rank, read_run
+from mmrepro.fingerprint.reader import NewLines, read_rank, read_run
 from mmrepro.fingerprint.schema import Writer
 
 START = dict(kind='start', format=1, level='step', interval=1, rank=0, world_size=1, scheme=1,
@@ -273,3 +273,15 @@ def test_files_that_are_no_manifest(tmp_path, text, message):
         (tmp_path / 'manifest.json').write_text(text)
     with pytest.raises(FingerprintError, match=f'manifest.json: {message}'):
         read_manifest(str(tmp_path))
+
+
+def test_lines_of_a_growing_file_are_read_once(tmp_path):
+    path = tmp_path / 'fingerprints.rank0.jsonl'
+    lines = NewLines(str(path))
+    assert lines.read() == []  # not written yet
+    path.write_bytes(b'first\nsec')
+    assert lines.read() == [b'first']
+    with open(path, 'ab') as file:
+        file.write(b'ond\n')
+    assert lines.read() == [b'second']
+    assert lines.read() == []
