@@ -87,7 +87,7 @@ extra: collections.Counter = collections.Counter()
 def count_launches() -> None:
     from triton.runtime.jit import JITFunction
 
-    from mmrepro.ops.triton import scatter_kernels
+    from mmrepro.ops.triton import write_kernels
 
     def run(self, *args, **kwargs):
         extra[TRITON] += 1
@@ -99,7 +99,7 @@ def count_launches() -> None:
     triton.default_requirement = lambda: ''
     # what 'auto' chooses once a GPU has run them
     triton.SEEN_ON_GPU = frozenset({*triton.FUSED, triton.WRITES})
-    write = scatter_kernels.write
+    write = write_kernels.write
 
     def written(target, indices, values, unique):
         with uncounted():
@@ -107,7 +107,7 @@ def count_launches() -> None:
         write(copies[0], indices, copies[1], unique)
         with uncounted():
             indexed_writes.stock(target, indices, values)
-    scatter_kernels.write = written
+    write_kernels.write = written
 
 
 @contextlib.contextmanager

@@ -78,12 +78,7 @@ def _calls(dtypes: Sequence[str]) -> Iterator[Any]:
     import torch
 
     from mmrepro.ops import gather
-    from mmrepro.ops.triton import (
-        attention_kernels,
-        nms_kernels,
-        roi_align_kernels,
-        scatter_kernels,
-    )
+    from mmrepro.ops.triton import attention_kernels, nms_kernels, roi_align_kernels, write_kernels
     from mmrepro.util.scoped import replaced
 
     with replaced(gather, scatter_sum=lambda source, row, weight, size: source.new_zeros(
@@ -111,8 +106,8 @@ def _calls(dtypes: Sequence[str]) -> Iterator[Any]:
         index = torch.zeros(40, dtype=torch.int64)
         for dtype in (torch.uint8, torch.float16, torch.float32, torch.int64):
             target = torch.zeros(40, 90, 4, dtype=dtype)
-            scatter_kernels.write(target[0], [index], target[0, :40], False)
-            scatter_kernels.write(target, [index, index], target[0, :40], False)
+            write_kernels.write(target[0], [index], target[0, :40], False)
+            write_kernels.write(target, [index, index], target[0, :40], False)
 
 
 def usage(cubin: bytes) -> dict[str, int]:

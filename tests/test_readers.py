@@ -32,7 +32,7 @@ from mmrepro.facts.collect import collect_facts
 from mmrepro.localise import search
 from mmrepro.runs.config_files import read_config
 from mmrepro.runs.seed_runs import jobs_of
-from mmrepro.verbs.golden import Recipe, check, read_recipes, record
+from mmrepro.verbs.golden import GoldenRecipe, check, read_recipes, record
 from mmrepro.verbs.seeds import metrics_of
 
 MEMORY, PROCESSOR = 1 << 28, 1500  # bytes beyond those of the parent, seconds of a whole row
@@ -120,7 +120,7 @@ def runner(tmp_path_factory):
         for name in ('iter_1.pth', 'iter_3.pth'):
             Path('run', name).unlink()
         shutil.copytree('run', 'twin')
-        record(Recipe('base.py', 4), 'goldens', 'run')
+        record(GoldenRecipe('base.py', 4), 'goldens', 'run')
         for name, text in texts.items():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(text)

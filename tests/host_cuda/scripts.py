@@ -136,9 +136,9 @@ def topk_takes_the_lower_index_as_on_a_cpu():
 @script(**FLAGS, **INTERPRETED)
 def writes_by_index_do_not_sort():
     """In deterministic mode only."""
-    from mmrepro.ops.triton import scatter_kernels
-    write, written = scatter_kernels.write, []
-    scatter_kernels.write = lambda *args: written.append(args) or write(*args)
+    from mmrepro.ops.triton import write_kernels
+    write, written = write_kernels.write, []
+    write_kernels.write = lambda *args: written.append(args) or write(*args)
     values, index = torch.arange(8.).view(4, 2), torch.tensor([3, -6, 0, 3])
 
     def put(device):

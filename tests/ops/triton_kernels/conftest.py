@@ -22,6 +22,7 @@ def interpreted():
         import mmrepro.ops.triton.nms_kernels
         import mmrepro.ops.triton.roi_align_kernels
         import mmrepro.ops.triton.scatter_kernels
+        import mmrepro.ops.triton.write_kernels
         try:
             mmrepro.ops.triton.roi_align_kernels._filters(
                 torch.zeros(1, 1, 2, 2), torch.tensor([[0., 0, 0, 1, 1]]), (1, 1), 1., 1, True)
