@@ -228,7 +228,7 @@ class Witness:
             self._newest = None
         complete = [saved for saved in self._waiting if saved.iteration < done and (
             ends or saved.iteration + RESUMED_ITERATIONS <= done)]
-        is_short = self._is_short or self._each(done) * self._total < SHORT_SECONDS
+        is_short = self._is_short or 0 < self._each(done) * self._total < SHORT_SECONDS
         if not complete or is_short and not ends or not self._has_memory(runner, ends):
             return
         self._waiting = [saved for saved in self._waiting if saved not in complete]
