@@ -13,7 +13,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ from ..fingerprint.schema import FOLDER
 from ..util.text import listed
 from . import witness_verdict
 from .recipe import NotRebuilt, Recipe, recipe_of, with_hooks
-from .witness_process import Result, Start, WitnessProcess, free_memory
+from .witness_process import Result, Saved, Start, WitnessProcess, free_memory, open_saved
 
 MIN_ITERATIONS = 50  # iterations; shorter runs have a witness if one is asked for
 REPEATED_ITERATIONS = 4  # iterations that are trained from the seed
@@ -40,26 +40,6 @@ MAX_OPEN = 3  # checkpoints that wait for memory, and cannot be freed on the dis
 MAX_WAIT = 600.0  # seconds that a run waits at its end for a witness that has begun
 PROGRESS = 10.0  # seconds between two lines while it waits
 POLL = 0.1  # seconds between two looks at a witness while a run waits
-
-
-class _Saved(NamedTuple):
-    """A checkpoint that a witness may resume from."""
-    iteration: int  # that comes next, counted from 0
-    path: str  # of the file; of the open file, where it is local
-    fd: int | None  # keeps a file readable that is removed meanwhile
-    number: int  # of the checkpoints of the run, counted from 1; 0: written for the witness
-
-    def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-
-
-def _opened(path: str, iteration: int, number: int) -> _Saved:
-    """Return a checkpoint whose content stays readable, whatever becomes of its name."""
-    if '://' in path:
-        return _Saved(iteration, path, None, number)
-    fd = os.open(os.path.expanduser(path), os.O_RDONLY)
-    return _Saved(iteration, f'/proc/self/fd/{fd}', fd, number)
 
 
 class Witness:
@@ -92,10 +72,10 @@ class Witness:
         self.not_restored: list[str] = []
         self.notes: list[str] = []
         self._process: WitnessProcess | None = None
-        self._tries: dict[str, _Saved] = {}  # by name of a start of the process
-        self._origin: _Saved | None = None  # from which this run was resumed
-        self._waiting: list[_Saved] = []
-        self._newest: _Saved | None = None  # a checkpoint that does not wait
+        self._tries: dict[str, Saved] = {}  # by name of a start of the process
+        self._origin: Saved | None = None  # from which this run was resumed
+        self._waiting: list[Saved] = []
+        self._newest: Saved | None = None  # a checkpoint that does not wait
         self._count = 0  # of checkpoints
         self._saved_at = 0  # iteration of the last one
         # seconds of processor time: of all witnesses, of one start, of the start of this run
@@ -200,9 +180,9 @@ class Witness:
         """Whether one process tries everything when the run has ended."""
         return 0 < self._total - self._first < MIN_ITERATIONS
 
-    def _readable(self, path: str, iteration: int, number: int) -> _Saved | None:
+    def _readable(self, path: str, iteration: int, number: int) -> Saved | None:
         try:
-            return _opened(path, iteration, number)
+            return open_saved(path, iteration, number)
         except OSError as error:  # a training does not end because of its witness
             self.notes.append(f'{path} was not tried: {error.strerror}')
             return None
@@ -276,27 +256,20 @@ class Witness:
         """Return the seconds of processor time of an iteration, when ``done`` were trained."""
         return (time.process_time() - self._clock) / max(done - self._first, 1)
 
-    def _affordable(self, complete: list[_Saved], done: int, ends: bool) -> list[Start]:
+    def _affordable(self, complete: list[Saved], done: int, ends: bool) -> list[Start]:
         """Return what a witness tries within its share of the processor time of the run.
 
-        While the run trains, checkpoints come before the repetition from the seed, and time for one
-        more is left. What hooks do in an epoch shows at the last checkpoint only, which therefore
-        comes first at the end, and the repetition second. What is left out is closed.
+        While the run trains, checkpoints come before the repetition from the seed. What hooks do in
+        an epoch shows at the last checkpoint only, so that one comes first at the end, and the
+        repetition second. What is left out is closed.
         """
-        each = self._each(done)
-        allowed = FREE_SECONDS + MAX_TIME_SHARE * each * max(self._total, done) - self._spent
-        start = self._cost or self._set_up + REPEATED_ITERATIONS * each  # a guess, for the first
-        count = len(complete) + self._seed_is_due
-        if self._mode is not True:
-            processes = 1 if ends or self._total == 0 else 2
-            count = min(count, int((allowed - processes * self._imports) / max(start, 1e-3))
-                        - processes + 1)
         ordered = sorted(complete, key=lambda saved: saved.iteration)
-        room = max(count, 0)
+        first = len(ordered)
         if ends:
-            ordered = ordered[-1:] + ordered[:-1]
-            room -= self._seed_is_due and room > 1
-        kept, left = ordered[:room], ordered[room:]
+            ordered, first = ordered[-1:] + ordered[:-1], 1
+        room = self._room(len(complete) + self._seed_is_due, done, ends)
+        repeats = self._seed_is_due and room > first
+        kept, left = ordered[:room - repeats], ordered[room - repeats:]
         self._skipped += len(left)
         for saved in left:
             saved.close()
@@ -304,11 +277,23 @@ class Witness:
                        for number, saved in enumerate(kept)}
         starts = [Start(name, saved.iteration, min(saved.iteration + RESUMED_ITERATIONS, done),
                         saved.path) for name, saved in self._tries.items()]
-        if self._seed_is_due and count > len(kept):
+        if repeats:
             origin = None if self._origin is None else self._origin.path
             until = min(self._first + REPEATED_ITERATIONS, done)
             starts.insert(0, Start(REPEATED, self._first, until, origin, other_workers=True))
         return starts
+
+    def _room(self, wanted: int, done: int, ends: bool) -> int:
+        """Return how many of ``wanted`` trainings there is time for."""
+        if self._mode is True:
+            return wanted
+        each = self._each(done)
+        start = self._cost or self._set_up + REPEATED_ITERATIONS * each  # a guess, for the first
+        left = FREE_SECONDS + MAX_TIME_SHARE * each * max(self._total, done) - self._spent
+        left -= self._imports
+        if self._total and not ends:  # one more process is to try the last checkpoint
+            left -= self._imports + start
+        return max(min(wanted, int(left / max(start, 1e-3))), 0)
 
     # ------------------------------------------------------------------------- the verdict
 

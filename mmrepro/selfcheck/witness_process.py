@@ -31,6 +31,26 @@ _OF_LAUNCHERS = ('OMPI_', 'PMI_', 'TORCHELASTIC_')
 _QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
 
 
+class Saved(NamedTuple):
+    """A checkpoint that a witness may resume from."""
+    iteration: int  # that comes next, counted from 0
+    path: str  # of the file; of the open file, where it is local
+    fd: int | None  # keeps a file readable that is removed meanwhile
+    number: int  # of the checkpoints of the run, counted from 1; 0: written for the witness
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+def open_saved(path: str, iteration: int, number: int) -> Saved:
+    """Return a checkpoint whose content stays readable, whatever becomes of its name."""
+    if '://' in path:
+        return Saved(iteration, path, None, number)
+    fd = os.open(os.path.expanduser(path), os.O_RDONLY)
+    return Saved(iteration, f'/proc/self/fd/{fd}', fd, number)
+
+
 class Start(NamedTuple):
     """One training of a witness."""
     name: str

@@ -573,7 +573,7 @@ def test_imports_are_paid_once_for_all_checkpoints_of_a_process(monkeypatch):
                                     starts=[Start('resumed10_0', 10, 12, 'path')])
     made._judge(SimpleNamespace(logger=SimpleNamespace(warning=lambda text: None)))
     # 20 seconds, less 7.5 that were spent and 6 for the imports, are four trainings
-    waiting = [witness._Saved(10 * number, '', None, number) for number in range(6)]
+    waiting = [witness_process.Saved(10 * number, '', None, number) for number in range(6)]
     # the repetition and the newest, where shows what hooks do in an epoch, come before others
     assert [start.begin for start in made._affordable(waiting, 60, ends=True)] == [0, 50, 0, 10]
     # time for one more is left while the run trains
@@ -623,7 +623,7 @@ def _tries(mode, seconds, set_up):
     made = Witness(mode, recipe.Recipe('', {}, [], [], '', {}, None, []))
     made.begin(0, 10_000, '', True, {})
     made._clock, made._set_up = time.process_time() - 100 * seconds, set_up
-    return [start.name for start in made._affordable([witness._Saved(10, 'path', None, 0)], 100,
+    return [start.name for start in made._affordable([witness_process.Saved(10, 'path', None, 0)], 100,
                                                        ends=True)]
 
 
