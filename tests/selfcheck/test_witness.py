@@ -623,8 +623,8 @@ def _tries(mode, seconds, set_up):
     made = Witness(mode, recipe.Recipe('', {}, [], [], '', {}, None, []))
     made.begin(0, 10_000, '', True, {})
     made._clock, made._set_up = time.process_time() - 100 * seconds, set_up
-    return [start.name for start in made._affordable([witness_process.Saved(10, 'path', None, 0)], 100,
-                                                       ends=True)]
+    saved = witness_process.Saved(10, 'path', None, 0)
+    return [start.name for start in made._affordable([saved], 100, ends=True)]
 
 
 def test_the_time_of_witnesses_is_bounded(monkeypatch):
