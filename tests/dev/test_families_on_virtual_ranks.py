@@ -32,9 +32,8 @@ def imported_once():
     gc.unfreeze()
 
 
-@pytest.mark.parametrize('family', [
-    'tood', *(pytest.param(name, marks=pytest.mark.nightly)
-              for name in ('yolox', 'faster_rcnn', 'ssd'))])
+@pytest.mark.nightly  # a minute each; tests/virtual has models of every kind
+@pytest.mark.parametrize('family', FAMILIES)
 def test_the_number_of_processes_does_not_matter(family, photographs, tmp_path):
     width, change = FAMILIES[family]
     (member, ) = zoo.chosen([family])

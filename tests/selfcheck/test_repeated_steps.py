@@ -14,6 +14,8 @@ from mmengine.logging import MessageHub
 from validated_runs import TwoPlayers, settings
 from virtual_runs import run as on_virtual_ranks
 
+import dev.user_setups.steps  # noqa: F401  registers set-ups
+from dev.user_setups.setup import SETUPS
 from mmrepro.selfcheck import forked
 
 pytestmark = pytest.mark.copies
@@ -57,7 +59,7 @@ def test_a_counter_that_reaches_nothing_is_not_blamed(tmp_path):
 
 def test_the_number_of_the_process_is_seen_beside_fingerprints(tmp_path):
     assert 'its bits differ' in stopped(config(
-        tmp_path, 'NumberOfTheProcessInAStep', 1, custom_hooks=[dict(type='FingerprintHook')]))
+        tmp_path, SETUPS['NumberOfTheProcessInAStep'].change, 1, custom_hooks=[dict(type='FingerprintHook')]))
 
 
 @registered
