@@ -58,8 +58,9 @@ def test_a_counter_that_reaches_nothing_is_not_blamed(tmp_path):
 
 
 def test_the_number_of_the_process_is_seen_beside_fingerprints(tmp_path):
+    model = SETUPS['NumberOfTheProcessInAStep'].change
     assert 'its bits differ' in stopped(config(
-        tmp_path, SETUPS['NumberOfTheProcessInAStep'].change, 1, custom_hooks=[dict(type='FingerprintHook')]))
+        tmp_path, model, 1, custom_hooks=[dict(type='FingerprintHook')]))
 
 
 @registered
