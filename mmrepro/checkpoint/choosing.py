@@ -141,13 +141,16 @@ def is_written(folder: str) -> bool:
     owner = os.path.join(folder, OWNER)
     if '://' in folder or os.environ.get(SHARE) == '1' or os.path.realpath(folder) in _owned:
         return False
-    try:
-        with open(owner, 'r+', encoding='utf-8') as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
-    except OSError:  # nobody has trained there, or a file system without locks
+    if not os.path.exists(owner):  # nobody has trained there
         return False
+    file, is_ours = _opened(owner)
+    with file:
+        try:
+            _lock(file, is_ours)
+        except (BlockingIOError, PermissionError):
+            return True
+        except OSError:  # a file system without locks
+            return False
     return False
 
 
@@ -155,8 +158,7 @@ def _locked(folder: str) -> IO[str]:
     os.makedirs(os.path.join(folder, 'mmrepro'), exist_ok=True)
     file, is_ours = _opened(os.path.join(folder, OWNER))
     try:
-        # of the process: its forks (data workers) do not keep it
-        fcntl.lockf(file, (fcntl.LOCK_EX if is_ours else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        _lock(file, is_ours)
     except (BlockingIOError, PermissionError) as error:
         with file:
             file.seek(0)
@@ -186,6 +188,11 @@ def _opened(path: str) -> tuple[IO[str], bool]:
         return open(path, 'a+', encoding='utf-8'), True
     except PermissionError:
         return open(path, encoding='utf-8'), False
+
+
+def _lock(file: IO[str], is_ours: bool) -> None:
+    """Lock a file for this process: its forks (data workers) do not keep the lock."""
+    fcntl.lockf(file, (fcntl.LOCK_EX if is_ours else fcntl.LOCK_SH) | fcntl.LOCK_NB)
 
 
 def _owner(text: str) -> str:

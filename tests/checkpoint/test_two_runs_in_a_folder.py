@@ -10,6 +10,7 @@ from harness import Child
 from mmengine.config import Config
 from small_runs import finish, hook_with, small_run, trained_runner
 
+from mmrepro.checkpoint import choosing
 from mmrepro.errors import WorkDirInUse
 
 
@@ -81,3 +82,24 @@ def test_a_killed_run_leaves_the_folder_to_the_next(workers, tmp_path):
     finish(small_run(tmp_path, resume=True))
     finish(small_run(tmp_path))  # and again, in this process
     assert not list(tmp_path.glob('.*.partial'))
+
+
+def only_read(path, mode='r', **options):
+    """Open a file that belongs to somebody else."""
+    if '+' in mode and path.endswith(choosing.OWNER):
+        raise PermissionError(13, 'Permission denied', path)
+    return open(path, mode, **options)
+
+
+def test_members_of_a_group_train_in_one_folder_after_each_other(tmp_path, monkeypatch):
+    finish(small_run(tmp_path))
+    monkeypatch.setattr(choosing, 'open', only_read, raising=False)
+    assert not choosing.is_written(str(tmp_path))
+    finish(small_run(tmp_path))
+
+
+def test_members_of_a_group_keep_each_other_out(first, tmp_path, monkeypatch):
+    monkeypatch.setattr(choosing, 'open', only_read, raising=False)
+    assert choosing.is_written(str(tmp_path))
+    with pytest.raises(WorkDirInUse, match=f'process {first.process.pid} on '):
+        finish(small_run(tmp_path))
