@@ -166,7 +166,7 @@ class Witness:
             return False
         if is_tried:
             self._waiting.append(saved)
-            if len(self._waiting) > MAX_OPEN and not self._is_short:
+            if len(self._waiting) > MAX_OPEN and not self._is_short(iteration):
                 self._waiting.pop(1).close()  # the first and the newest ones are kept
                 self._skipped += 1
             return True
@@ -175,10 +175,10 @@ class Witness:
         self._newest = saved
         return iteration + since >= self._total  # no other follows in time; or nobody knows
 
-    @property
-    def _is_short(self) -> bool:
-        """Whether one process tries everything when the run has ended."""
-        return 0 < self._total - self._first < MIN_ITERATIONS
+    def _is_short(self, done: int) -> bool:
+        """Whether one process tries everything at the end, as far as ``done`` iterations tell."""
+        return 0 < self._total - self._first < MIN_ITERATIONS or (
+            0 < self._each(done) * self._total < SHORT_SECONDS)
 
     def _readable(self, path: str, iteration: int, number: int) -> Saved | None:
         try:
@@ -208,8 +208,9 @@ class Witness:
             self._newest = None
         complete = [saved for saved in self._waiting if saved.iteration < done and (
             ends or saved.iteration + RESUMED_ITERATIONS <= done)]
-        is_short = self._is_short or 0 < self._each(done) * self._total < SHORT_SECONDS
-        if not complete or is_short and not ends or not self._has_memory(runner, ends):
+        if not complete or self._is_short(done) and not ends:
+            return
+        if not self._has_memory(runner, ends):
             return
         self._waiting = [saved for saved in self._waiting if saved not in complete]
         starts = self._affordable(complete, done, ends)
