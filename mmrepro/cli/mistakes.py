@@ -11,6 +11,7 @@ from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.runner import BaseLoop, Runner
 
 from ..data.data_errors import summary, where_raised
+from ..distributed.unwrap import unwrap
 from ..errors import ConfigError, MissingDataError, MMReproError, TrainingError
 from ..facts.collect import flatten
 from ..runs.reduction import missing_file
@@ -39,6 +40,9 @@ _BUILDERS = dict(
 _PARTS = ((BaseLoop, 'train_cfg'), ((BaseMetric, Evaluator), 'val_evaluator'))
 # messages that say no more than that a number of a class is too large
 _CLASSES = re.compile('num_classes|out of bounds|out of range|device-side assert')
+# what torch says where the output of a layer does not fit the next one
+_SHAPES = re.compile('expected input|size of tensor|cannot be multiplied|should contain|'
+                     'normalized_shape|must match|invalid for input of size')
 
 
 def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | None:
@@ -63,7 +67,21 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
     if any(frame.f_code.co_name == 'pretty_text' for frame in _frames(error)):
         return _not_text(cfg)
     return (_of_runner(cfg, error) or _of_package(cfg, error) or _of_hook(cfg, error)
-            or _of_classes(runner, error))
+            or _of_classes(runner, error) or _of_shapes(runner, error))
+
+
+def _of_shapes(runner: Any, error: Exception) -> ConfigError | None:
+    """Return which layer of a library's the output of the layer before does not fit."""
+    if (runner is None or not isinstance(error, RuntimeError) or not _SHAPES.search(str(error))
+            or not _is_in_library(error)):
+        return None
+    names = {id(module): name for name, module in unwrap(runner.model).named_modules()}
+    owners = (frame.f_locals.get('self') for frame in reversed(_frames(error)))
+    owner = next((one for one in owners if names.get(id(one))), None)
+    if owner is None:
+        return None
+    return ConfigError(f'model.{names[id(owner)]} ({type(owner).__name__}) does not fit what the '
+                       f'layer before it returns: {summary(error)} ({where_raised(error)})')
 
 
 def _of_classes(runner: Any, error: Exception) -> TrainingError | None:

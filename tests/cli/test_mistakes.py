@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import torch
+from demo_runs import small
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS
@@ -185,3 +186,11 @@ def test_what_needs_a_package_that_is_not_installed_is_named(tmp_path, monkeypat
     cfg.visualizer = dict(type='Visualizer', vis_backends=[dict(type='MLflowVisBackend')])
     assert said(cfg).startswith(
         "visualizer.vis_backends[0].type='MLflowVisBackend': ImportError: Please run \"pip install")
+
+
+def test_a_layer_that_does_not_fit_is_named(data_root, tmp_path):
+    cfg = small('rtmdet_tiny', data_root)
+    cfg.work_dir = str(tmp_path)
+    cfg.model.neck.in_channels = [96, 192, 192]
+    assert said(cfg).startswith('model.neck.reduce_layers.0.conv (Conv2d) does not fit what the '
+                                'layer before it returns: RuntimeError: Given groups=1, weight of')
