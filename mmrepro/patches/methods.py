@@ -74,6 +74,13 @@ def initialized(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 @around
+def stopped_once(stock: Any, self: Any, runner: Any) -> None:
+    """Stop a profiler and write its trace, unless it was stopped before."""
+    if not self._closed:
+        stock(self, runner)
+
+
+@around
 def on_device_of_priors(stock: Any, self: Any, pred_instances: Any, *args: Any,
                         **kwargs: Any) -> Any:
     """Assign points, and make new tensors on their device instead of the CPU."""

@@ -155,6 +155,10 @@ CAUSES: tuple[StockCause, ...] = (
         'C28', 'The pickle file of dumped predictions has memory addresses in it', False,
         'methods:dump_by_content', ('mmengine.evaluator.metric:dump', ),
         ('DumpResults', 'DumpDetResults')),
+    StockCause(
+        'C29', 'A profiler that the end of an epoch has stopped is stopped again: torch crashes',
+        False, 'methods:stopped_once',
+        ('mmengine.hooks.profiler_hook:ProfilerHook._export_chrome_trace', ), ('ProfilerHook', )),
 )
 
 PATCHES: tuple[Patch, ...] = tuple(

@@ -453,6 +453,19 @@ def test_files_of_equal_predictions_are_equal(tmp_path):
     python('-c', code)
 
 
+# --------------------------------------------------------------------------- C29: profiler
+def test_a_profiler_is_stopped_once():
+    from mmengine.hooks import ProfilerHook
+    patches.apply()
+    stopped = []
+    hook = ProfilerHook(by_epoch=False)
+    hook.profiler = SimpleNamespace(__exit__=lambda *error: stopped.append('stopped'))
+    runner = SimpleNamespace(logger=SimpleNamespace(info=lambda text: None))
+    hook.after_train_epoch(runner)
+    hook._export_chrome_trace(runner)
+    assert stopped == ['stopped']
+
+
 # --------------------------------------------------------------------------- C16: albumentations
 class OwnGenerators:
     """A pipeline as albumentations has had since 1.4.21: generators of its own."""
