@@ -18,7 +18,7 @@ GUIDES = {
     'replay': ('RUN', 'how-to/verify.md#replay-a-run'),
     'golden': ('check', 'how-to/golden.md'),
     'seeds': ('CONFIG', 'how-to/seeds.md'),
-    'doctor': ('', 'how-to/check-a-gpu.md'),
+    'doctor': ('', 'how-to/check-the-environment.md'),
 }
 
 

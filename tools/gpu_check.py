@@ -1,6 +1,6 @@
 """Does training repeat bit for bit on this device, and what does it cost?
 
-Detectors and single operators, in a checkout of mmrepro. See docs/how-to/check-a-gpu.md.
+Detectors and single operators, in a checkout of mmrepro. See docs/evidence/gpu.md.
 """
 from _door import run
 

@@ -8,7 +8,7 @@
 #   PYTHONPATH=site SECONDS_FIRST=330 SECONDS_SECOND=170 bash tools/gpu_report.sh OUT
 #
 # Leaves OUT/first and OUT/second with gpu_check.json and gpu_check.html, OUT/digests.txt, and
-# OUT/machine.txt. Further arguments go to the check (docs/how-to/check-a-gpu.md). Exit code 0: every
+# OUT/machine.txt. Further arguments go to the check (docs/evidence/gpu.md). Exit code 0: every
 # row that ran gave equal bits, in both processes; the tables say how many of the rows ran.
 set -uo pipefail
 if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then

@@ -2,5 +2,5 @@
 
 ``command`` is ``tools/gpu_check.py``. ``checking`` runs every row within a time limit:
 ``detectors`` is the catalogue of detectors, and the rows of operators are those of
-``dev/operator_check``. ``report`` writes the result. docs/how-to/check-a-gpu.md describes the use.
+``dev/operator_check``. ``report`` writes the result. docs/evidence/gpu.md describes the use.
 """
