@@ -1,6 +1,7 @@
 """Operators on feature maps: sizes of an R50-FPN at 800 x 1333."""
 from __future__ import annotations
 
+import inspect
 import re
 import time
 from collections.abc import Iterator
@@ -68,7 +69,8 @@ def unfolded_carafe(feature: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
 def sampled_attention(value: torch.Tensor, where: torch.Tensor, weights: torch.Tensor,
                       shapes: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
-    return multi_scale_deformable_attn_pytorch(value, shapes, where, weights)
+    stock = inspect.unwrap(multi_scale_deformable_attn_pytorch)
+    return stock(value, shapes, where, weights)
 
 
 def case(make: Callable[..., OperatorCall], *args: Any, **kwargs: Any

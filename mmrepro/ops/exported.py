@@ -28,6 +28,11 @@ _HALF_PIXEL_OPSET = 16  # RoiAlign has `coordinate_transformation_mode`
 _is_exporting = getattr(getattr(torch, 'compiler', None), 'is_exporting', bool)
 
 
+def is_recorded() -> bool:
+    """Whether the operators that run now become part of a traced or exported model."""
+    return torch.jit.is_tracing() or _is_exporting()
+
+
 @contextmanager
 def _tracing_paused() -> Iterator[None]:
     of_torch: Any = torch._C  # its stubs lack one of the two
@@ -44,7 +49,7 @@ def traceable(name: str, form: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(form)
     def operator(*args: Any, **kwargs: Any) -> Any:
-        if not torch.jit.is_tracing() and not _is_exporting():
+        if not is_recorded():
             return form(*args, **kwargs)
         onnx = _IN_ONNX.get(name) if torch.onnx.is_in_onnx_export() else None
         if onnx is not None:

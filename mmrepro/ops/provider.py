@@ -81,6 +81,8 @@ def choose(name: str, requested: str, device: str, kernels: str, lacks: str) -> 
 
 
 EXTENSION = 'mmcv._ext'
+# mmcv's module whose form for CPUs does not call the operator, and the name of that form
+_ATTENTION, _CPU_FORM = 'mmcv.ops.multi_scale_deform_attn', 'multi_scale_deformable_attn_pytorch'
 # Why two runs of such a compiled kernel may differ on CUDA.
 _VARIES = {'atomics': 'adds floats with atomics, in the order in which threads arrive',
            'races': 'threads write to shared memory in the order in which they arrive'}
@@ -96,6 +98,7 @@ class _State:
     at_import: str | None = None  # what to use when `mmcv._ext` is imported
     # functions of a compiled mmcv that are replaced, by name
     compiled: dict[str, Callable] = dataclasses.field(default_factory=dict)
+    attention: Callable | None = None  # mmcv's form for CPUs, where it is replaced
     reported: set[str] = dataclasses.field(default_factory=set)  # warnings that were logged
 
 
@@ -257,7 +260,18 @@ def _restore() -> None:
     module = sys.modules.get(EXTENSION)
     if module is not None:
         vars(module).update(_state.compiled)
-    _state.compiled, _state.requested = {}, None
+    forget(_ATTENTION, _attend_with_operator)
+    attention = sys.modules.get(_ATTENTION)
+    if attention is not None and _state.attention is not None:
+        setattr(attention, _CPU_FORM, _state.attention)
+    _state.compiled, _state.requested, _state.attention = {}, None, None
+
+
+def _attend_with_operator(module: ModuleType) -> None:
+    from .mmcv.ms_deform_attn import on_cpu  # imports torch
+    _state.attention = getattr(module, _CPU_FORM)
+    setattr(module, _CPU_FORM,
+            on_cpu(_state.attention, module.MultiScaleDeformableAttnFunction.apply))
 
 
 def provider() -> str:
@@ -312,6 +326,8 @@ def use(name: str) -> None:
         _state.compiled = originals
         vars(module).update(functions)
     _state.requested, _state.lacks = name, lacks
+    if name != 'compiled':
+        after_import(_ATTENTION, _attend_with_operator)
     if name == 'auto' and triton.SEEN_ON_GPU and lacks and lacks not in _state.reported:
         import torch  # not at the top: this module is imported with mmrepro
         if torch.cuda.is_available():
@@ -346,12 +362,15 @@ def _follow(module: ModuleType) -> None:
 @contextlib.contextmanager
 def using(name: str) -> Iterator[None]:
     """Call :func:`use` for a ``with`` block; the provider of before comes back, errors or not."""
-    before = provider()
+    before = _state.requested
     use(name)
     try:
         yield
     finally:
-        use(before)
+        if before is None:
+            _restore()
+        else:
+            use(before)
 
 
 def takes_triton(kernel: str) -> bool:

@@ -1,15 +1,14 @@
 """Operators that mmcv compiles for CUDA only, against their definitions."""
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
 from harness import digest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmcv.ops import carafe, masked_conv2d, sigmoid_focal_loss
-from mmcv.ops.multi_scale_deform_attn import (
-    MultiScaleDeformableAttnFunction,
-    multi_scale_deformable_attn_pytorch,
-)
+from mmcv.ops import carafe, masked_conv2d, multi_scale_deform_attn, sigmoid_focal_loss
+from mmcv.ops.multi_scale_deform_attn import MultiScaleDeformableAttnFunction
 from mmcv.ops.sync_bn import SyncBatchNormFunction
 from operators import batch_norm, draw, trained, with_gradients
 
@@ -231,9 +230,45 @@ def test_attention_and_its_gradients_agree_with_grid_sample_for_any_shape(data):
         for shape in ((b, int(areas.sum()), heads, depth), (*bags, 2), bags)]
     with ops.using('torch'):
         found = with_gradients(attend(value, where, weights, shapes, starts), leaves)
-    expected = with_gradients(
-        multi_scale_deformable_attn_pytorch(value, shapes, where, weights), leaves)
+    stock = inspect.unwrap(multi_scale_deform_attn.multi_scale_deformable_attn_pytorch)
+    expected = with_gradients(stock(value, shapes, where, weights), leaves)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def layer_on_cpu(layer):
+    """Return the output of mmcv's attention layer on a CPU, and the gradients of its inputs."""
+    random = torch.Generator().manual_seed(0)
+    shapes = torch.tensor([[5, 7], [3, 4]])
+    query, value = (torch.randn(2, 47, 16, generator=random).requires_grad_() for _ in range(2))
+    points = torch.rand(2, 47, 2, 2, generator=random)
+    out = layer(query, value=value, reference_points=points, spatial_shapes=shapes,
+                level_start_index=torch.tensor([0, 35]))
+    return out, torch.autograd.grad(out.square().sum(), (query, value))
+
+
+def test_attention_on_a_cpu_takes_the_operator(monkeypatch):
+    layer = multi_scale_deform_attn.MultiScaleDeformableAttention(
+        16, num_heads=2, num_levels=2, num_points=3, batch_first=True, dropout=0.)
+    torch.nn.init.normal_(layer.sampling_offsets.weight)
+    calls = []
+    forward = MultiScaleDeformableAttnFunction.forward
+    monkeypatch.setattr(MultiScaleDeformableAttnFunction, 'forward', staticmethod(
+        lambda *args: calls.append('called') or forward(*args)))
+    ops.uninstall()
+    expected = layer_on_cpu(layer)
+    assert not calls
+    ops.install()
+    with ops.using('torch'):
+        found = layer_on_cpu(layer)
+        assert calls == ['called']
+        traced = torch.jit.trace(multi_scale_deform_attn.multi_scale_deformable_attn_pytorch, (
+            torch.rand(1, 4, 1, 2), torch.tensor([[2, 2]]), torch.rand(1, 3, 1, 1, 1, 2),
+            torch.rand(1, 3, 1, 1, 1)))
+        assert 'grid_sampler' in str(traced.graph)
+    torch.testing.assert_close(found, expected)
+    calls.clear()
+    layer_on_cpu(layer)
+    assert not calls
 
 
 def test_attention_takes_what_is_empty_or_lost(inputs):
