@@ -18,7 +18,7 @@ def pytest_addoption(parser):
 @pytest.fixture
 def same_bits(request):
     """Compare nested values with the bits in ``same_bits/MODULE.json`` beside the test module."""
-    from mmrepro.verbs.kept_bits import KeptBits, NoBits
+    from mmrepro.verbs.golden import KeptBits, NoBits
     config = request.config
     update = config.getoption('--mmrepro-update')
     if update and hasattr(config, 'workerinput'):

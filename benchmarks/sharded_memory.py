@@ -45,7 +45,7 @@ import mmrepro  # noqa: E402, F401  mmcv-lite has operators from here on
 from dev import figures  # noqa: E402
 from mmrepro.distributed.unwrap import unwrap  # noqa: E402
 from mmrepro.objects.digests import local_part  # noqa: E402
-from mmrepro.objects.nested import tensors  # noqa: E402
+from mmrepro.objects.walks import tensors  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
 RESULTS = ROOT / 'docs' / 'results' / 'sharded_memory.json'

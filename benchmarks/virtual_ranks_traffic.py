@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 import mmrepro  # noqa: E402, F401
-from mmrepro.distributed.reduction_tree import combine_of, nodes_of, shares  # noqa: E402
+from mmrepro.distributed.ordered_sums import combine_of, nodes_of, shares  # noqa: E402
 from mmrepro.util.scoped import replaced  # noqa: E402
 from mmrepro.virtual import exchange  # noqa: E402
 

@@ -11,8 +11,7 @@ from typing import Any, Callable, NamedTuple
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.reader import read_ranks
 from mmrepro.runs.child import Training
-from mmrepro.runs.launcher import TrainingFailed, plan
-from mmrepro.runs.progress import run_with_progress
+from mmrepro.runs.launcher import TrainingFailed, plan, run_with_progress
 
 __all__ = ['ITERATIONS', 'NOT_SEEN', 'Control', 'attach', 'control']
 

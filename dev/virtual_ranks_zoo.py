@@ -56,7 +56,7 @@ from dev.zoo.run_facts import facts_of
 from dev.zoo.step import one_rank
 from dev.zoo.training import RESUMED_AT, VAL_IMAGES, WIDTHS, training
 from mmrepro.config import RandomnessConfig
-from mmrepro.objects.nested import dicts as nodes
+from mmrepro.objects.walks import dicts as nodes
 
 RANKS = 3
 # processes, and those of the run that wrote the checkpoint; 0: none

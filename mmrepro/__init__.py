@@ -5,7 +5,7 @@ import importlib
 from typing import Any
 
 from .activation import activate, deactivate, is_active
-from .selfcheck.diagnoser import diagnose_with
+from .selfcheck import diagnose_with
 from .version import __version__, check_versions
 
 # module -> public names in it; loaded when asked for, so that importing stays cheap

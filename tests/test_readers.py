@@ -31,9 +31,8 @@ from mmrepro.errors import CheckpointError, MMReproError
 from mmrepro.facts.collect import collect_facts
 from mmrepro.localise import search
 from mmrepro.runs.config_files import read_config
-from mmrepro.runs.seed_runs import jobs_of
 from mmrepro.verbs.golden import GoldenRecipe, check, read_recipes, record
-from mmrepro.verbs.seeds import metrics_of
+from mmrepro.verbs.seeds import jobs_of, metrics_of
 
 MEMORY, PROCESSOR = 1 << 28, 1500  # bytes beyond those of the parent, seconds of a whole row
 OUT = '../out'  # for what readers write

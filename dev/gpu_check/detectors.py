@@ -17,7 +17,7 @@ import torch
 from mmrepro import determinism, ops, seeds
 from mmrepro.fingerprint.digest import tensor_digests
 from mmrepro.fingerprint.divergence import differing_names
-from mmrepro.objects.nested import dicts
+from mmrepro.objects.walks import dicts
 from mmrepro.ops import triton
 
 from .atomic_kernels import atomic_kernels, recorded_kernels

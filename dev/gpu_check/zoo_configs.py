@@ -4,9 +4,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mmrepro.objects.nested import dicts
+from mmrepro.objects.walks import dicts
+from mmrepro.runs.config_edits import random_weights
 from mmrepro.runs.config_files import find_config
-from mmrepro.runs.reduction import random_weights
 
 BATCH_SIZES = ('BatchFixedSizePad', 'BatchSyncRandomResize', 'BatchResize')
 

@@ -64,7 +64,7 @@ def _first_batches(cfg: Any) -> list[str]:
     from mmrepro.data import adopt_loader
     from mmrepro.demo.dataset import CLASSES
     from mmrepro.objects.digests import state_digest
-    from mmrepro.runs.reduction import innermost, shrink
+    from mmrepro.runs.config_edits import innermost, shrink
     cfg.setdefault('model', {})  # some files hold pipelines only
     shrink(cfg)
     settings = cfg.train_dataloader

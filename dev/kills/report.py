@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmrepro.errors import DIFFERENT, DONE
-from mmrepro.report.report import Report
-from mmrepro.report.table import Table
+from mmrepro.report.report import Report, Table
 
 from .kinds import KINDS
 

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from dev.gpu_check.detector_inputs import images
 from dev.gpu_check.zoo_configs import load
-from mmrepro.objects.nested import dicts as nodes
+from mmrepro.objects.walks import dicts as nodes
 from mmrepro.runs.config_files import find_config
 
 from . import batches

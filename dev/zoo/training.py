@@ -19,7 +19,7 @@ from narrowing import RESNETS, WIDTHS, listed, quarter
 
 from dev.gpu_check.zoo_configs import load
 from mmrepro.demo.dataset import CLASSES, annotation_file, demo_config
-from mmrepro.objects.nested import dicts as nodes
+from mmrepro.objects.walks import dicts as nodes
 
 from .families import Member
 

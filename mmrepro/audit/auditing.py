@@ -14,8 +14,7 @@ from typing import Any
 from mmengine.config import Config
 
 from ..errors import DIFFERENT, DONE, ConfigError
-from ..report.report import Report
-from ..report.table import Table
+from ..report.report import Report, Table
 from ..runs.config_files import find_config, read_config
 from ..util.text import listed
 from .findings import CHANGES, HINT, SEVERITIES, AuditFinding

@@ -5,7 +5,7 @@ The tests apply the settings of a row to that config and expect the rule to be s
 from __future__ import annotations
 
 from ..activation import REFUSED_RUNNERS
-from ..distributed.ordered_reduction import ORDER_MATTERS_FROM
+from ..distributed.ordered_sums import ORDER_MATTERS_FROM
 from ..util.text import class_name, page
 from . import checks
 from .checks import START_ENV, source_hits

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from ..checkpoint.adapters import names_class
-from ..distributed.process_state import LAUNCHED
+from ..distributed.scheduler import LAUNCHED
 from ..facts.provenance import NOT_REPEATED, RECORDED_VARIABLES
 from ..util.libraries import belongs_to_user
 from .sources import Hit, SourceFile, assignments, reaches

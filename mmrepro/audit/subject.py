@@ -16,7 +16,7 @@ from mmengine.config import Config
 
 from ..config import RandomnessConfig, randomness_of
 from ..errors import RandomnessError
-from ..objects.nested import named_dicts
+from ..objects.walks import named_dicts
 from ..runs.config_edits import import_mmrepro, imports_of
 from ..util.libraries import belongs_to_user, is_stock
 from ..util.text import class_name

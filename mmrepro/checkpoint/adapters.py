@@ -27,8 +27,7 @@ from ..distributed.unwrap import (
     unwrap,
 )
 from ..errors import CheckpointError, ConfigError, ResumeError
-from ..objects.generators import GENERATORS, read_state, restore_state
-from ..objects.walks import is_stateful
+from ..objects.walks import GENERATORS, is_stateful, read_state, restore_state
 from ..util.text import qualified_name
 
 

@@ -23,9 +23,8 @@ from ..objects.digests import exact_digest
 from ..util.text import listed
 from . import rank_state
 from .choosing import lies_in, newest_good, pointed, with_paths_beside
-from .completeness import is_weights, judge, lacks, left_out, stock_facts
 from .files import load, without_code
-from .fit import Compatibility
+from .fit import Compatibility, is_weights, judge, lacks, left_out, stock_facts
 
 
 @dataclass(frozen=True)

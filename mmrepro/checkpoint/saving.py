@@ -24,9 +24,9 @@ from ..util.scoped import replaced
 from ..util.text import listed
 from ..version import __version__
 from ..virtual import gathered_weights
-from . import evaluated, fit, rank_state
-from .completeness import check_readable, lacks, left_out
+from . import fit, rank_state
 from .files import partial_of, replace_with, write_content
+from .fit import check_readable, lacks, left_out
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
@@ -197,7 +197,7 @@ class CheckpointWriter:
         self._name_unfinished(runner)
         local = save.local or rank_state.local_state(runner, self._missing)
         self._name_missing(runner)
-        evaluated.publish(runner, save.ranks, checkpoint['state_dict'])
+        rank_state.publish(runner, save.ranks, checkpoint['state_dict'])
         checkpoint['mmrepro'] = dict(
             attributes=local['attributes'],
             gradients=rank_state.on_cpu(local['gradients']),

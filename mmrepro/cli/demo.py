@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..demo.dataset import reads_coco, shipped, write_dataset
 from ..errors import DONE
-from ..runs.progress import progress_line
+from ..runs.launcher import progress_line
 from ..runs.startup import has_mmdet
 from ..verbs import demo
 from .arguments import DEMO_DATA, Parser, at_least, shared

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from ..report.report import Report
-from ..runs.progress import progress_line
+from ..runs.launcher import progress_line
 from ..verbs.golden import (
     GOLDENS,
     ITERATIONS,

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..localise.search import DEFAULT_ITERATIONS
+from ..localise.search import DEFAULT_ITERATIONS, localise
 from ..runs.config_files import setting
-from ..verbs import localise
 from .arguments import Parser, at_least, finish, shared
 
 VARIABLE = re.compile(r'[A-Z][A-Z0-9_]*')  # a key of this form is an environment variable

@@ -14,7 +14,7 @@ from ..data.data_errors import summary, where_raised
 from ..distributed.unwrap import unwrap
 from ..errors import ConfigError, MissingDataError, MMReproError, TrainingError
 from ..facts.collect import flatten
-from ..runs.reduction import missing_file
+from ..runs.config_edits import missing_file
 from ..util.libraries import is_code_of_user
 from ..util.text import class_name, did_you_mean, listed, shorten
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ..facts.compatibility import FactDifference, table
-from ..runs.progress import progress_line
+from ..runs.launcher import progress_line
 from ..verbs import export, replay
 from .arguments import Parser, finish, shared
 

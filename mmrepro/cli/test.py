@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = load(args, parser)
     cfg.load_from = existing_checkpoint(args.checkpoint)
     if args.image:
-        from ..localise.batch import alone_and_in_batch
+        from ..localise.compare_modules import alone_and_in_batch
         return finish(alone_and_in_batch(cfg, args.checkpoint, args.image, args.others,
                                          args.score_thr), args)
     if args.show or args.show_dir:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..runs.progress import progress_line
+from ..runs.launcher import progress_line
 from ..verbs import verify, verify_run
 from ..verbs.variations import USUAL, VARIATIONS
 from .arguments import Parser, at_least, finish, shared

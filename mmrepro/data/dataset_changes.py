@@ -25,8 +25,7 @@ import numpy as np
 import torch
 
 from ..objects.digests import as_bytes, state_digest
-from ..objects.generators import GENERATORS, read_state
-from ..objects.walks import PLAIN, in_slots, names_in
+from ..objects.walks import GENERATORS, PLAIN, in_slots, names_in, read_state
 from ..util.libraries import belongs_to_user
 
 

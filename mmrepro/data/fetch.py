@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from .. import seeds
 from ..errors import MMReproError, RandomnessError, SampleDiffersError
 from ..util.text import qualified_name
-from . import dataset_tree, generators, training_thread
+from . import dataset_tree, generators
 from .batch_context import BatchContext, loading
 from .data_errors import batch_error, sample_error
 from .generators import Generators
@@ -149,7 +149,7 @@ class KeyedFetch:
         if get_worker_info():
             yield
             return
-        training_thread.check('loads samples')
+        generators.check('loads samples')
         threads = torch.get_num_threads()
         with seeds.isolate_rng(), generators.isolated(kept if self.per_sample else {}):
             if self._main_state is not None:

@@ -6,27 +6,102 @@ show. A collate function of the user is called again for a batch with a repeated
 
 A sample for training that differs travels with its batch, as :class:`Disputed`: only the main
 process can tell whether the training reads what differs. The batch is the one without the check.
+
+Files that a sample writes are named while it is repeated: what later samples read from them depends
+on who was first.
 """
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
+import logging
+import os
+import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import date, time, timedelta
 from typing import Any, Callable, NamedTuple
 
+import cv2
 import numpy as np
 import torch
+from mmengine.logging import print_log
 from torch.utils.data import DataLoader, get_worker_info
 
 from ..config import RandomnessConfig, SelfChecks, is_due
 from ..errors import RandomnessError, SampleDiffersError
 from ..objects.digests import differences, exact_digest, first_difference
 from ..objects.walks import PLAIN
+from ..util.scoped import replaced
 from ..util.text import class_name, did_you_mean
-from . import dataset_tree, written_files
+from . import dataset_tree
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
+
+# in the address of a SQLite database that is not written
+_READ_ONLY = re.compile(r'file:.*[?&](mode=(ro|memory)|immutable=1)\b')
+# audit events of Python that make a file -> position of its path
+_EVENTS = {'sqlite3.connect': 0, 'os.symlink': 1, 'os.link': 1, 'os.rename': 1}
+
+# of the samples that are being loaded; None outside
+_files: ContextVar[list[str] | None] = ContextVar('files', default=None)
+_named: set[str] = set()  # datasets
+
+
+def _note(path: Any) -> None:
+    files = _files.get()
+    if files is not None and isinstance(path, (str, bytes, os.PathLike)) and path != os.devnull:
+        files.append(os.fsdecode(path))
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event in _EVENTS:
+        path = args[_EVENTS[event]]
+        if event != 'sqlite3.connect' or not (
+                isinstance(path, str) and (path == ':memory:' or _READ_ONLY.match(path))):
+            _note(path)
+    elif event == 'open':
+        path, mode, flags = args
+        if flags & (os.O_WRONLY | os.O_RDWR) or set('wax+').intersection(mode or ''):
+            _note(path)
+
+
+def _noting(write: Callable[..., Any], position: int, name: str) -> Callable[..., Any]:
+    """Return a function that writes a file without an audit event, and notes its path."""
+    @functools.wraps(write)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        _note(args[position] if len(args) > position else kwargs.get(name))
+        return write(*args, **kwargs)
+    return noted
+
+
+_add_once = functools.cache(sys.addaudithook)
+
+
+@contextmanager
+def naming_written_files(dataset: str) -> Iterator[None]:
+    """Name the first file that this block opens for writing, once for each dataset.
+
+    The audit hook that sees the files stays in the process.
+    """
+    _add_once(_audit)
+    files: list[str] = []
+    token = _files.set(files)
+    try:
+        with replaced(cv2, imwrite=_noting(cv2.imwrite, 0, 'filename')), \
+                replaced(torch, save=_noting(torch.save, 1, 'f')):
+            yield
+    finally:
+        _files.reset(token)
+    if files and dataset not in _named:
+        _named.add(dataset)
+        print_log(
+            f'{dataset}: a sample has written {files[0]} while it was loaded. If samples read it, '
+            'they depend on which worker was the first: write it before the training', 'current',
+            logging.WARNING)
+
 
 # explains a difference: datasets that the sample comes from, a function that loads it, a function
 # that loads another sample -> lines for the message
@@ -118,7 +193,7 @@ class SampleCheck:
             SampleDiffersError: a sample was overwritten, or cannot be loaded again.
         """
         items, due = [], {}
-        with written_files.named(type(context.dataset).__name__):
+        with naming_written_files(type(context.dataset).__name__):
             for handle in context.handles():
                 items.append(context.load(handle))
                 if self._must_repeat(context, handle):

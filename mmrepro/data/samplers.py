@@ -23,8 +23,7 @@ from .. import seeds
 from ..errors import RandomnessError
 from ..util.scoped import extend, replaced
 from ..util.text import qualified_name
-from .order_history import OrderHistory, drawing
-from .sampling_orders import is_endless, isolated_order, sampling_order_of
+from .sampling_orders import OrderHistory, drawing, is_endless, isolated_order, sampling_order_of
 
 MAX_DRAWN = 4096  # batches; loaders draw some ahead, and a run without fingerprints reads none
 

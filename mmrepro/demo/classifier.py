@@ -15,7 +15,7 @@ from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 from torch import nn
 
-from .photos import CLASSES, objects_of, photo_dir, read_photo, resize
+from .dataset import CLASSES, objects_of, photo_dir, read_photo, resize
 
 
 class PhotoDataset(BaseDataset):

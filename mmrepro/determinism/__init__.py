@@ -13,17 +13,18 @@ the environment take it as an argument:
 """
 from ..errors import DeterminismError
 from .compiled import check_compiled
-from .initial_memory import filled_memory, unwritten
 from .policy import (
     PolicyReport,
     deterministic,
     disable,
     drifted,
     enable,
+    filled_memory,
     import_flags,
     in_force,
     is_enabled,
     missing_at_start,
     snapshot,
+    unwritten,
 )
 from .tables import PolicySettings

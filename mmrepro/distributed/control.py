@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..errors import ConnectionFailed
-from .at_exit import leave_at_exit
+from .lost_ranks import leave_at_exit
 
 CONNECT = timedelta(seconds=30)  # for the connections of a group of gloo, once all ranks are here
 UNKNOWN = timedelta(minutes=30)  # torch's timeout, where that of the group is not known

@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import ConfigError
 from ..ops.aten import sync_bn
 from ..util.scoped import replaced
-from .at_exit import leave_at_exit, let_go_at_exit
 from .control import naming_gloo_network
-from .ordered_reduction import fix_gradient_order
+from .lost_ranks import leave_at_exit, let_go_at_exit
+from .ordered_sums import fix_gradient_order
 from .scheduler import current
 
 _logger = logging.getLogger('mmrepro')

@@ -15,8 +15,14 @@ from typing import Any, Callable, NamedTuple
 
 from ..errors import ResumeError
 from ..util.text import listed
-from .hook_settings import counting_from_the_end, is_watching, without_watchers
-from .known_hooks import AVERAGES_AT_EPOCH_END, AVERAGES_AT_VALIDATION, plays
+from .known_hooks import (
+    AVERAGES_AT_EPOCH_END,
+    AVERAGES_AT_VALIDATION,
+    counting_from_the_end,
+    is_watching,
+    plays,
+    without_watchers,
+)
 from .measured import effect
 from .own_code import MMREPRO, PREFIX
 

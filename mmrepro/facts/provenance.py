@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..objects.nested import dicts
+from ..objects.walks import dicts
 from .training_data import file_record
 from .variables import Read, reads
 

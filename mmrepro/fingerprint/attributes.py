@@ -15,8 +15,7 @@ from ..determinism.tables import BIT_VARIABLES
 from ..distributed.unwrap import named_hooks, optim_wrappers, unwrap
 from ..facts.known_hooks import STATELESS, WATCHES, plays
 from ..objects.digests import state_digest
-from ..objects.generators import GENERATORS, read_state
-from ..objects.walks import CONTAINERS, Walk, attributes, is_stateful, items
+from ..objects.walks import CONTAINERS, GENERATORS, Walk, attributes, is_stateful, items, read_state
 from ..util.libraries import belongs_to_user, is_code_of_user
 from ..util.scoped import stock_class
 from .operator_recorder import OperatorRecorder

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..objects.digests import state_digest
-from ..objects.generators import GENERATORS, read_state
+from ..objects.walks import GENERATORS, read_state
 from ..util.libraries import belongs_to_user, is_machinery
 
 NAMES = ('torch', 'numpy', 'python', 'cuda')  # of the global generators, in the order of states()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..objects.nested import tensors
+from ..objects.walks import tensors
 from .digest import combine_digests, tensor_digest, to_hex
 from .schema import MODULES
 

@@ -15,14 +15,19 @@ from mmengine.structures import InstanceData
 from .. import seeds
 from ..checkpoint.files import load
 from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, MissingPackageError, RunError
-from ..objects.nested import tensors
+from ..objects.walks import tensors
 from ..report.compare import MAX_ROWS
-from ..report.report import Report
-from ..report.table import Table
+from ..report.report import Report, Table
 from ..runs.config_files import config_of
 from ..util.text import listed
-from .batch import compare_detections, padded_batch
-from .compare_modules import distance, first_apart, recorded_outputs, values_of
+from .compare_modules import (
+    compare_detections,
+    distance,
+    first_apart,
+    padded_batch,
+    recorded_outputs,
+    values_of,
+)
 
 TOLERANCE, SCORE = 1e-3, 0.3  # relative difference; detections count from this score on
 DETECTIONS = ['dets', 'labels']  # outputs of mmdeploy, configs/mmdet/_base_/base_static.py

@@ -20,15 +20,13 @@ from ..data import position_of_loader
 from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
 from ..fingerprint import generator_states, records
 from ..fingerprint.attributes import record_attributes
-from ..fingerprint.call_sites import method_site
-from ..fingerprint.operator_recorder import OperatorRecorder
+from ..fingerprint.operator_recorder import OperatorRecorder, method_site
 from ..fingerprint.records import Record, read_records, write_records
 from ..fingerprint.snapshot import named_averages
-from ..objects.nested import named_tensors
+from ..objects.walks import named_tensors
 from ..run.hooks.fingerprint import FingerprintHook
 from ..runs.child import Training
-from ..runs.launcher import plan
-from ..runs.progress import run_with_progress
+from ..runs.launcher import plan, run_with_progress
 from ..runs.stopping import StopTraining
 from ..util.scoped import replaced, stock_class
 from .compare_modules import ValueDifference, compare_tensors

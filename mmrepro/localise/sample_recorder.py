@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 from ..data import dataset_tree
 from ..data.batch_context import current_batch
 from ..fingerprint import generator_states
-from ..fingerprint.call_sites import method_site
+from ..fingerprint.operator_recorder import method_site
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 from ..objects.digests import exact_digest
 from ..util.scoped import extend, replaced

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
-from ..checkpoint.completeness import damage
 from ..checkpoint.files import load
-from ..errors import CheckpointError, ConfigError, FingerprintError, RunError
+from ..checkpoint.fit import damage
+from ..errors import DIFFERENT, DONE, CheckpointError, ConfigError, FingerprintError, RunError
 from ..facts.provenance import is_hidden, repeated_environment
 from ..fingerprint.divergence import (
     Divergence,
@@ -26,10 +26,10 @@ from ..fingerprint.divergence import (
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.records import STATES
 from ..fingerprint.schema import REPEATED, value_of
-from ..report.report import plain
+from ..report.report import Report, Table, plain
 from ..runs.config_edits import SEED, fix_seed, seed_of
-from ..runs.config_files import read_config, without_mark
-from ..runs.progress import progress_line
+from ..runs.config_files import find_config, read_config, without_mark
+from ..runs.launcher import progress_line
 from ..util.files import checked
 from ..util.text import duration, listed
 from .compare_modules import ValueDifference
@@ -131,7 +131,7 @@ def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERAT
                     values: bool = True) -> LocaliseResult:
     """Train a config as run A and as run B, and find their first difference.
 
-    The arguments are those of :func:`mmrepro.verbs.localise`; ``work_dir`` is an empty folder,
+    The arguments are those of :func:`mmrepro.localise.search`; ``work_dir`` is an empty folder,
     and ``common`` are the settings of both runs.
     """
     specs = []
@@ -366,3 +366,56 @@ def positions_of(run_a: RecordedRun, run_b: RecordedRun,
     if None in lists:
         return None
     return tuple(sorted({position for positions in lists for position in positions}))
+
+
+def localise(config: str, run_b: str | None = None, *,
+             iterations: int = DEFAULT_ITERATIONS,
+             options: Mapping[str, Any] = {}, settings: Sequence[Mapping[str, Any]] = ({}, {}),
+             env: Sequence[Mapping[str, str]] = ({}, {}), ranks: int = 1,
+             resume_b: int | None = None, validate_b: int | None = None, values: bool = True,
+             work_dir: str | None = None) -> Report:
+    """Name the first thing that differs between two runs, and the likely cause.
+
+    Args:
+        config: path of a config that is trained twice, or the work directory of run A.
+        run_b: work directory of run B; None: ``config`` is a config.
+        iterations: number of iterations to compare.
+        options: dotted key -> value, settings for both runs.
+        settings, env: settings and environment variables for run A and for run B.
+        ranks: number of processes of each run.
+        resume_b: end run B before this iteration and resume it.
+        validate_b: let run B validate before this iteration.
+        values: run once more to measure how far the results of the operator are apart.
+        work_dir: where the runs write; None: a new folder ``work_dirs/localise``.
+
+    Returns:
+        A report whose exit code is 1 if the runs differ.
+
+    Raises:
+        ConfigError, FingerprintError: the config or a run cannot be used.
+        TrainingFailed: a training ended with an error.
+    """
+    for name, at in (('resume', resume_b), ('validate', validate_b)):
+        if at is not None and not 0 < at < iterations:
+            raise ConfigError(f'--{name}-b {at} --iters {iterations}: 0 < K < N is needed')
+    folder = unused_folder(work_dir or os.path.join('work_dirs', 'localise'))
+    os.makedirs(folder, exist_ok=True)
+    if run_b is not None:
+        result = localise_runs(config, run_b, folder, values)
+    else:
+        result = localise_config(
+            find_config(config), folder, iterations, common=options, settings=settings, env=env,
+            ranks=ranks, resume_b=resume_b, validate_b=validate_b, values=values)
+    tables = [first_difference(result)] if result.diagnosis else []
+    return Report('', result.sentence(), DONE if result.verdict == 'equal' else DIFFERENT, tables,
+                  list(result.notes), data=result.as_dict())
+
+
+def first_difference(result: LocaliseResult) -> Table:
+    """Return the table of a difference that was localised."""
+    if result.diagnosis is None:
+        return Table((), (), 'cause', text=result.sentence())
+    rows = result.rows()
+    styles = {'cause': 'warn', 'fix': 'fix'}
+    return Table((), rows, 'first difference', [styles.get(name, '') for name, _ in rows],
+                 code=(1, ))

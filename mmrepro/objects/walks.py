@@ -1,21 +1,124 @@
-"""The objects that an object reaches: attributes, items, closures, globals that its functions name.
+"""Walks over nested data, and over the objects that an object reaches.
 
-Paths are the same in all processes of a run: those of generators are part of their streams' keys.
+Nested data are tensors in tuples, lists, dicts, MMEngine's data elements and MMDetection's boxes,
+and dicts in configs. An object reaches others by attributes, items, closures and the globals that
+its functions name; a walk that looks for random generators finds how to seed and restore each class
+of them here. Paths are the same in all processes of a run: those of generators are part of their
+streams' keys.
 """
 from __future__ import annotations
 
 import functools
 import itertools
+import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
+import numpy as np
 import torch
 
 from ..util.libraries import belongs_to_user, holds_process_state
-from .generators import GENERATORS
+
+
+def named_tensors(value: Any, name: str = '') -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield path and tensor, in the order of the data; other leaves are left out.
+
+    >>> [path for path, _ in named_tensors({'a': [torch.ones(1), 2], 'b': torch.ones(1)})]
+    ['a.0', 'b']
+    """
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(getattr(value, 'tensor', None), torch.Tensor):  # MMDetection's boxes
+        yield name, value.tensor
+    else:
+        items: Iterable[tuple[Any, Any]]
+        if isinstance(value, dict):
+            items = value.items()
+        elif hasattr(value, 'all_items'):  # mmengine.structures.BaseDataElement
+            items = sorted(value.all_items())  # the names are in a set
+        elif isinstance(value, (list, tuple)):
+            items = enumerate(value)
+        else:
+            return
+        for key, item in items:
+            yield from named_tensors(item, f'{name}.{key}' if name else str(key))
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in ``value``, in order."""
+    return [tensor for _, tensor in named_tensors(value)]
+
+
+def named_dicts(value: Any, name: str = '') -> Iterator[tuple[str, Any]]:
+    """Yield the path and the dict of every dict in ``value``, outermost first.
+
+    >>> [path for path, _ in named_dicts({'a': [{}, {'b': {}}]})]
+    ['', 'a[0]', 'a[1]', 'a[1].b']
+    """
+    items: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        yield name, value  # may be changed before the walk goes on
+        items = [(f'{name}.{key}' if name else str(key), item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(f'{name}[{index}]', item) for index, item in enumerate(value)]
+    for path, item in items:
+        yield from named_dicts(item, path)
+
+
+def dicts(value: Any) -> Iterator[Any]:
+    """Yield the dicts in ``value``, as :func:`named_dicts` does."""
+    return (content for _, content in named_dicts(value))
+
+
+class GeneratorKind(NamedTuple):
+    """How to change one class of generators in place."""
+    cls: type
+    seed: Callable[[Any, Any], Any]  # takes the :class:`mmrepro.seeds.Seeds` of a stream
+    read: Callable[[Any], Any]
+    restore: Callable[[Any, Any], Any]  # takes a state that ``read`` returned
+
+
+def _seed_bits(generator: Any, seeds: Any) -> None:
+    bits = getattr(generator, 'bit_generator', generator)
+    bits.state = type(bits)(list(seeds.numpy)).state
+
+
+def _restore_bits(generator: Any, state: Any) -> None:
+    getattr(generator, 'bit_generator', generator).state = state
+
+
+KINDS = (
+    GeneratorKind(random.SystemRandom, lambda g, seeds: None, lambda g: None,
+                  lambda g, state: None),
+    GeneratorKind(torch.Generator, lambda g, seeds: g.manual_seed(seeds.torch),
+                  lambda g: g.get_state(), lambda g, state: g.set_state(state)),
+    GeneratorKind(np.random.Generator, _seed_bits, lambda g: g.bit_generator.state, _restore_bits),
+    GeneratorKind(np.random.BitGenerator, _seed_bits, lambda g: g.state, _restore_bits),
+    GeneratorKind(np.random.RandomState, lambda g, seeds: g.seed(list(seeds.numpy)),
+                  lambda g: g.get_state(legacy=False), lambda g, state: g.set_state(state)),
+    GeneratorKind(random.Random, lambda g, seeds: g.seed(seeds.python),
+                  lambda g: g.getstate(), lambda g, state: g.setstate(state)),
+)
+GENERATORS = tuple(kind.cls for kind in KINDS)
+
+
+def kind_of(generator: Any) -> GeneratorKind:
+    """Return the row of :data:`KINDS` for a generator."""
+    return next(kind for kind in KINDS if isinstance(generator, kind.cls))
+
+
+def read_state(generator: Any) -> Any:
+    """Return the state of a generator, for :func:`restore_state`."""
+    return kind_of(generator).read(generator)
+
+
+def restore_state(generator: Any, state: Any) -> None:
+    """Put a generator back into a state that :func:`read_state` returned."""
+    kind_of(generator).restore(generator, state)
+
 
 MAX_ITEMS = 64  # of a list or dict: longer ones are annotations
 CONTAINERS = (dict, list, tuple, deque)

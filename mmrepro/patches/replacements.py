@@ -94,13 +94,13 @@ CAUSES: tuple[StockCause, ...] = (
         ('InstanceBalancedPosSampler', 'CombinedSampler')),
     StockCause(
         'C5', '`np.random.seed(track id)` on the global generator, never restored',
-        True, 'generators:keep_generators', (f'{_DRAWING}:random_color', )),
+        True, 'methods:keep_generators', (f'{_DRAWING}:random_color', )),
     StockCause(
         'C6', 'Mask colors are jittered with the global generator',
-        True, 'generators:keep_generators', (f'{_DRAWING}:DetLocalVisualizer.add_datasample', )),
+        True, 'methods:keep_generators', (f'{_DRAWING}:DetLocalVisualizer.add_datasample', )),
     StockCause(
         'C6', 'The palette is drawn from the global generator',
-        True, 'generators:keep_generators',
+        True, 'methods:keep_generators',
         ('mmdet.engine.hooks.visualization_hook:GroundingVisualizationHook.after_test_iter', )),
     StockCause(
         'C7', 'Images are indexed in the order in which the file system lists them',
@@ -118,15 +118,15 @@ CAUSES: tuple[StockCause, ...] = (
         False, 'methods:ordered_set', ('mmdet.utils.split_batch:set', ), ('MultiBranch', )),
     StockCause(
         'C14', 'Fitting a Gaussian mixture may move the global NumPy generator',
-        True, 'generators:seeded_mixture', ('mmdet.models.dense_heads.paa_head:skm', ),
+        True, 'methods:seeded_mixture', ('mmdet.models.dense_heads.paa_head:skm', ),
         ('PAAHead', 'LADHead')),
     StockCause(
         'C16', 'From albumentations 1.4.21 on, the operating system seeds the pipelines',
-        True, 'generators:seeded_pipeline', ('albumentations.core.composition:Compose.__call__', ),
+        True, 'methods:seeded_pipeline', ('albumentations.core.composition:Compose.__call__', ),
         ('Albu', )),
     StockCause(
         'C17', 'Impulse noise and compiled glass blur draw from unseeded generators',
-        True, 'generators:seeded_corruption', (f'{_TRANSFORMS}.transforms:Corrupt.transform', ),
+        True, 'methods:seeded_corruption', (f'{_TRANSFORMS}.transforms:Corrupt.transform', ),
         ('Corrupt', )),
     StockCause(
         'C22', 'Trident convolutions start from uninitialized memory without pretrained weights',

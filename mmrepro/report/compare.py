@@ -21,8 +21,7 @@ from .comparison import (
     says_something,
 )
 from .plots import PLOTS
-from .report import Figure, Report
-from .table import Table
+from .report import Figure, Report, Table
 
 MAX_ROWS = 20  # of a table on a terminal
 ORDER = ('Fields in the order in which an iteration computes them. The first that differs is the '

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 from .. import determinism, seeds, virtual
 from ..checkpoint.adapters import keep_orders
 from ..checkpoint.choosing import writing
-from ..checkpoint.evaluated import EvaluatedModel
 from ..checkpoint.files import without_code
+from ..checkpoint.rank_state import EvaluatedModel
 from ..checkpoint.resuming import Resume
 from ..checkpoint.saving import CheckpointWriter
 from ..checkpoint.training_start import TrainingStart
@@ -37,8 +37,7 @@ from ..config import RandomnessConfig
 from ..data import position_of_loader, use_stream
 from ..data.sample_check import left_out
 from ..distributed import agreement
-from ..distributed.process_state import isolate_class_attributes
-from ..distributed.scheduler import current
+from ..distributed.scheduler import current, isolate_class_attributes
 from ..distributed.unwrap import unwrap
 from ..facts import own_code
 from ..facts.collect import collect_facts

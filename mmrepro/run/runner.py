@@ -1,10 +1,12 @@
 """``ReproRunner``: MMEngine's Runner whose randomness depends on the seed and the position only."""
 from __future__ import annotations
 
+import functools
 import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import mmengine.config.config as mmengine_config
 from mmengine.dist import get_rank
 from mmengine.registry import RUNNERS
 from mmengine.runner import BaseLoop, Runner
@@ -30,7 +32,6 @@ from ..distributed.scheduler import current
 from ..selfcheck.sample_replay import explain
 from ..util.scoped import replaced
 from ..util.text import numbered
-from .format_cache import cache_formatted_texts
 from .lifecycle import RunLifecycle
 
 if TYPE_CHECKING:
@@ -235,3 +236,31 @@ class ReproRunnerMixin(_Base):
 @RUNNERS.register_module()
 class ReproRunner(ReproRunnerMixin, Runner):
     """MMEngine's Runner, reproducible."""
+
+
+MAX_TEXTS = 4  # a run has one or two
+
+
+def cache_formatted_texts() -> None:
+    """Make MMEngine's formatter cache its results: it formats a text twice at the start of a run.
+
+    It does so again for every checkpoint. YAPF takes seconds for the config of a detector, and they
+    count when a scheduler has announced the end of a run and a checkpoint has to be written in
+    time. May be called again.
+    """
+    format_code = getattr(mmengine_config, 'FormatCode', None)
+    if format_code is None or hasattr(format_code, '_mmrepro_texts'):
+        return
+    texts: dict[tuple[str, str], Any] = {}
+
+    @functools.wraps(format_code)
+    def cached(text: str, **style: Any) -> Any:
+        key = text, repr(sorted(style.items()))
+        if key not in texts:
+            while len(texts) >= MAX_TEXTS:
+                del texts[next(iter(texts))]
+            texts[key] = format_code(text, **style)
+        return texts[key]
+
+    setattr(cached, '_mmrepro_texts', texts)  # noqa: B010
+    mmengine_config.FormatCode = cached

@@ -1,4 +1,4 @@
-"""Start trainings in fresh processes, watch them, kill them, and report how they ended.
+"""Start trainings in fresh processes, watch them, kill them, and report how they went and ended.
 
 From what verify, localise, golden or demo compares to processes:
 
@@ -9,7 +9,7 @@ From what verify, localise, golden or demo compares to processes:
     -> LaunchedTraining   the processes of a launch while they train; run_all() starts them
 
 ``seeds`` has launches of ``mmrepro train`` instead of trainings. ``dev/kills`` starts its launches
-itself, to watch them closely.
+itself, to watch them closely. Progress is one line, which :func:`progress_line` prints.
 """
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, Callable, NamedTuple
 
 from ..errors import TrainingError, meaning
-from ..fingerprint.schema import FOLDER
+from ..fingerprint.reader import NewLines
+from ..fingerprint.schema import FOLDER, fingerprint_name
 from ..util.scoped import restore_handlers
+from ..util.text import duration
 from .child import FINDING, REFUSAL, Training
 
 LOG_TAIL = 30  # lines of the output of a failed training that are shown
@@ -259,3 +261,81 @@ def jobs_at_once(processes: int = 1) -> int:
     threads, *_ = one_thread_each()['OMP_NUM_THREADS'].split(',')  # OpenMP: one for each level
     count = int(threads) if threads.strip().isdecimal() else 1
     return max(1, min(2, (os.cpu_count() or 1) // (max(count, 1) * processes)))
+
+
+CLEAR = '\r\x1b[K'  # goes to the beginning of a terminal's line and erases it
+
+
+BETWEEN_LINES = .5  # seconds between two lines where there is no terminal
+
+
+@contextmanager
+def progress_line(stream: Any, clock: Callable[[], float] = time.monotonic
+                  ) -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints a line; on a terminal, each line replaces the line before.
+
+    Elsewhere, as in the log of a job, a line that comes too soon waits for the next, which takes
+    its place, or for the end. The argument '' clears the line of a terminal, to print something
+    else there.
+    """
+    shown = waiting = ''
+    last = -BETWEEN_LINES
+
+    def on_progress(text: str) -> None:
+        nonlocal shown, waiting, last
+        shown = text
+        if stream.isatty():
+            stream.write(f'{CLEAR}{text}')
+        elif text and clock() - last < BETWEEN_LINES:
+            waiting = text
+            return
+        elif text:
+            waiting, last = '', clock()
+            stream.write(f'{text}\n')
+        stream.flush()
+
+    try:
+        yield on_progress
+    finally:
+        if shown and stream.isatty():
+            stream.write('\n')
+        elif waiting:
+            stream.write(f'{waiting}\n')
+            stream.flush()
+
+
+def run_with_progress(runs: Sequence[PlannedRun], iterations: int,
+                      on_progress: Callable[[str], None], jobs: int = 1) -> None:
+    """Train all runs of ``iterations`` each, and report how many are finished when it changes."""
+    ended: set[str] = set()
+    counters = {run.name: IterationCounter(run.folder) for run in runs}
+    started, last = time.monotonic(), ''
+
+    def report() -> None:
+        nonlocal last
+        counts = {run.name: iterations if run.name in ended else
+                  min(counters[run.name].count(), iterations) for run in runs}
+        parts = [f'{name} done' if name in ended else f'{name} {count}/{iterations}'
+                 for name, count in counts.items() if count]
+        text = f'{len(ended)} of {len(runs)} runs; {", ".join(parts) or "starting"}'
+        if text != last:
+            last = text
+            elapsed, done = time.monotonic() - started, sum(counts.values())
+            left = len(runs) * iterations - done
+            estimate = f'; about {duration(elapsed / done * left)} left' if done and left else ''
+            on_progress(f'{elapsed:4.0f} s  {text}{estimate}')
+
+    run_all(runs, jobs, report, lambda run: ended.add(run.name))
+
+
+class IterationCounter:
+    """Counts the iterations in the fingerprints of a running training, as they are written."""
+
+    def __init__(self, work_dir: str) -> None:
+        self._lines = NewLines(os.path.join(work_dir, FOLDER, fingerprint_name(0)))
+        self._count = 0
+
+    def count(self) -> int:
+        """Return the number of iterations until now."""
+        self._count += sum(line.startswith(b'{"kind":"step"') for line in self._lines.read())
+        return self._count

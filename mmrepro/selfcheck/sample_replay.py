@@ -12,11 +12,10 @@ from typing import Any, Callable, NamedTuple
 from ..data import dataset_tree
 from ..data.dataset_changes import PASS, DatasetSnapshot, State
 from ..fingerprint import generator_states
-from ..fingerprint.call_sites import method_site
 from ..fingerprint.generator_states import call_site
+from ..fingerprint.operator_recorder import method_site
 from ..objects.digests import exact_digest
-from ..objects.generators import GENERATORS
-from ..objects.walks import PLAIN
+from ..objects.walks import GENERATORS, PLAIN
 from ..util.libraries import belongs_to_user
 
 LOADS = 6  # traced at most, until two of them differ

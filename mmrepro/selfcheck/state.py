@@ -24,15 +24,17 @@ from ..distributed.scheduler import current
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..errors import DeterminismError
 from ..objects.digests import as_bytes, local_part
-from ..objects.generators import GENERATORS, read_state, restore_state
-from ..objects.nested import named_tensors
 from ..objects.walks import (
+    GENERATORS,
     PLAIN,
     Walk,
     attributes,
     is_stateful,
     items,
     keys_and_values,
+    named_tensors,
+    read_state,
+    restore_state,
     slot_names,
 )
 from ..virtual import VirtualDataParallel

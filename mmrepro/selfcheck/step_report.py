@@ -13,7 +13,7 @@ from ..errors import StepDiffersError
 from ..fingerprint.records import PHASES, Record
 from ..fingerprint.schema import FOLDER
 from ..util.text import listed
-from .diagnoser import Diagnosis, diagnose
+from . import Diagnosis, diagnose
 from .observer import FIELDS, PassDigests
 
 FILE = 'step_check.iteration{}.rank{}.json'

@@ -9,15 +9,13 @@
 from ..audit.auditing import audit
 from ..localise.compare_modules import compare_modules
 from ..localise.compare_onnx import compare_onnx
+from ..localise.search import localise
 from ..report.compare import compare
-from ..report.report import Figure, Report
-from ..report.table import Table
+from ..report.report import Figure, Report, Table
 from .demo import demo
 from .doctor import doctor, operators, upgrade
-from .export import export
 from .golden import check_goldens, record_goldens
-from .localise import localise
-from .replay import replay
+from .replay import export, replay
 from .seeds import seeds
 from .verify import verify, verify_run
 

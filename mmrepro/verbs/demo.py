@@ -14,10 +14,9 @@ from ..fingerprint.divergence import Ranks, divergences
 from ..fingerprint.reader import read_ranks
 from ..objects.digests import state_digest
 from ..report.plots import figure, palette, png
-from ..report.report import Figure, Report
-from ..report.table import Table
+from ..report.report import Figure, Report, Table
+from ..runs.config_edits import few_images
 from ..runs.launcher import jobs_at_once
-from ..runs.reduction import few_images
 from . import variations
 from .variations import Variation
 

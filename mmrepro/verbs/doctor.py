@@ -24,8 +24,7 @@ from ..facts.compatibility import CHANGES, differences
 from ..facts.own_code import TRANSFORMS, completed
 from ..fingerprint.manifest import read_manifest
 from ..ops import triton
-from ..report.report import Report
-from ..report.table import Table
+from ..report.report import Report, Table
 from ..runs.config_files import config_of
 from ..util.libraries import installed_version, version_of
 from ..version import __version__

@@ -19,8 +19,7 @@ from ..fingerprint.reader import read_ranks, read_run
 from ..runs import surroundings
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
-from ..runs.launcher import PlannedRun, TrainingFailed, one_thread_each, plan
-from ..runs.progress import run_with_progress
+from ..runs.launcher import PlannedRun, TrainingFailed, one_thread_each, plan, run_with_progress
 from ..util.text import listed
 
 REFERENCE = 'reference'  # folder of the run with which variations are compared

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..checkpoint.completeness import lacks
 from ..checkpoint.files import load
+from ..checkpoint.fit import lacks
 from ..config import with_virtual_ranks
 from ..demo import use_data, write_dataset
 from ..errors import (
@@ -26,9 +26,8 @@ from ..errors import (
 from ..facts.own_code import edited
 from ..fingerprint.schema import FOLDER
 from ..localise import search
-from ..localise.search import LocaliseResult
-from ..report.report import Report
-from ..report.table import Table
+from ..localise.search import LocaliseResult, first_difference
+from ..report.report import Report, Table
 from ..runs.config_edits import prepare, virtual_ranks
 from ..runs.config_files import config_of, read_config
 from ..runs.launcher import TrainingFailed, jobs_at_once
@@ -39,7 +38,6 @@ from ..selfcheck.witness_process import Start, WitnessProcess
 from ..util.files import or_none, read_json
 from ..util.text import listed, page
 from . import variations
-from .localise import first_difference
 from .variations import USUAL, VARIATIONS, VariationResult
 
 OnProgress = Callable[[str], None]

@@ -6,10 +6,15 @@ a collective operation. State of the process that differs between ranks is excha
 
 Other rooms use what is imported here, and nothing else of this room.
 """
-from .entry import on_virtual_ranks, settings_on_ranks, share_workers, wrap_model
+from .entry import (
+    on_virtual_ranks,
+    refuse_cached_ranks,
+    settings_on_ranks,
+    share_workers,
+    wrap_model,
+)
+from .fsdp2 import is_sharded, whole_tensor
 from .gradients import VirtualDataParallel
-from .guards import refuse_cached_ranks
 from .heap import large_blocks_apart
 from .sharded import gathered_weights
-from .shards import is_sharded, whole_tensor
 from .shared_weights import check_shared_weights, share_weights

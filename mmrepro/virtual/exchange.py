@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.nn import functional
 
-from ..distributed.at_exit import let_go_at_exit
-from ..distributed.ordered_reduction import all_gather_single
-from ..distributed.reduction_tree import (
+from ..distributed.lost_ranks import let_go_at_exit
+from ..distributed.ordered_sums import (
     Combine,
     Node,
     ReductionTree,
+    all_gather_single,
     combine_of,
     finish_of,
     nodes_of,

@@ -14,10 +14,10 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ..distributed.reduction_tree import ReductionTree, combine_of, nodes_of
+from ..distributed.ordered_sums import ReductionTree, combine_of, nodes_of
 from ..distributed.scheduler import current
 from ..errors import CollectiveMismatch, VirtualRanksError
-from ..objects.nested import tensors
+from ..objects.walks import tensors
 from ..util.scoped import replaced
 from .exchange import Processes
 
@@ -203,7 +203,7 @@ class VirtualDataParallel(nn.Module):
     """Averages the gradients over the virtual ranks in a backward pass.
 
     Each gradient is multiplied by 1/V and then added up in a fixed tree over the ranks, see
-    :mod:`mmrepro.distributed.reduction_tree`. A parameter without a gradient on some ranks counts
+    :mod:`mmrepro.distributed.ordered_sums`. A parameter without a gradient on some ranks counts
     as zero there; without one on all ranks it has none. As with DistributedDataParallel, weights
     and buffers are those of rank 0 at first, and ``no_sync`` around a forward pass leaves the
     gradients of this rank alone.

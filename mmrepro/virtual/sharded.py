@@ -2,17 +2,21 @@
 
 ``fully_shard`` runs on the process group of the virtual ranks: each rank keeps a part of every
 tensor, so a process that has all ranks keeps all of it, and one of N processes a share of 1/N. The
-group adds up gradients in the tree of :mod:`mmrepro.distributed.reduction_tree`, scaled as
+group adds up gradients in the tree of :mod:`mmrepro.distributed.ordered_sums`, scaled as
 :class:`.gradients.VirtualDataParallel` scales them, and the optimizer steps element by element: so
 the bits are those of whole weights.
 
 Weights are divided when the training begins, with everything loaded, and are gathered on rank 0
-when a checkpoint is written: files do not depend on it.
+when a checkpoint is written: files do not depend on it. What was gathered waits in a
+:class:`TensorFile`, which takes memory only while a tensor is read.
 """
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, Callable
@@ -28,8 +32,66 @@ from ..distributed.unwrap import unwrap
 from ..errors import RandomnessError
 from ..objects.digests import exact_digest, local_part
 from . import fsdp2, heap, weight_hooks
-from .shards import is_sharded, part_of, whole_tensor
-from .tensor_file import TensorFile
+from .fsdp2 import is_sharded, part_of, whole_tensor
+
+ALIGNMENT = 64  # bytes at which a tensor begins
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+
+
+class TensorFile:
+    """A file without a name, of tensors.
+
+    Args:
+        folder: Of the file. None, or where it cannot be written: tensors stay in memory.
+        tensors: Of the sizes and types of those that will be kept, in any order.
+    """
+
+    def __init__(self, folder: str | None, tensors: Iterable[Tensor]) -> None:
+        self._file: Any = None
+        self._map: mmap.mmap | None = None
+        self._end = 0
+        size = sum(map(_room, tensors))
+        if folder is None or not size:
+            return
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)
+            self._file.truncate(size)
+            self._map = mmap.mmap(self._file.fileno(), size)
+        except OSError:  # not a folder to write to, or a file system that does not map files
+            pass
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the same values whose memory is the file."""
+        if self._map is None or not tensor.numel():
+            return tensor
+        flat, begin = tensor.contiguous().view(-1), self._end
+        array: Any = flat.view(torch.uint8).numpy()
+        content, done = memoryview(array), 0
+        try:
+            while done < len(content):  # through the map, the file would take memory
+                done += os.pwrite(self._file.fileno(), content[done:], begin + done)
+        except OSError:  # no room
+            return tensor
+        self._end += _room(tensor)
+        return torch.frombuffer(self._map, dtype=flat.dtype, count=flat.numel(),
+                                offset=begin).view(tensor.shape)
+
+    def let_go(self) -> None:
+        """Free the memory of what has been read."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
 
 # optimizers of torch whose step computes each element from the same element of other tensors
 BY_ELEMENT = ('SGD', 'Adam', 'AdamW', 'NAdam', 'RAdam', 'Adamax', 'Adagrad', 'Adadelta', 'RMSprop',

@@ -30,8 +30,8 @@ from ..distributed.unwrap import unwrap
 from ..errors import RandomnessError, VirtualRanksError
 from ..objects.digests import as_bytes, exact_digest
 from . import heap, weight_hooks
-from .group import Collect
 from .sharded import shard_weights
+from .world import Collect
 
 SEPARATE = "randomness.virtual_ranks.memory='separate'"
 _NOT_BY_ELEMENT = ('LBFGS', )  # optimizers whose step evaluates the model

@@ -17,7 +17,7 @@ from ..distributed.unwrap import ema_hooks
 from ..objects.digests import local_part
 from ..util.libraries import belongs_to_user
 from ..util.text import qualified_name
-from .shards import is_sharded, part_of, whole_tensor
+from .fsdp2 import is_sharded, part_of, whole_tensor
 
 
 class Adapter(NamedTuple):

@@ -17,7 +17,7 @@ from validated_runs import killed, trained, validated
 
 from mmrepro.checkpoint import files, safe_loading
 from mmrepro.checkpoint.choosing import newest_good
-from mmrepro.checkpoint.completeness import check_readable, has_schedules, lacks
+from mmrepro.checkpoint.fit import check_readable, has_schedules, lacks
 from mmrepro.errors import CheckpointError, RandomnessError, ResumeError
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')

@@ -19,7 +19,7 @@ from small_runs import (
 
 import mmrepro
 from mmrepro.checkpoint import files
-from mmrepro.checkpoint.evaluated import mean_of_ranks
+from mmrepro.checkpoint.rank_state import mean_of_ranks
 
 
 @MODELS.register_module(force=True)

@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,19 @@ from fake_runs import write_log
 
 from mmrepro.errors import PREEMPTED, SeedsError, TrainingError
 from mmrepro.report.seed_study import study, study_report
-from mmrepro.runs import seed_runs
 from mmrepro.runs.launcher import TrainingFailed
-from mmrepro.runs.seed_runs import (
+from mmrepro.verbs.seeds import (
     NOTHING_FOUND,
     SeedFailed,
     jobs_of,
+    metrics_of,
     parse_seeds,
     result_of,
     run_job,
+    value_of,
 )
-from mmrepro.verbs.seeds import metrics_of, value_of
+
+SEEDS = sys.modules['mmrepro.verbs.seeds']  # mmrepro.verbs.seeds is the function
 
 CONFIG = """
 custom_imports = dict(imports=['mmrepro'], allow_failed_imports=False)
@@ -56,7 +59,7 @@ def started(monkeypatch):
         better = .02 + .001 * seed if 'mine' in command[2] else 0.
         write_log(folder, 2, val=.3 + .01 * (seed % 3) + better)
 
-    monkeypatch.setattr(seed_runs, 'run_all', start)
+    monkeypatch.setattr(SEEDS, 'run_all', start)
     return commands
 
 
@@ -70,7 +73,7 @@ def ended(monkeypatch):
             if code:
                 raise TrainingFailed(code, log)
 
-        monkeypatch.setattr(seed_runs, 'run_all', start)
+        monkeypatch.setattr(SEEDS, 'run_all', start)
     return end
 
 
@@ -143,7 +146,7 @@ def test_a_seed_without_a_result_says_why(config, ended, code, output, error, me
     job, = jobs_of(config(), 'base', [0], 'out')
     ended(code, output)
     with pytest.raises(error, match=message):
-        run_job(job, metrics_of)
+        run_job(job)
     assert result_of(job) is None
     Path(job.folder, 'result.json').write_text('{')
     with pytest.raises(SeedsError, match='not JSON.*remove it'):
@@ -153,7 +156,7 @@ def test_a_seed_without_a_result_says_why(config, ended, code, output, error, me
 @pytest.fixture
 def some_fail(started, monkeypatch):
     """Let seed 1 end with an error, and seed 2 find nothing."""
-    train = seed_runs.run_all
+    train = SEEDS.run_all
 
     def start(runs):
         launch = runs[0].launches[0]
@@ -165,7 +168,7 @@ def some_fail(started, monkeypatch):
         if seed != '2':
             train(runs)
 
-    monkeypatch.setattr(seed_runs, 'run_all', start)
+    monkeypatch.setattr(SEEDS, 'run_all', start)
     return started
 
 

@@ -34,7 +34,7 @@ from torch.utils.data import (
 )
 
 from mmrepro import seeds
-from mmrepro.data import training_thread
+from mmrepro.data import generators
 from mmrepro.errors import RandomnessError
 from mmrepro.run.runner import ReproRunner
 
@@ -340,7 +340,7 @@ class Ahead(DataLoader):
 
 @pytest.fixture
 def trains():
-    training_thread.claim()
+    generators.claim()
 
 
 def test_threads_load_from_workers_only(trains):

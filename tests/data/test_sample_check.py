@@ -29,7 +29,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from mmrepro import on_virtual_ranks, seeds
 from mmrepro.config import RandomnessConfig
-from mmrepro.data import adopt_loader, written_files
+from mmrepro.data import adopt_loader, sample_check
 from mmrepro.data.sample_check import checked, left_out
 from mmrepro.errors import RandomnessError, SampleDiffersError
 from mmrepro.run.hooks import SelfCheckHook
@@ -258,7 +258,7 @@ class Writes(Noisy):
 @pytest.mark.parametrize('write', WRITERS)
 def test_a_file_that_samples_write_is_named_once(write, tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(written_files, 'print_log', lambda text, *_: said.append(text))
+    monkeypatch.setattr(sample_check, 'print_log', lambda text, *_: said.append(text))
     path = str(tmp_path / 'cache.png')
     named = type(f'Writes_{write}', (Writes, ), {})
     made = strict(DataLoader(named(WRITERS[write], path), batch_size=2))
@@ -272,7 +272,7 @@ def test_a_file_that_samples_write_is_named_once(write, tmp_path, monkeypatch):
                                      'file:x?mode=memory', ':memory:'])
 def test_a_database_that_samples_only_read_is_not_named(address, tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(written_files, 'print_log', lambda text, *_: said.append(text))
+    monkeypatch.setattr(sample_check, 'print_log', lambda text, *_: said.append(text))
     path = tmp_path / 'data.sqlite'
     sqlite3.connect(path).close()
     named = type(f'Reads_{address}', (Writes, ), {})

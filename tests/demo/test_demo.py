@@ -14,10 +14,9 @@ from harness import ROOT, python
 from mmengine.config import Config
 
 from mmrepro.cli import demo
-from mmrepro.demo import dataset, photos
+from mmrepro.demo import dataset
 from mmrepro.demo.classifier import CutOut, PhotoDataset
-from mmrepro.demo.dataset import reads_coco, shipped
-from mmrepro.demo.photos import CLASSES
+from mmrepro.demo.dataset import CLASSES, reads_coco, shipped
 from mmrepro.fingerprint.reader import RankLog
 from mmrepro.objects.digests import state_digest
 from mmrepro.runs.config_edits import only_fingerprints
@@ -58,7 +57,7 @@ def test_mmdetection_loads_it_and_perfect_boxes_score_one(data_root):
 
     loaded = CocoDataset(
         data_root=data_root, ann_file='annotations/instances_val2017.json',
-        data_prefix=dict(img='val2017/'), metainfo=dict(classes=photos.CLASSES), pipeline=[])
+        data_prefix=dict(img='val2017/'), metainfo=dict(classes=dataset.CLASSES), pipeline=[])
     assert len(loaded) == 8
     assert {i['bbox_label'] for info in loaded for i in info['instances']} == set(range(6))
 

@@ -19,7 +19,7 @@ from small_runs import trained_runner
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmrepro.distributed import at_exit, lost_ranks, process_group
+from mmrepro.distributed import lost_ranks, process_group
 from mmrepro.distributed.agreement import agree
 from mmrepro.distributed.process_group import ensure_process_group, launch_variables, wrap_model
 from mmrepro.errors import ConfigError
@@ -111,7 +111,7 @@ def leave(rank, world, port):
     """Return how many threads the process has at each point, and whether it is in a group."""
     counts = [threads()]
     with mock.patch.dict(os.environ, launched('pytorch', rank, world, port)), \
-            mock.patch.object(at_exit.atexit, 'register') as registered:
+            mock.patch.object(lost_ranks.atexit, 'register') as registered:
         ensure_process_group('pytorch')
         model = wrapped_by_mmengine(nn.Linear(3, 2), ordered=True)
         model(torch.ones(1, 3)).sum().backward()

@@ -13,7 +13,7 @@ from harness import Child
 from mmengine.structures import InstanceData
 
 from mmrepro.cli import arguments
-from mmrepro.localise.batch import compare_detections
+from mmrepro.localise.compare_modules import compare_detections
 
 
 @pytest.fixture(scope='module')

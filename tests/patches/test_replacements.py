@@ -345,10 +345,10 @@ def test_compiled_glass_blur_follows_the_sample(monkeypatch):
 
     assert len({corrupted(monkeypatch, 'glass_blur', corrupt) for _ in range(3)}) > 1
     patches.apply()
-    from mmrepro.patches import generators
-    generators._numba_seeder.cache_clear()
+    from mmrepro.patches import methods
+    methods._numba_seeder.cache_clear()
     assert len({corrupted(monkeypatch, 'glass_blur', corrupt) for _ in range(3)}) == 1
-    generators._numba_seeder.cache_clear()
+    methods._numba_seeder.cache_clear()
 
 
 def test_other_corruptions_draw_nothing_more(monkeypatch):

@@ -9,8 +9,7 @@ import pytest
 from scipy import stats
 
 from mmrepro.errors import MissingPackageError
-from mmrepro.report.seed_study import streams_report
-from mmrepro.report.stats import holm, paired, share, sign_flip, summary
+from mmrepro.report.seed_study import holm, paired, share, sign_flip, streams_report, summary
 
 # Student (1908), "The probable error of a mean", Biometrika 6: hours of sleep gained by ten
 # patients under two drugs. R's `sleep`; t.test(extra ~ group, paired = TRUE) prints

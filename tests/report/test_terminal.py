@@ -6,8 +6,7 @@ import re
 import pytest
 
 from mmrepro.errors import DIFFERENT
-from mmrepro.report.report import Figure, Report
-from mmrepro.report.table import Table
+from mmrepro.report.report import Figure, Report, Table
 
 REPORT = Report(
     'a title', 'DIFFERENT: all', DIFFERENT,
@@ -59,13 +58,13 @@ def test_the_same_report_as_a_page_as_data_and_in_files(tmp_path):
 
 @pytest.mark.parametrize('styled', [False, True])
 def test_no_line_ends_with_blanks(styled, monkeypatch):
-    from mmrepro.report import renderers
-    from mmrepro.report.table import Table
+    from mmrepro.report import report
+    from mmrepro.report.report import Table
     if styled:
         monkeypatch.setenv('COLUMNS', '100')
         monkeypatch.setenv('FORCE_COLOR', '1')
     out = io.StringIO()
-    renderers.print_table(renderers.console(out), Table(
+    report.print_table(report.console(out), Table(
         ('name', 'note'), [('a', 'a long text'), ('b', ''), ('c', 'x')], 'Title',
         ['bad', 'good', '']), True)
     lines = [re.sub(r'\x1b\[[0-9;]*m', '', line) for line in out.getvalue().split('\n')]
@@ -73,7 +72,7 @@ def test_no_line_ends_with_blanks(styled, monkeypatch):
 
 
 def test_without_a_terminal_two_lines_of_progress_a_second_are_printed():
-    from mmrepro.runs.progress import progress_line
+    from mmrepro.runs.launcher import progress_line
     out, now = io.StringIO(), [0.]
     with progress_line(out, lambda: now[0]) as on_progress:
         for now[0], text in ((0., 'first'), (.1, 'too soon'), (.3, 'replaced'), (.6, 'second'),

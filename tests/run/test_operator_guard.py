@@ -8,7 +8,7 @@ from mmengine.runner import Runner
 from mmrepro import determinism
 from mmrepro.errors import UnknownOperatorError
 from mmrepro.ops.guard import OperatorGuard
-from mmrepro.run.hooks.operator_guard import OperatorGuardHook
+from mmrepro.run.hooks.self_check import OperatorGuardHook
 
 _library = torch.library.Library('passers_by', 'DEF')
 _library.define('scale(Tensor x, float by) -> Tensor')

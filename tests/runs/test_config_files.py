@@ -10,7 +10,7 @@ from mmengine.model import PretrainedInit
 from mmengine.registry import DATASETS
 
 from mmrepro.errors import ConfigError
-from mmrepro.runs import reduction
+from mmrepro.runs import config_edits
 from mmrepro.runs.config_edits import import_mmrepro
 from mmrepro.runs.config_files import merge_options, read_config, without_mark
 
@@ -101,7 +101,7 @@ def test_sizes_keep_their_proportions_and_are_multiples():
         backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='torchvision://resnet50'),
                       scale=(999, 999)),
         data_preprocessor=dict(batch_augments=[dict(random_size_range=(480, 800))]))))
-    assert reduction.shrink(cfg) == 1333
+    assert config_edits.shrink(cfg) == 1333
     resize, ratio, choice, mosaic, _ = cfg.train_dataloader.dataset.pipeline
     assert resize.scale == (256, 160) and ratio.scale == (0.1, 2.0)
     assert [tuple(size) for size in choice.scales] == [(96, 256), (96, 256)]
@@ -118,7 +118,7 @@ def test_no_pretrained_weights_are_read_however_a_config_names_them():
         neck=dict(init_cfg=[drawn, dict(type='mmengine.Pretrained', checkpoint='neck.pth')]),
         head=dict(init_cfg=drawn), teacher_ckpt='teacher.pth', timm=dict(pretrained=True),
         rfp_backbone=dict(pretrained='torchvision://resnet50'))))
-    reduction.shrink(cfg)
+    config_edits.shrink(cfg)
     assert cfg.model.backbone.init_cfg is None and cfg.model.teacher_ckpt is None
     assert cfg.model.timm.pretrained is False and cfg.model.rfp_backbone.pretrained is None
     assert cfg.model.neck.init_cfg == [drawn] and cfg.model.head.init_cfg == drawn
@@ -130,7 +130,7 @@ def test_weights_on_this_disk_stay(tmp_path):
     start = dict(type='Pretrained', checkpoint=path)
     cfg = Config(dict(train_dataloader={}, load_from=path, model=dict(
         backbone=dict(init_cfg=start), teacher_ckpt=path)))
-    reduction.shrink(cfg)
+    config_edits.shrink(cfg)
     assert cfg.load_from == cfg.model.teacher_ckpt == path
     assert cfg.model.backbone.init_cfg == start
 
@@ -146,7 +146,7 @@ class WholeDataset:
 def test_datasets_that_cannot_be_cut_stay_whole_and_are_named():
     cfg = Config(dict(train_dataloader=dict(dataset=dict(type='ConcatDataset', datasets=[
         dict(type='WholeDataset'), dict(type='CocoDataset'), dict(type='BaseDataset')]))))
-    assert reduction.few_images(cfg, 'train', 3) == ['WholeDataset']
+    assert config_edits.few_images(cfg, 'train', 3) == ['WholeDataset']
     assert [dataset.get('indices') for dataset in cfg.train_dataloader.dataset.datasets] == [
         None, 3, 3]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mmrepro.objects.nested import dicts as nodes
+from mmrepro.objects.walks import dicts as nodes
 
 __all__ = ['NARROWER', 'RESNETS', 'WIDTHS', 'listed', 'quarter']
 

@@ -31,12 +31,12 @@ from simulated import Event, Killed, Outcome, Simulation
 from virtual_processes import results_of
 from virtual_runs import whole
 
-from mmrepro.distributed.reduction_tree import shares
+from mmrepro.distributed.ordered_sums import shares
 from mmrepro.distributed.scheduler import current
 from mmrepro.errors import Preempted
 from mmrepro.run.hooks.preempt import PreemptHook
 from mmrepro.virtual import fsdp2
-from mmrepro.virtual.shards import whole_tensor
+from mmrepro.virtual.fsdp2 import whole_tensor
 
 RANKS = 4
 KINDS = ('quiet', 'error', 'condition', 'kill', 'signal')

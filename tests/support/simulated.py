@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mmrepro.distributed.scheduler import Baton, Scheduler, VirtualRank
 from mmrepro.errors import Deadlock
-from mmrepro.virtual.guards import guarded
+from mmrepro.virtual.entry import guarded
 from mmrepro.virtual.world import Worlds
 
 LIMIT = 20_000  # turns of a schedule

@@ -6,9 +6,9 @@ from unittest import mock
 import numpy as np
 import torch
 
-from mmrepro.distributed.process_state import ProcessState
-from mmrepro.distributed.reduction_tree import ReductionTree
-from mmrepro.virtual import guards
+from mmrepro.distributed.ordered_sums import ReductionTree
+from mmrepro.distributed.scheduler import ProcessState
+from mmrepro.virtual import entry
 from mmrepro.virtual.gradients import VirtualDataParallel
 
 
@@ -57,5 +57,5 @@ FAULTS = {
     'one generator of Python': _one_generator(random.getstate, random.setstate),
     'one generator of NumPy': _one_generator(np.random.get_state, np.random.set_state),
     'one generator of torch': _one_generator(torch.get_rng_state, torch.set_rng_state),
-    'autocast drops its cache': lambda: mock.patch.object(guards, 'autocast_cache', nullcontext),
+    'autocast drops its cache': lambda: mock.patch.object(entry, 'autocast_cache', nullcontext),
 }

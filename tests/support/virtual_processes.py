@@ -3,7 +3,7 @@ import torch.distributed as dist
 from rank_pool import shared_pool
 
 from mmrepro import on_virtual_ranks
-from mmrepro.distributed.reduction_tree import combine_of, finish_of
+from mmrepro.distributed.ordered_sums import combine_of, finish_of
 
 
 def results_of(rank, world, function, ranks):

@@ -10,7 +10,7 @@ from ranks import free_port
 from mmrepro.config import with_virtual_ranks
 from mmrepro.distributed.unwrap import unwrap
 from mmrepro.runs.startup import on_ranks
-from mmrepro.virtual.shards import whole_tensor
+from mmrepro.virtual.fsdp2 import whole_tensor
 
 
 def whole(value):

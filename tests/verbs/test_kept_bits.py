@@ -8,7 +8,7 @@ import pytest
 from harness import ROOT, Child, python
 
 from mmrepro.errors import GoldenError
-from mmrepro.verbs.kept_bits import KeptBits, digests
+from mmrepro.verbs.golden import KeptBits, digests
 
 MODULE = '''
 import torch

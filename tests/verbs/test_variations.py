@@ -22,7 +22,7 @@ from mmrepro.determinism.cpu_level import CPU_LEVELS
 from mmrepro.errors import NOTHING_TO_COMPARE, ConfigError
 from mmrepro.localise import search
 from mmrepro.localise.search import LocaliseResult
-from mmrepro.runs import progress, surroundings
+from mmrepro.runs import launcher, surroundings
 from mmrepro.runs.config_edits import virtual_ranks
 from mmrepro.verbs import variations as module
 
@@ -62,7 +62,7 @@ def started(stand_in):
 @pytest.fixture
 def run(stand_in, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(progress, 'SECONDS', 0)  # every line is shown
+    monkeypatch.setattr(launcher, 'BETWEEN_LINES', 0)  # every line is shown
     cfg = tiny.validating_and_saving(tmp_path)
     cfg.val_cfg = dict(type='ValLoop')
     cfg.dump('config.py')

@@ -19,7 +19,7 @@ from mmrepro.errors import RandomnessError
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.reader import read_run
 from mmrepro.objects.digests import local_part
-from mmrepro.virtual import fsdp2, shards
+from mmrepro.virtual import fsdp2
 from mmrepro.virtual.sharded import Sharding
 
 OPTIONS = {
@@ -244,7 +244,7 @@ def with_function_in_the_graph(stock, group, used):
 
 FAULTS = {
     'sums in the order of a ring': lambda: mock.patch(
-        'mmrepro.virtual.group.VirtualGroup.reduce_scatter_single',
+        'mmrepro.virtual.world.VirtualGroup.reduce_scatter_single',
         added_up_in_a_ring),
     'a norm of parts': lambda: mock.patch(
         'mmrepro.virtual.sharded.whole_tensor', local_part),
@@ -263,7 +263,7 @@ def test_planted_faults_are_seen(tmp_path):
                 tmp_path / memory, memory, default_hooks__checkpoint=None,
                 optim_wrapper__clip_grad=dict(max_norm=0.05)))
             runner.train()
-            return {name: shards.whole_tensor(value).detach().numpy().tobytes()
+            return {name: fsdp2.whole_tensor(value).detach().numpy().tobytes()
                     for name, value in runner.model.module.named_parameters()}
         return alone(train, RANKS)[0]
 

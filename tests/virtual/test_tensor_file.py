@@ -5,11 +5,11 @@ import os
 import pytest
 import torch
 
-from mmrepro.checkpoint import completeness
+from mmrepro.checkpoint import fit
 from mmrepro.checkpoint.files import write_content
 from mmrepro.errors import CheckpointError
-from mmrepro.virtual import tensor_file
-from mmrepro.virtual.tensor_file import TensorFile
+from mmrepro.virtual import sharded
+from mmrepro.virtual.sharded import TensorFile
 
 TENSORS = [torch.randn(3, 5), torch.randn(7).bfloat16(), torch.arange(100), torch.zeros(0, 3),
            torch.ones(4, 4, dtype=torch.bool), torch.randn(200, 300).t()]
@@ -53,7 +53,7 @@ def test_where_there_is_no_file_they_stay_in_memory(why, tmp_path, monkeypatch):
         folder = os.path.join(folder, 'file', 'below')
         (tmp_path / 'file').write_text('')
     else:
-        monkeypatch.setattr(tensor_file.os, 'pwrite', full)
+        monkeypatch.setattr(sharded.os, 'pwrite', full)
     assert all(one is other for one, other in zip(kept(folder), TENSORS))
 
 
@@ -77,10 +77,10 @@ def test_a_check_of_what_can_be_read_copies_no_tensor(monkeypatch):
         save(value, file)
         sizes.append(len(file.getvalue()))
 
-    monkeypatch.setattr(completeness.torch, 'save', noted)
+    monkeypatch.setattr(fit.torch, 'save', noted)
     state = torch.nn.Linear(500, 500).state_dict()
-    completeness.check_readable(dict(meta={}, state_dict=state))
+    fit.check_readable(dict(meta={}, state_dict=state))
     assert sizes and max(sizes) < 20_000
     state._metadata['later'] = object()  # what a state dict has beside its items is tried
     with pytest.raises(CheckpointError, match="checkpoint.*state_dict"):
-        completeness.check_readable(dict(meta={}, state_dict=state))
+        fit.check_readable(dict(meta={}, state_dict=state))

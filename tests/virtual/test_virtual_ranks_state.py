@@ -26,13 +26,13 @@ from virtual_processes import alone, same_for_every_number
 from virtual_runs import run
 
 from mmrepro import on_virtual_ranks
-from mmrepro.data import training_thread
-from mmrepro.distributed import process_state
-from mmrepro.distributed.process_state import LAUNCHED
+from mmrepro.data import generators
+from mmrepro.distributed import scheduler
+from mmrepro.distributed.scheduler import LAUNCHED
 from mmrepro.errors import RandomnessError
 from mmrepro.objects.digests import state_digest
+from mmrepro.virtual.entry import refuse_cached_ranks
 from mmrepro.virtual.gradients import VirtualDataParallel
-from mmrepro.virtual.guards import refuse_cached_ranks
 
 
 @pytest.fixture
@@ -170,12 +170,12 @@ def test_each_rank_has_the_attributes_of_a_class_to_itself(cfg, tmp_path):
     cfg.custom_hooks = [dict(type='AverageOfClass')]
     cfg.randomness.virtual_ranks = dict(memory='separate')  # its rates differ between the ranks
     assert run(cfg, 3, 2, tmp_path / '2') == run(cfg, 3, 1, tmp_path / '1')
-    alone(lambda: process_state.isolate_class_attributes([AverageOfClass()]), 2)
-    assert not process_state._classes
+    alone(lambda: scheduler.isolate_class_attributes([AverageOfClass()]), 2)
+    assert not scheduler._classes
 
 
 def rebound():
-    process_state.isolate_class_attributes([AverageOfClass()])
+    scheduler.isolate_class_attributes([AverageOfClass()])
     if dist.get_rank():
         AverageOfClass.average, AverageOfClass.extra = dist.get_rank(), 1
     dist.barrier()
@@ -306,7 +306,7 @@ def test_where_the_training_cannot_be_interrupted_the_error_says_so(cfg):
 
 def _with_a_handler_of_its_own():
     own = signal.signal(signal.SIGURG, lambda *_: None), signal.getsignal(signal.SIGURG)
-    training_thread.claim()
+    generators.claim()
     return signal.getsignal(signal.SIGURG) is own[1]
 
 
@@ -315,9 +315,9 @@ def test_a_handler_of_the_user_stays():
 
 
 def _takes_turns(turns):
-    training_thread.claim(turns=turns)
+    generators.claim(turns=turns)
     dist.barrier()
-    training_thread.check('loads samples')
+    generators.check('loads samples')
 
 
 def test_virtual_ranks_take_turns():

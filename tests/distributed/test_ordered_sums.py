@@ -1,14 +1,22 @@
-"""The order of gradient sums belongs to the element, not to DDP's buckets."""
+"""Sums over ranks do not depend on buckets, nor on how the ranks are spread over processes."""
 from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 from harness import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmrepro.distributed import ordered_reduction
-from mmrepro.distributed.ordered_reduction import fix_gradient_order, ordered_mean
+from mmrepro.distributed import ordered_sums
+from mmrepro.distributed.ordered_sums import (
+    ReductionTree,
+    combine_of,
+    finish_of,
+    fix_gradient_order,
+    ordered_mean,
+    shares,
+)
 
 CAPS = [0.05, 1, 25]  # MB: a bucket per layer, a few, one
 
@@ -43,7 +51,7 @@ def ddp_gradients(rank, hook, cap, steps=3):
 
         def spy(group, bucket):
             layouts[-1].append(bucket.buffer().numel())
-            return ordered_reduction.ordered_mean_hook(group, bucket)
+            return ordered_sums.ordered_mean_hook(group, bucket)
 
         wrapped.register_comm_hook(wrapped.process_group, spy)
     digests = []
@@ -156,3 +164,59 @@ def test_a_parameter_that_a_rank_does_not_use_counts_as_zero(pool):
 @pytest.mark.parametrize(('world', 'count'), [(1, 0), (2, 0), (3, 1)])
 def test_the_hook_is_registered_where_it_matters_and_a_second_one_is_refused(pool, world, count):
     assert pool.run(registered, world) == [count] * world
+
+
+GOLDEN = ['0x1.9f4d760000000p+13', '0x1.d0c2e00000000p-4']
+
+
+def spread(leaves, split, op):
+    """Reduce as processes do: each its leaves, then one all nodes."""
+    combine, nodes = combine_of(op), []
+    for share in split:
+        own = ReductionTree(combine)
+        for number in share:
+            own.add_leaf(number, leaves[number].clone())
+        assert [node[:2] for node in own.nodes] == ordered_sums.nodes_of(share)
+        nodes += own.nodes
+    tree = ReductionTree(combine)
+    for node in nodes:
+        tree.add(node)
+    return finish_of(op, len(leaves))(tree.root())
+
+
+def test_the_order_is_the_documented_one():
+    for ranks, order in ((1, '0'), (2, '(0 1)'), (3, '((0 1) 2)'), (4, '((0 1) (2 3))'),
+                         (7, '(((0 1) (2 3)) ((4 5) 6))')):
+        tree = ReductionTree(lambda left, right: f'({left} {right})')
+        for number in range(ranks):
+            tree.add_leaf(number, str(number))
+        assert tree.root() == order
+
+
+def test_golden_values():
+    """Scheme 2. If these change, the number of the scheme has to."""
+    leaves = [torch.tensor([1e4 / (rank + 3), (-1) ** rank / (rank + 7)]) for rank in range(7)]
+    total = spread(leaves, shares(7, 3), dist.ReduceOp.SUM)
+    assert [float(one).hex() for one in total] == GOLDEN
+    mean = spread(leaves, shares(7, 7), dist.ReduceOp.AVG)
+    assert torch.equal(mean, total / 7)
+
+
+def test_leaves_out_of_order_and_unknown_operations_are_refused():
+    tree = ReductionTree(combine_of(dist.ReduceOp.SUM))
+    tree.add_leaf(1, torch.zeros(1))
+    with pytest.raises(ValueError, match='leaf 0 came after'):
+        tree.add_leaf(0, torch.zeros(1))
+    tree.add(ordered_sums.Node(1, 1, torch.zeros(1)))
+    with pytest.raises(ValueError, match='leaf 3 came after'):
+        tree.add_leaf(3, torch.zeros(1))
+    with pytest.raises(NotImplementedError, match='PREMUL_SUM.*allowed: .*SUM'):
+        combine_of(dist.ReduceOp.PREMUL_SUM)
+
+
+def test_shares_are_even_and_consecutive():
+    for ranks in range(1, 12):
+        for processes in range(1, ranks + 1):
+            split = shares(ranks, processes)
+            assert [rank for share in split for rank in share] == list(range(ranks))
+            assert {len(share) for share in split} <= {ranks // processes, -(-ranks // processes)}
