@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..checkpoint.adapters import names_class
 from ..distributed.scheduler import LAUNCHED
-from ..facts.provenance import NOT_REPEATED, RECORDED_VARIABLES
+from ..facts.collect import NOT_REPEATED, RECORDED_VARIABLES
 from ..util.libraries import belongs_to_user
 from .sources import Hit, SourceFile, assignments, reaches
 

@@ -1,13 +1,21 @@
-"""Collect the facts of a run (settings, versions, hardware), which a resume compares."""
+"""What a run is: the facts that a resume compares, and what a manifest has beside them.
+
+Facts are settings, versions and hardware. Beside them are the command, packages, the machine, code
+and files of the run.
+"""
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
+import glob
 import hashlib
+import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +24,11 @@ from ..determinism.cpu_level import cpu_instructions
 from ..distributed.agreement import start_fields
 from ..distributed.process_group import process_count
 from ..errors import ConfigError
+from ..objects.walks import dicts
 from ..util.text import qualified_name
 from .own_code import code_facts
+from .training_data import file_record
+from .variables import Read, reads
 
 # keys of a config that MMEngine writes by itself, or that say where and not what
 NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'experiment_name')
@@ -159,3 +170,189 @@ def _cpuinfo(key: str) -> str:
             return next((value.strip() for name, _, value in lines if name.strip() == key), '')
     except OSError:  # other systems have no such file
         return ''
+
+
+# Variables that reach kernels, libraries, launchers; all others, secrets among them, stay out.
+RECORDED_VARIABLES = (
+    'PYTHONHASHSEED', 'PYTHONOPTIMIZE', '*_NUM_THREADS', 'KMP_*', 'GOMP_*', 'MKL_*', 'ONEDNN_*',
+    'DNNL_*', 'ATEN_*', 'CUDA_*', 'CUBLAS*', 'CUDNN_*', 'NVIDIA_TF32_OVERRIDE',
+    'NVIDIA_VISIBLE_DEVICES', 'NVTE_*', 'NCCL_*', 'TORCH_*', 'TORCHINDUCTOR_*', 'TORCHDYNAMO_*',
+    'PYTORCH_*', 'TRITON_*', 'FLASH_ATTENTION_*', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_NTASKS',
+    'OPENCV_*', 'NPY_*', 'OPENBLAS_*', 'TZ', 'LC_*', 'LANG', 'MMREPRO_*')
+# Recorded variables that belong to the machine and the launcher: a repeated run has its own.
+NOT_REPEATED = ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK', 'LOCAL_RANK', 'MASTER_ADDR',
+                'MASTER_PORT', 'SLURM_NTASKS', 'CUDA_VISIBLE_DEVICES', 'NVIDIA_VISIBLE_DEVICES',
+                'MMREPRO_RESTARTED')
+# Names that look as if their values were secret are never recorded.
+SECRET = re.compile(r'KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE', re.IGNORECASE)
+HIDDEN = '(not recorded)'
+_NAMES = (r'password|passwd|secret|api[_-]?key|access[_-]?key(?:[_-]id)?|credential'
+          r'|(?:auth|access|hf)[_-]?token')
+# Secrets of known forms, wherever they stand: group 1 stays, the rest is hidden.
+_FORMS = tuple(re.compile(f'(){form}') for form in (
+    r'\bgh[pousr]_[A-Za-z0-9]{20,}', r'\bgithub_pat_\w{20,}', r'\bglpat-[\w-]{16,}',
+    r'\bhf_[A-Za-z0-9]{20,}', r'\b(?:AKIA|ASIA)[0-9A-Z]{16}\b', r'\bxox[a-z]-[\w-]{10,}',
+    r'\bsk-[\w-]{20,}', r'\bAIza[\w-]{35}', r'\bnpm_[A-Za-z0-9]{30,}', r'\bpypi-[\w-]{40,}',
+    r'\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*', r'-----BEGIN [A-Z ]*PRIVATE KEY-----[^\'"]*')) + (
+    # user and password of a URL, but not its port
+    re.compile(r'(://)[^\s/\'"@]*(?::(?!\d+/)[^\s\'"@]*)?@(?:[^\s/\'"@]*@)*'),
+    re.compile(r'(?i)([?&][\w-]*(?:sig|signature|token|key|password|secret|credential)=)[^\s&\'"(]+'))
+# A secret that is assigned: in a command or a connection string, and as a literal of Python.
+_ASSIGNED = re.compile(rf'(?i)(\b[\w-]*(?:{_NAMES}|pwd)s?=)[^\s&;,\'"()]+')
+_LITERAL = re.compile(rf'(?i)(\b\w*(?:{_NAMES})s?[\'"]?\s*[=:]\s*([\'"]))[^\'"\n]{{6,}}(?=\2)')
+
+MAX_DIFF = 1 << 20  # bytes of uncommitted changes that are kept; the digest is of all
+
+
+def environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that may matter; never one whose name looks like a secret's."""
+    return {name: without_secrets(env[name]) for name in sorted(env) if _is_recorded(name)}
+
+
+def _is_recorded(name: str) -> bool:
+    return not SECRET.search(name) and any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in RECORDED_VARIABLES)
+
+
+def other_variables(found: Iterable[Read]) -> dict[str, dict[str, str | None]]:
+    """Return the variables that :func:`environment` leaves out: value, and who read it last.
+
+    Code may set a variable that it has read before: the last reader counts.
+    Of a name that looks like a secret's, 16 bits of a digest stand for the value.
+    """
+    return {read.name: dict(value=_hidden(read.name, read.value), read=f'{read.file}:{read.line}')
+            for read in found if read.name not in NOT_REPEATED and not _is_recorded(read.name)}
+
+
+def variable_facts(then: Iterable[str] = ()) -> dict[str, str | None]:
+    """Return the facts on variables that user code has read by now.
+
+    Those that are named in ``then``, the facts of a run, have the value that they have here.
+    """
+    now = {f'variables.{name}': read['value'] for name, read in other_variables(reads()).items()}
+    names = (fact.partition('.')[2] for fact in then
+             if fact.startswith('variables.') and fact not in now)
+    return {**now, **{f'variables.{name}': _hidden(name, os.environ.get(name)) for name in names}}
+
+
+def without_secrets(text: str, code: bool = False) -> str:
+    """Replace secrets of known forms in a text; ``code``: it is Python, and has to stay so.
+
+    Of a secret, 16 bits of a digest stay: enough to see that two runs differ, too little to find
+    the value.
+    """
+    for form in (*_FORMS, _LITERAL if code else _ASSIGNED):
+        text = form.sub(lambda found: found[1] + _digest(found[0][len(found[1]):]) + (
+            '@' if found[0].endswith('@') else ''), text)
+    return text
+
+
+def _digest(secret: str) -> str:
+    return f'{HIDDEN[:-1]}, SHA-256 {hashlib.sha256(secret.encode()).hexdigest()[:4]}...)'
+
+
+def is_hidden(value: str | None) -> bool:
+    """Whether a recorded value lacks a secret, so that no run can be started with it."""
+    return value is not None and HIDDEN[:-1] in value
+
+
+def _hidden(name: str, value: str | None) -> str | None:
+    if value is None:
+        return None
+    return _digest(value) if SECRET.search(name) else without_secrets(value)
+
+
+def repeated_environment(manifest: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the variables to start a repetition with; None removes a variable of this process."""
+    recorded: dict[str, Any] = {
+        **dict.fromkeys(environment()), **(manifest.get('environment') or {}),
+        **{name: read['value'] for name, read in (manifest.get('variables') or {}).items()}}
+    return {name: value for name, value in recorded.items()
+            if name not in NOT_REPEATED and not is_hidden(value)}
+
+
+def command(argv: Sequence[str]) -> list[str]:
+    """Return the command line without the values of arguments that look like secrets."""
+    words, hide = [], False
+    for word in argv:
+        name, equals, _ = word.partition('=')
+        if hide and not word.startswith('-'):
+            word = HIDDEN
+        elif SECRET.search(name) and equals:
+            word = f'{name}={HIDDEN}'
+        hide = bool(SECRET.search(word)) and word.startswith('--') and not equals
+        words.append(without_secrets(word))
+    return words
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of all installed packages."""
+    named = ((installed.metadata['Name'], installed.version)
+             for installed in importlib.metadata.distributions())
+    return dict(sorted({name.lower().replace('_', '-'): version
+                        for name, version in named if name}.items()))
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine beyond its facts: counts, all GPUs, the build of torch."""
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return dict(
+        platform=platform.platform(), cores=os.cpu_count(), torch_config=torch.__config__.show(),
+        torch_git=torch.version.git_version, torch_parallel=torch.__config__.parallel_info(),
+        gpus=list(map(torch.cuda.get_device_name, gpus)))
+
+
+def code(*paths: str | None) -> dict[str, Any]:
+    """Describe the git repositories that hold these paths: commit, changes, new files."""
+    repositories: dict[str, Any] = {}
+    for path in paths:
+        folder = path if path and os.path.isdir(path) else os.path.dirname(path or '')
+        root = _git(folder or '.', 'rev-parse', '--show-toplevel').strip()
+        if not root or root in repositories:
+            continue
+        diff = _git(root, 'diff', 'HEAD', '--no-ext-diff', '--no-color')
+        new = _git(root, 'ls-files', '--others', '--exclude-standard')
+        repositories[root] = dict(
+            commit=_git(root, 'rev-parse', 'HEAD').strip() or None,
+            diff=without_secrets(diff[:MAX_DIFF], code=True),
+            diff_sha256=hashlib.sha256(diff.encode()).hexdigest(),
+            untracked=new.splitlines()[:1000])
+    return repositories
+
+
+def _git(folder: str, *arguments: str) -> str:
+    """Return the output of git; '' without git or a repository."""
+    try:
+        done = subprocess.run(['git', '-C', folder, *arguments], capture_output=True, timeout=60,
+                              env={**os.environ, 'GIT_OPTIONAL_LOCKS': '0'})
+    except (OSError, subprocess.TimeoutExpired):
+        return ''
+    return done.stdout.decode(errors='replace') if done.returncode == 0 else ''
+
+
+def weights(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checkpoints that a config starts from: `load_from` and every `init_cfg`."""
+    files = {name: _local(name) for name in _checkpoints(config)}
+    return {name: file_record(path) if path else dict(error='no local file')
+            for name, path in files.items()}
+
+
+def _checkpoints(config: Any) -> Iterator[str]:
+    for node in dicts(config):
+        start = node.get('init_cfg')
+        inits = start if isinstance(start, (list, tuple)) else [start]
+        for name in (node.get('load_from'), *(init.get('checkpoint') for init in inits
+                                              if isinstance(init, Mapping))):
+            if isinstance(name, str):
+                yield name
+
+
+def _local(name: str) -> str | None:
+    """Return the local file: ``name``, or the download of torch; None if there is none."""
+    if '://' not in name:
+        return name
+    folder = os.path.join(torch.hub.get_dir(), 'checkpoints')
+    stem = name.rsplit('/', 1)[-1]
+    stems = [stem] if '.' in stem else [f'{stem}-*.pth', f'{stem}.pth']
+    files = sorted(file for pattern in stems for file in glob.glob(os.path.join(folder, pattern)))
+    return files[0] if len(files) == 1 else None

@@ -17,15 +17,15 @@ from mmengine.dist import get_world_size
 from ..distributed.process_group import process_count
 from ..distributed.unwrap import unwrap
 from ..errors import ConfigError, FingerprintError
-from ..facts import own_code, provenance
+from ..facts import collect, own_code
 from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import FactDifference, differences
 from ..facts.training_data import training_data
 from ..facts.variables import reads
 from ..util.files import write_whole
+from .digest import Snapshot
 from .reader import read_manifest_file
 from .schema import FOLDER, FORMAT, SELF_CHECKS
-from .snapshot import Snapshot
 
 # parts of a manifest that are compared in another form: as facts, or not at all
 NOT_COMPARED = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', 'processes',
@@ -92,9 +92,9 @@ def make_manifest(runner: Any) -> dict[str, Any]:
     return dict(
         kind='manifest', format=FORMAT,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
-        command=provenance.command(getattr(sys, 'orig_argv', [sys.executable, *sys.argv])),
+        command=collect.command(getattr(sys, 'orig_argv', [sys.executable, *sys.argv])),
         cwd=os.getcwd(),
-        config=dict(text=provenance.without_secrets(text, code=True), file=runner.cfg.filename,
+        config=dict(text=collect.without_secrets(text, code=True), file=runner.cfg.filename,
                     sha256=hashlib.sha256(text.encode()).hexdigest()),
         work_dir=os.path.abspath(runner.work_dir),
         randomness=randomness,
@@ -105,13 +105,13 @@ def make_manifest(runner: Any) -> dict[str, Any]:
         facts={name: value for name, value in facts.items() if not name.startswith('config.')},
         initial_weights=snapshot.fetch().combined('weights'),
         data=training_data(runner.train_dataloader.dataset),
-        weights=provenance.weights(dict(runner.cfg.to_dict(), load_from=None if runner._resume
+        weights=collect.weights(dict(runner.cfg.to_dict(), load_from=None if runner._resume
                                         else runner.cfg.get('load_from'))),
-        machine=provenance.machine(),
-        environment=provenance.environment(),
-        variables=provenance.other_variables(reads()),
-        packages=provenance.packages(),
-        code=provenance.code(os.getcwd(), runner.cfg.filename, __file__), sources=_sources())
+        machine=collect.machine(),
+        environment=collect.environment(),
+        variables=collect.other_variables(reads()),
+        packages=collect.packages(),
+        code=collect.code(os.getcwd(), runner.cfg.filename, __file__), sources=_sources())
 
 
 def _sources() -> dict[str, dict[str, str]]:
@@ -149,7 +149,7 @@ def code_of(path: str) -> str:
 
 
 def _write_code(path: str) -> None:
-    own_code.write_copies(code_of(path), functools.partial(provenance.without_secrets, code=True))
+    own_code.write_copies(code_of(path), functools.partial(collect.without_secrets, code=True))
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ def _clean(value: Any) -> Any:
                 for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_clean(part) for part in value]
-    return provenance.without_secrets(value) if isinstance(value, str) else value
+    return collect.without_secrets(value) if isinstance(value, str) else value
 
 
 def _name(number: int) -> str:

@@ -20,9 +20,9 @@ from ..data import position_of_loader
 from ..distributed.unwrap import optim_wrappers, param_schedulers, unwrap
 from ..fingerprint import generator_states, records
 from ..fingerprint.attributes import record_attributes
+from ..fingerprint.digest import named_averages
 from ..fingerprint.operator_recorder import OperatorRecorder, method_site
 from ..fingerprint.records import Record, read_records, write_records
-from ..fingerprint.snapshot import named_averages
 from ..objects.walks import named_tensors
 from ..run.hooks.fingerprint import FingerprintHook
 from ..runs.child import Training

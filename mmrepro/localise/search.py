@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 from ..checkpoint.files import load
 from ..checkpoint.fit import damage
 from ..errors import DIFFERENT, DONE, CheckpointError, ConfigError, FingerprintError, RunError
-from ..facts.provenance import is_hidden, repeated_environment
+from ..facts.collect import is_hidden, repeated_environment
 from ..fingerprint.divergence import (
     Divergence,
     first_differing_metric,

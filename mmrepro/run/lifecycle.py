@@ -40,11 +40,10 @@ from ..distributed import agreement
 from ..distributed.scheduler import current, isolate_class_attributes
 from ..distributed.unwrap import unwrap
 from ..facts import own_code
-from ..facts.collect import collect_facts
+from ..facts.collect import collect_facts, variable_facts
 from ..facts.compatibility import HISTORY
 from ..facts.known_hooks import is_known
 from ..facts.own_code import code_facts
-from ..facts.provenance import variable_facts
 from ..facts.training_data import sampled_files, training_facts
 from ..fingerprint.schema import FOLDER
 from ..objects.digests import exact_digest
@@ -55,11 +54,11 @@ from ..selfcheck.validation import ValidationCheck
 from ..selfcheck.witness import REPEATED_ITERATIONS, RESUMED_ITERATIONS, witness_of
 from ..util.scoped import replaced
 from ..version import __version__
-from . import trackers
+from . import identity
 from .hooks import FingerprintHook, OperatorGuardHook, PreemptHook, SelfCheckHook
 from .hooks.preempt import signal_handlers, stop_announced
 from .hooks.witness_records import WitnessRecords
-from .outcome import config_name, digests_of, end_of, outcome
+from .identity import config_name, digests_of, end_of, outcome
 from .process_settings import ProcessSettings
 
 
@@ -254,7 +253,7 @@ class RunLifecycle:
         self.resume.check_streams(runner)
         self.evaluated.leave()  # an error may have ended an evaluation early
         yield
-        trackers.start(runner, self.facts)
+        identity.track_start(runner, self.facts)
         self.evaluated.leave()  # a hook may have evaluated
         self.validation.training_begins()
         if self.config.uses_stock_streams:
@@ -435,7 +434,7 @@ class RunLifecycle:
         self._observe(runner.logger)
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
         if not self.witness.saving:
-            trackers.results(runner, f'iter_{checkpoint["meta"]["iter"]}',
+            identity.track_results(runner, f'iter_{checkpoint["meta"]["iter"]}',
                              lambda: digests_of(checkpoint))
 
     # ---------------------------------------------------------------------------- the end
@@ -454,7 +453,7 @@ class RunLifecycle:
             if is_main_process() and not self.config.uses_stock_streams:
                 runner.logger.info(outcome(runner, end(), [*self._remarks(runner)],
                                            self._by_program()))
-            trackers.results(runner, 'last', lambda: end().digests)
+            identity.track_results(runner, 'last', lambda: end().digests)
 
     def _by_program(self) -> str:
         """Return what the run has from the program that built it, and no config has."""

@@ -20,8 +20,7 @@ from ..data.sample_check import Disputed
 from ..distributed.agreement import agree
 from ..distributed.unwrap import optim_wrappers, takes_closure, unwrap
 from ..errors import SampleDiffersError
-from ..fingerprint.digest import hex_of
-from ..fingerprint.snapshot import Snapshot, gradients_of
+from ..fingerprint.digest import Snapshot, gradients_of, hex_of
 from ..objects.digests import local_part
 from ..util.scoped import replaced
 from ..virtual import large_blocks_apart

@@ -23,7 +23,7 @@ from .variations import Variation
 BATCH = 2  # images of a batch, at most
 SAVED_AFTER, KILLED_AFTER = 2, 3  # iterations
 STOCK = 'stock'  # begins the names of runs that MMEngine's own runner trains
-ONLY_OPERATORS = 'mmrepro.demo.trainings:only_operators'
+ONLY_OPERATORS = 'mmrepro.demo:only_operators'
 
 
 def demo(config: str, data: str, work_dir: str, *, images: int, epochs: int = 2,
@@ -116,7 +116,7 @@ def runs_of(cfg: Config, iterations: int, portable: bool = False) -> dict[str, V
 
 
 def _digests(cfg: Config, at: int) -> None:
-    cfg.custom_hooks[-1].update(type='mmrepro.demo.trainings.DigestHook')
+    cfg.custom_hooks[-1].update(type='mmrepro.demo.DigestHook')
 
 
 def _workers(cfg: Config, at: int) -> None:

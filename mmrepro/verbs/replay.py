@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from ..errors import DIFFERENT, DONE, ConfigError, FingerprintError
+from ..facts.collect import MAX_DIFF, repeated_environment
 from ..facts.compatibility import START, FactDifference
-from ..facts.provenance import MAX_DIFF, repeated_environment
 from ..fingerprint.divergence import Divergence, compare_logs, difference_up_to
 from ..fingerprint.manifest import Manifest, by_last_name, code_of, compare_manifests, read_manifest
 from ..fingerprint.reader import NewLines, RecordedRun, read_ranks, read_run

@@ -31,7 +31,7 @@ import mmrepro
 from mmrepro import on_virtual_ranks
 from mmrepro.errors import RandomnessError, ResumeError
 from mmrepro.objects.digests import state_digest
-from mmrepro.run import outcome
+from mmrepro.run import identity
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
 
@@ -359,21 +359,21 @@ def test_the_command_has_the_processes_of_a_launcher_and_needs_a_config(trained,
     runner, _ = trained
     monkeypatch.setattr(runner, 'cfg', Config(dict(model=dict(), launcher='pytorch')))
     # two ranks in one process
-    command = on_virtual_ranks(2, lambda: outcome.command_to_repeat(runner))
+    command = on_virtual_ranks(2, lambda: identity.command_to_repeat(runner))
     assert '--nproc_per_node=1 ' in command
-    monkeypatch.setattr(outcome, 'process_count', lambda: 4)
+    monkeypatch.setattr(identity, 'process_count', lambda: 4)
     monkeypatch.setenv('MASTER_ADDR', 'first')
     for variables, said in STARTED:
         with monkeypatch.context() as env:
             for name, value in variables.items():
                 env.setenv(name, value)
             # virtual ranks have as many processes as they were started with
-            for command in (outcome.command_to_repeat(runner), *on_virtual_ranks(
-                    2, lambda: [outcome.command_to_repeat(runner)])):
+            for command in (identity.command_to_repeat(runner), *on_virtual_ranks(
+                    2, lambda: [identity.command_to_repeat(runner)])):
                 assert command.startswith(f'torchrun {said} -m mmrepro train '), command
                 assert command.endswith(' --launcher pytorch')
     monkeypatch.setattr(runner, 'cfg', Config(dict(randomness=dict(seed=1))))
-    line = outcome.outcome(runner, outcome.End(dict(weights='0'), ''))
+    line = identity.outcome(runner, identity.End(dict(weights='0'), ''))
     assert line.endswith('(no command does it: the runner was built from arguments, not from a '
                          'config)')
 
@@ -413,9 +413,9 @@ def test_what_an_imported_module_imports_is_known(monkeypatch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(MODELS.module_dict, 'OwnOfTwo', second.Own)
     cfg = Config(dict(model=dict(type='OwnOfTwo'), custom_imports=dict(imports='first_of_two')))
-    assert outcome.not_in_config(cfg) == ''
+    assert identity.not_in_config(cfg) == ''
     cfg.custom_imports = dict(imports=['sys'])
-    assert 'OwnOfTwo is defined in second_of_two' in outcome.not_in_config(cfg)
+    assert 'OwnOfTwo is defined in second_of_two' in identity.not_in_config(cfg)
 
 
 def test_with_averages_the_last_line_has_a_digest_of_either(tmp_path):
@@ -438,7 +438,7 @@ def test_with_averages_the_last_line_has_a_digest_of_either(tmp_path):
             runner.model.state_dict())[:16]
         # where the end was not saved
         os.remove(path)
-        assert outcome.end_of(runner).digests == dict(weights=weights, averages=averages)
+        assert identity.end_of(runner).digests == dict(weights=weights, averages=averages)
         found.append((weights, averages))
     (weights, averages), (same, others) = found
     assert weights == same and averages != others
@@ -450,7 +450,7 @@ def test_a_file_of_before_the_end_is_said_to_be_one(tmp_path):
         type='CheckpointHook', by_epoch=False, interval=2, save_last=False)
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=3)
     runner = small_runs.trained_runner(cfg)
-    end = outcome.end_of(runner)
+    end = identity.end_of(runner)
     assert end.digests == dict(weights=state_digest(runner.model.state_dict())[:16])
     assert f'after 3 iterations, not saved (last file: {tmp_path}/run/iter_2.pth)' in \
-        outcome.outcome(runner, end)
+        identity.outcome(runner, end)

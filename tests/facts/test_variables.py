@@ -8,8 +8,8 @@ from mmengine.runner import Runner
 from small_runs import finish, small_run
 
 from mmrepro.facts import variables
-from mmrepro.facts.provenance import environment, is_hidden, without_secrets
-from mmrepro.facts.provenance import other_variables as recorded
+from mmrepro.facts.collect import environment, is_hidden, without_secrets
+from mmrepro.facts.collect import other_variables as recorded
 from mmrepro.facts.variables import Read
 
 READERS = {

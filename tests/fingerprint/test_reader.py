@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from small_runs import config
 
 from mmrepro.errors import EmptyFingerprints, FingerprintError
-from mmrepro.facts import provenance
+from mmrepro.facts import collect
 from mmrepro.facts.compatibility import CHANGES, HARMLESS, MAY
 from mmrepro.facts.training_data import training_data
 from mmrepro.fingerprint.manifest import Manifest, compare_manifests, read_manifest
@@ -167,7 +167,7 @@ def test_what_is_in_it(manifest, run):
     assert manifest.facts['config.model.type'] == 'NoisyLine'
     assert len(content['initial_weights']) == 16 and content['resumed_from'] is None
     # a source archive is no repository
-    assert content['code'].keys() == provenance.code(os.getcwd(), provenance.__file__).keys()
+    assert content['code'].keys() == collect.code(os.getcwd(), collect.__file__).keys()
     assert all(len(code['commit']) == 40 for code in content['code'].values())
     # a later start has a manifest of its own
     assert read_manifest(f'{run}/mmrepro/manifest.1.json').content['iteration'] == 0
@@ -230,14 +230,14 @@ def test_git_commit_and_changes(tmp_path):
     (tmp_path / 'config.py').write_text('a = 1\n')
     git('add', '.')
     git('commit', '-m', 'first')
-    (before, ) = provenance.code(str(tmp_path / 'config.py')).values()
+    (before, ) = collect.code(str(tmp_path / 'config.py')).values()
     (tmp_path / 'config.py').write_text('a = 2\n')
     (tmp_path / 'new.py').write_text('')
-    (after, ) = provenance.code(str(tmp_path / 'config.py'), str(tmp_path)).values()
+    (after, ) = collect.code(str(tmp_path / 'config.py'), str(tmp_path)).values()
     assert before['diff'] == '' and before['untracked'] == []
     assert '+a = 2' in after['diff'] and after['untracked'] == ['new.py']
     assert before['commit'] == after['commit'] and before['diff_sha256'] != after['diff_sha256']
-    assert provenance.code('/') == {}
+    assert collect.code('/') == {}
 
 
 def test_data_and_weights_are_recorded_by_content(tmp_path, data_root):
@@ -256,7 +256,7 @@ def test_data_and_weights_are_recorded_by_content(tmp_path, data_root):
     model = dict(backbone=dict(init_cfg=dict(checkpoint=str(tmp_path / 'w.pth'))),
                  neck=dict(init_cfg=[dict(type='Kaiming'),
                                      dict(checkpoint='torchvision://no_such_model')]))
-    found = provenance.weights(dict(model=model, load_from=str(tmp_path / 'gone.pth')))
+    found = collect.weights(dict(model=model, load_from=str(tmp_path / 'gone.pth')))
     assert found[str(tmp_path / 'w.pth')]['sha256'].startswith('ba7816bf')
     assert found['torchvision://no_such_model'] == dict(error='no local file')
     assert found[str(tmp_path / 'gone.pth')] == dict(error='No such file or directory')

@@ -20,11 +20,10 @@ from small_runs import (
 )
 
 from mmrepro.distributed.unwrap import held_averages
-from mmrepro.fingerprint.digest import tensor_digest, to_hex, value_digest
+from mmrepro.fingerprint.digest import named_averages, tensor_digest, to_hex, value_digest
 from mmrepro.fingerprint.reader import read_run
-from mmrepro.fingerprint.snapshot import named_averages
 from mmrepro.objects.digests import state_digest
-from mmrepro.run import trackers
+from mmrepro.run import identity
 from mmrepro.run.hooks import FingerprintHook
 
 STATES = ('gradients', 'parameters', 'buffers', 'optimizer', 'averages')
@@ -372,7 +371,7 @@ class BrokenTracker(LocalVisBackend):
 def test_a_tracker_that_fails_is_named_and_changes_nothing(tmp_path, monkeypatch):
     from mmengine.registry import VISBACKENDS
     VISBACKENDS.register_module(module=BrokenTracker, force=True)
-    monkeypatch.setitem(trackers.TRACKERS, 'BrokenTracker', trackers.TRACKERS['AimVisBackend'])
+    monkeypatch.setitem(identity.TRACKERS, 'BrokenTracker', identity.TRACKERS['AimVisBackend'])
     monkeypatch.setattr(logging.Logger, 'warning', lambda self, text, *args: said.append(text))
     said = []
     plain, *_ = tracked(tmp_path / 'plain')

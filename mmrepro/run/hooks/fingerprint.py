@@ -15,14 +15,21 @@ from ...data import position_of_loader
 from ...data.samplers import plain
 from ...distributed.unwrap import optim_wrappers, takes_closure, unwrap
 from ...errors import ConfigError
-from ...facts import provenance, variables
+from ...facts import collect, variables
 from ...fingerprint import schema
-from ...fingerprint.digest import SCHEME, value_digest
+from ...fingerprint.digest import (
+    SCHEME,
+    Fetched,
+    Snapshot,
+    gradients_of,
+    named_averages,
+    named_state,
+    value_digest,
+)
 from ...fingerprint.manifest import complete_manifest, write_manifest
 from ...fingerprint.module_recorder import ModuleRecorder
 from ...fingerprint.operator_recorder import OperatorLines
 from ...fingerprint.schema import Writer
-from ...fingerprint.snapshot import Fetched, Snapshot, gradients_of, named_averages, named_state
 from ...util.scoped import replaced
 from ...virtual import whole_tensor
 from .self_check import self_checks
@@ -106,7 +113,7 @@ class FingerprintHook(Hook):
         reads = variables.reads()
         if self.manifest is not None and len(reads) != self._reads:
             self._reads = len(reads)
-            complete_manifest(self.manifest, dict(variables=provenance.other_variables(reads)))
+            complete_manifest(self.manifest, dict(variables=collect.other_variables(reads)))
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         self.record_variables()
