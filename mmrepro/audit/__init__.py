@@ -1,5 +1,4 @@
 """What would make two runs of a config differ, without running it. One row per rule."""
-from .auditing import audit, findings_of, load
 from .findings import CHANGES, HINT, MAY, AuditFinding, AuditRule
-from .rules import RULES
+from .rules import RULES, audit, findings_of, load
 from .subject import Subject

@@ -6,7 +6,7 @@
     report.data['first']      # the same as data
     report.write('comparison', 'compare')
 """
-from ..audit.auditing import audit
+from ..audit.rules import audit
 from ..localise.compare_modules import compare_modules
 from ..localise.compare_onnx import compare_onnx
 from ..localise.search import localise
