@@ -9,9 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import shutil
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -42,23 +39,20 @@ from ..distributed.unwrap import unwrap
 from ..facts import own_code
 from ..facts.collect import collect_facts, variable_facts
 from ..facts.compatibility import HISTORY
-from ..facts.known_hooks import is_known
 from ..facts.own_code import code_facts
 from ..facts.training_data import sampled_files, training_facts
-from ..fingerprint.schema import FOLDER
 from ..objects.digests import exact_digest
 from ..ops.contract import run_deferred_checks
-from ..selfcheck import recipe
 from ..selfcheck.recipe import environment
 from ..selfcheck.validation import ValidationCheck
-from ..selfcheck.witness import REPEATED_ITERATIONS, RESUMED_ITERATIONS, witness_of
+from ..selfcheck.witness import RESUMED_ITERATIONS, witness_of
 from ..util.scoped import replaced
 from ..version import __version__
 from . import identity
 from .hooks import FingerprintHook, OperatorGuardHook, PreemptHook, SelfCheckHook
-from .hooks.preempt import signal_handlers, stop_announced
-from .hooks.witness_records import WitnessRecords
-from .identity import config_name, digests_of, end_of, outcome
+from .hooks.preempt import signal_handlers
+from .hooks.witness_records import WitnessRecords, begin_witness, save_for_witness
+from .identity import digests_of, end_of, outcome
 from .process_settings import ProcessSettings
 
 
@@ -271,30 +265,9 @@ class RunLifecycle:
             runner.val_loop.run()
         virtual.share_weights(runner)
         if self._is_witnessed:
-            self._begin_witness(runner)
-
-    def _begin_witness(self, runner: Any) -> None:
-        """Decide what a witness tries, and note the first iterations."""
-        reason = ''
-        if get_world_size() > 1 and current() is None:
-            reason = 'a witness is one process, and these ranks are several without virtual ranks'
-        elif runner.cfg.get('compile') and hasattr(
-                runner.model.train_step, '_torchdynamo_orig_callable'):
-            reason = 'a second process would compile the model again'
-        elif sys.platform != 'linux':
-            reason = 'a witness needs Linux'
-        elif self.config.worker_seed != 'sample':
-            reason = f'randomness.worker_seed={self.config.worker_seed!r}'
-        self.witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
-                           is_main_process(), self.records.attributes,
-                           self.records.attributes_after, self.records.own,
-                           self.resume.point.path if self.resume.point and runner.iter else None,
-                           functools.partial(stop_announced, runner))
-        self.records.note(runner.iter + REPEATED_ITERATIONS, attributes=not self.witness.not_tried)
-        if is_main_process():
-            recipe.write(os.path.join(runner.work_dir, FOLDER, recipe.FILE), self.witness.recipe,
-                         config_name(runner), [type(hook).__name__ for hook in self._by_code],
-                         runner.iter)
+            point = self.resume.point
+            begin_witness(runner, self.witness, self.records, self.config.worker_seed,
+                          self._by_code, None if point is None else point.path)
 
     # ----------------------------------------------------------------- epochs and iterations
 
@@ -329,7 +302,7 @@ class RunLifecycle:
         with replaced(self, _iterations_ahead=1):
             yield
             if self._is_witnessed and runner.iter + 1 == self.witness.early:
-                self._save_for_witness(runner)
+                save_for_witness(runner, self.witness)
         self.seed('hook', 'loop', runner.iter + 1)
 
     def after_train_epoch(self, runner: Any) -> Iterator[None]:
@@ -386,31 +359,6 @@ class RunLifecycle:
         self.evaluated.leave()
 
     # ----------------------------------------------------------------------- a checkpoint
-
-    def _save_for_witness(self, runner: Any) -> None:
-        """Write a checkpoint that only the witness reads; it is gone with this run."""
-        folder, problem = '', ''
-        own = _own_code_at_a_save(runner)
-        if own:
-            problem = f'{own[0]} would run once more, and may change the training'
-        elif is_main_process():
-            try:
-                folder = tempfile.mkdtemp(prefix='mmrepro-witness-')
-            except OSError as error:
-                problem = f'{type(error).__name__}: {error}'
-        problem = agreement.agree('a folder for the witness', problem, max)
-        if not problem:
-            try:
-                with replaced(self.witness, saving=True):
-                    runner.save_checkpoint(folder, 'early.pth', by_epoch=False,
-                                           save_param_scheduler=bool(runner.param_schedulers))
-            except (OSError, RuntimeError) as error:  # a full disk; what no file can hold
-                problem = f'{type(error).__name__}: {error}'
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-        if problem:
-            self.witness.notes.append(f'no early checkpoint: {problem}')
-            runner.logger.warning(f'witness: {self.witness.notes[-1]}')
 
     def saved(self, runner: Any, folder: str, name: str, resumable: bool,
               arguments: Mapping[str, Any]) -> None:
@@ -497,17 +445,6 @@ class RunLifecycle:
             seeds.seed_all(self.config.root, 'test', 'image')
         else:
             self.seed(stream, *key)
-
-
-def _own_code_at_a_save(runner: Any) -> list[str]:
-    """Return the methods that a checkpoint calls and whose effects are not known."""
-    found = [f'{type(hook).__name__}.before_save_checkpoint' for hook in runner.hooks
-             if not is_known(type(hook))
-             and type(hook).before_save_checkpoint is not Hook.before_save_checkpoint]
-    found += [f'{cls.__name__}.save_checkpoint' for cls in type(runner).__mro__
-              if 'save_checkpoint' in vars(cls)
-              and not cls.__module__.startswith(('mmrepro.', 'mmengine.'))]
-    return found
 
 
 def _tell_epoch(runner: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a run notes of the iterations that a witness trains as well.
+"""What a run does for its witness: it notes the iterations that both train, and saves for it early.
 
 The lines are those of a fingerprint file, with digests by name, so that the engine behind
 ``compare`` names the first difference. They are in ``WORK_DIR/mmrepro/witness.rankN.jsonl``, where
@@ -6,32 +6,43 @@ The lines are those of a fingerprint file, with digests by name, so that the eng
 """
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from mmengine.dist import get_rank, get_world_size
+from mmengine.dist import get_rank, get_world_size, is_main_process
+from mmengine.hooks import Hook
 from mmengine.logging import MessageHub
 from mmengine.runner import LogProcessor, Runner
 from mmengine.visualization import Visualizer
 from torch import nn
 
+from ...distributed import agreement
+from ...distributed.scheduler import current
 from ...distributed.unwrap import named_hooks, optim_wrappers, unwrap
-from ...facts.known_hooks import WATCHES, plays
+from ...facts.known_hooks import WATCHES, is_known, plays
 from ...fingerprint import schema
 from ...fingerprint.digest import SCHEME, hex_of, value_digest
 from ...fingerprint.schema import Writer
 from ...objects.digests import state_digest
 from ...objects.walks import CONTAINERS, PLAIN, Walk, direct_references, indirect_references
+from ...selfcheck import recipe
+from ...selfcheck.witness import REPEATED_ITERATIONS, Witness
 from ...selfcheck.witness_verdict import FILE, ITEMS, PREDICTIONS, TRUNCATED
 from ...util import libraries
+from ...util.scoped import replaced
+from ..identity import config_name
 from .fingerprint import FingerprintHook
+from .preempt import stop_announced
 
 VAL_BATCHES = 16  # of a validation that are compared, and that a witness predicts
 MAX_KEPT = 12  # notes on attributes that are kept beside the first
@@ -283,3 +294,71 @@ def _text(value: Any) -> str:
     with suppress(Exception):  # of a tensor without memory, of a masked array
         content = state_digest(value)[:16] if value.nbytes <= MAX_BYTES else ''
     return f'{kind} {tuple(value.shape)} {content}'
+
+
+def begin_witness(runner: Any, witness: Witness, records: WitnessRecords, worker_seed: str,
+                  by_code: Sequence[Hook], resumed_from: str | None) -> None:
+    """Decide what the witness of a run tries, and note the first iterations.
+
+    Args:
+        runner: its training begins.
+        witness, records: those of the run.
+        worker_seed: the setting of the run.
+        by_code: hooks that were registered after the runner was built.
+        resumed_from: the checkpoint that the run resumes from.
+    """
+    reason = ''
+    if get_world_size() > 1 and current() is None:
+        reason = 'a witness is one process, and these ranks are several without virtual ranks'
+    elif runner.cfg.get('compile') and hasattr(
+            runner.model.train_step, '_torchdynamo_orig_callable'):
+        reason = 'a second process would compile the model again'
+    elif sys.platform != 'linux':
+        reason = 'a witness needs Linux'
+    elif worker_seed != 'sample':
+        reason = f'randomness.worker_seed={worker_seed!r}'
+    witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
+                  is_main_process(), records.attributes, records.attributes_after, records.own,
+                  resumed_from if runner.iter else None,
+                  functools.partial(stop_announced, runner))
+    records.note(runner.iter + REPEATED_ITERATIONS, attributes=not witness.not_tried)
+    if is_main_process():
+        recipe.write(os.path.join(runner.work_dir, schema.FOLDER, recipe.FILE), witness.recipe,
+                     config_name(runner), [type(hook).__name__ for hook in by_code], runner.iter)
+
+
+def save_for_witness(runner: Any, witness: Witness) -> None:
+    """Write a checkpoint that only the witness reads; it is gone with this run."""
+    folder, problem = '', ''
+    own = _own_code_at_a_save(runner)
+    if own:
+        problem = f'{own[0]} would run once more, and may change the training'
+    elif is_main_process():
+        try:
+            folder = tempfile.mkdtemp(prefix='mmrepro-witness-')
+        except OSError as error:
+            problem = f'{type(error).__name__}: {error}'
+    problem = agreement.agree('a folder for the witness', problem, max)
+    if not problem:
+        try:
+            with replaced(witness, saving=True):
+                runner.save_checkpoint(folder, 'early.pth', by_epoch=False,
+                                       save_param_scheduler=bool(runner.param_schedulers))
+        except (OSError, RuntimeError) as error:  # a full disk; what no file can hold
+            problem = f'{type(error).__name__}: {error}'
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    if problem:
+        witness.notes.append(f'no early checkpoint: {problem}')
+        runner.logger.warning(f'witness: {witness.notes[-1]}')
+
+
+def _own_code_at_a_save(runner: Any) -> list[str]:
+    """Return the methods that a checkpoint calls and whose effects are not known."""
+    found = [f'{type(hook).__name__}.before_save_checkpoint' for hook in runner.hooks
+             if not is_known(type(hook))
+             and type(hook).before_save_checkpoint is not Hook.before_save_checkpoint]
+    found += [f'{cls.__name__}.save_checkpoint' for cls in type(runner).__mro__
+              if 'save_checkpoint' in vars(cls)
+              and not cls.__module__.startswith(('mmrepro.', 'mmengine.'))]
+    return found
