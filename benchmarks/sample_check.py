@@ -47,8 +47,10 @@ def measure(model: str, data_root: str, batch_size: int, every: int, passes: int
             iterators.append(iter(loader))
         before = checked(loaders[1])
         for number in range(len(loaders[0])):
-            # taking turns in both orders
-            for which in ((0, 1), (1, 0))[number % 2]:
+            order = (0, 1)
+            if number % 2:  # taking turns in both orders
+                order = (1, 0)
+            for which in order:
                 start = time.process_time()
                 batch = next(iterators[which])
                 seconds[which] += time.process_time() - start

@@ -42,7 +42,8 @@ def write_annotations(path: str, images: int) -> None:
         file.write('], "annotations": [')
         for i in range(count):
             x, y = draw.randrange(500), draw.randrange(350)
-            polygon = [round((x, y)[n % 2] + 100 * draw.random(), 2) for n in range(2 * POINTS)]
+            polygon = [round(corner + 100 * draw.random(), 2)
+                       for _ in range(POINTS) for corner in (x, y)]
             file.write(f'{"," * bool(i)}\n' + json.dumps(dict(
                 segmentation=[polygon], area=5000.5, iscrowd=0, image_id=draw.randrange(images),
                 bbox=[x, y, 100.5, 100.25], category_id=1 + i % CATEGORIES, id=i)))

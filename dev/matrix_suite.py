@@ -128,11 +128,17 @@ def run(suite: Suite) -> dict[str, str]:
         except (Failed, OSError) as error:
             steps[name] = str(error)
 
+    def repeat() -> bool:
+        train(suite, 'b', '--fingerprint', workers=2, PYTHONHASHSEED='1')
+        return bits('a') == bits('b')
+
+    def resume() -> bool:
+        train(suite, 'c', '--resume', 'a/iter_2.pth', workers=2)
+        return bits('a') == bits('c')
+
     step('train', lambda: train(suite, 'a', '--fingerprint', PYTHONHASHSEED='0'))
-    step('repeat', lambda: (train(suite, 'b', '--fingerprint', workers=2, PYTHONHASHSEED='1'),
-                            bits('a') == bits('b'))[1])
-    step('resume', lambda: (train(suite, 'c', '--resume', 'a/iter_2.pth', workers=2),
-                            bits('a') == bits('c'))[1])
+    step('repeat', repeat)
+    step('resume', resume)
     step('fingerprints', lambda: os.path.getsize('a/mmrepro/manifest.json') > 0)
     step('compare', lambda: mmrepro('compare', 'a', 'b'))
     step('verify', lambda: mmrepro('verify', CONFIG, '--vary', 'workers,resume', '--iters', '3',

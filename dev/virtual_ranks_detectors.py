@@ -147,7 +147,7 @@ FOR_FAULTS = {'RTMDet, SyncBN, autocast, noise': Detector('rtmdet_tiny', (_synch
 
 def settings(name: str, ranks: int, data_root: str) -> Any:
     """Return the config of a row: four iterations, whatever the number of ranks."""
-    detector = {**CONFIGS, **FOR_FAULTS}[name]
+    detector = FOR_FAULTS[name] if name in FOR_FAULTS else CONFIGS[name]
     cfg = small(detector.config, data_root)
     for change in (_narrow, *detector.changes):
         change(cfg)

@@ -10,7 +10,7 @@ from .version import __version__, check_versions
 
 # module -> public names in it; loaded when asked for, so that importing stays cheap
 _PUBLIC = {name: module for module, names in {
-    'checkpoint.adapters': ('keep_attributes', ),
+    'checkpoint.kept_attributes': ('keep_attributes', ),
     'config': ('RandomnessConfig', ),
     'virtual': ('on_virtual_ranks', ),
     'dropin': ('init_random_seed', 'set_random_seed'),

@@ -17,10 +17,15 @@ def _is_chained(node):
     return isinstance(node, ast.IfExp) and ast.IfExp in map(type, (node.body, node.orelse))
 
 
+def _is_indexed(node):
+    return isinstance(node, ast.Subscript) and isinstance(
+        node.value, (ast.List, ast.Tuple, ast.Dict))
+
+
 def _fault(node):
     if _is_chained(node):
         return 'a conditional expression in another one'
-    if isinstance(node, ast.Subscript) and isinstance(node.value, (ast.List, ast.Tuple, ast.Dict)):
+    if _is_indexed(node):
         return 'an indexed literal'
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and any(
             _is_text(text) and not isinstance(number, ast.Constant)
@@ -44,10 +49,10 @@ def test_nothing_has_to_be_read_twice():
     assert faults == []
 
 
-def test_no_conditional_expression_is_chained():
-    faults = [f'{path.relative_to(ROOT)}:{node.lineno}'
-              for folder in ('benchmarks', 'dev', 'tests', 'tools')
+@pytest.mark.parametrize('folder', ['benchmarks', 'dev', 'findings', 'tests', 'tools'])
+def test_beside_the_package_a_branch_is_a_branch(folder):
+    faults = [f'{path.relative_to(ROOT)}:{node.lineno}: {_fault(node)}'
               for path in sorted((ROOT / folder).rglob('*.py'))
               for node in ast.walk(ast.parse(path.read_text(encoding='utf-8')))
-              if _is_chained(node)]
+              if _is_chained(node) or _is_indexed(node)]
     assert faults == []

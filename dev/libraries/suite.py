@@ -136,13 +136,18 @@ def suite(row: LibraryRow) -> dict[str, str]:
         except (Failed, OSError) as error:
             steps[name] = str(error)
 
+    def repeat() -> bool:
+        train('b', workers=2, PYTHONHASHSEED='1')
+        return bits('a') == bits('b')
+
+    def resume() -> bool:
+        train('c', '--resume', 'a/iter_2.pth', workers=2, PYTHONHASHSEED='2')
+        return bits('a') == bits('c')
+
     same: list[str] = ['same bits', 'DIFFERENT']
     step('train', *same, lambda: train('a', PYTHONHASHSEED='0') is not None)
-    step('repeat', *same, lambda: (train('b', workers=2, PYTHONHASHSEED='1'),
-                                   bits('a') == bits('b'))[1])
-    step('resume', *same, lambda: (train('c', '--resume', 'a/iter_2.pth', workers=2,
-                                         PYTHONHASHSEED='2'),
-                                   bits('a') == bits('c'))[1])
+    step('repeat', *same, repeat)
+    step('resume', *same, resume)
     if row.cached:
         step('without the patch', 'found', 'NOT FOUND', found_without_patch)
         step('audit', 'named', 'NOT NAMED', audit_names_it)

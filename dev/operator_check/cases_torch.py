@@ -13,6 +13,7 @@ from .operator_cases import Inputs, OperatorCall, OperatorCase
 __all__ = ['CASES']
 
 _VOLUME = (16, 64, 64)
+_SIZES = {1: (4096,), 2: (100, 168), 3: _VOLUME}  # by number of axes
 # Where torch keeps what it calls instead of a kernel under the deterministic flag.
 _PYTHON = 'torch._decomp.decompositions'
 
@@ -21,8 +22,7 @@ def _of_map(run: Callable[[Tensor], Any], axes: int = 2, channels: int = 256
             ) -> Callable[[Inputs], OperatorCall]:
     """Return a function of one feature map (or volume, or line), with its gradient."""
     def make(s: Inputs) -> OperatorCall:
-        sizes = {1: (4096,), 2: (100, 168), 3: _VOLUME}[axes]
-        counts = [max(8, size // s.by) for size in sizes]
+        counts = [max(8, size // s.by) for size in _SIZES[axes]]
         width = s.channels(channels) // (4 if axes == 3 else 1)
         return OperatorCall(dict(x=s.normal(2, width, *counts)), {}, lambda x: run(x))
     return make
@@ -112,8 +112,10 @@ def _refused(operator: str, run: Callable[[Tensor], Any], *shape: int) -> Operat
 
 
 def _unpool(axes: int) -> Callable[[Tensor], Any]:
-    pools = {2: (F.max_pool2d, F.max_unpool2d), 3: (F.max_pool3d, F.max_unpool3d)}[axes]
-    return lambda x: pools[1](*pools[0](x.detach(), 2, return_indices=True), 2)
+    pool, unpool = F.max_pool2d, F.max_unpool2d
+    if axes == 3:
+        pool, unpool = F.max_pool3d, F.max_unpool3d
+    return lambda x: unpool(*pool(x.detach(), 2, return_indices=True), 2)
 
 
 def _ctc(x: Tensor) -> Tensor:

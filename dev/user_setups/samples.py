@@ -513,8 +513,12 @@ class PoolOfThreads(Brighter):
     """Four threads draw from one generator, in any order."""
 
     def value(self, img, results):
+        def draw(channel):
+            time.sleep(0)
+            return np.random.rand()
+
         with ThreadPoolExecutor(4) as pool:
-            drawn = list(pool.map(lambda channel: (time.sleep(0), np.random.rand())[1], range(3)))
+            drawn = list(pool.map(draw, range(3)))
         return np.array(drawn, np.float32)[:, None, None]
 
 

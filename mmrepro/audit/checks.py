@@ -4,7 +4,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, Callable
 
-from ..checkpoint.adapters import ADAPTERS
+from ..checkpoint.kept_attributes import KEPT
 from ..config import LEGACY_KEYS
 from ..data.loader import without_positions
 from ..data.sampling_orders import STOCK_FAULTS
@@ -147,8 +147,8 @@ def known_parts(s: Subject) -> Hits:
     faults = [
         *((name, *fault, '') for name, fault in (*_BY_STREAMS.items(), *STOCK_FAULTS.items())),
         *((name, cause.id, cause.why, cause.condition) for cause in CAUSES for name in cause.types),
-        *((name, 'B11', f'lost at a resume: {adapter.why}', '')
-          for name, adapter in ADAPTERS.items())]
+        *((name, 'B11', f'lost at a resume: {row.why}', '')
+          for name, row in KEPT.items())]
     for part in s.parts_in(*TRAIN_KEYS):
         for name, cause, why, condition in faults:
             key, _, value = condition.partition('=')

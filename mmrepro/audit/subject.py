@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from mmengine import registry
 from mmengine.config import Config
 
-from ..checkpoint.adapters import names_class
+from ..checkpoint.kept_attributes import names_class
 from ..config import RandomnessConfig, randomness_of
 from ..distributed.scheduler import LAUNCHED
 from ..errors import RandomnessError

@@ -193,7 +193,7 @@ def _flush_folder(path: str) -> None:
         os.close(folder)
 
 
-def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: bool = True,
+def load(path: str, map_location: Any = 'cpu', mapped: bool = False, unzipped: bool = True,
          checked: bool = False, fresh: bool = False) -> Any:
     """Load a checkpoint; it cannot run code.
 
@@ -201,7 +201,8 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
         path: of a local file, or what a file backend of MMEngine fetches: 's3://bucket/a.pth'.
         mapped: tensors are views of the file, which is read when they are used. Not for what
             outlives the file's contents.
-        legacy: accept the format of torch before 1.6, which cannot be checked beforehand.
+        unzipped: accept the format of torch before 1.6, which is no zip file and cannot be checked
+            beforehand.
         checked: :func:`check_file` has accepted the file already.
         fresh: fetch a file of the web, also where torch keeps one with its name.
 
@@ -216,7 +217,7 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, legacy: boo
     if not os.path.isfile(path):
         raise MissingCheckpointError(f'checkpoint {path} does not exist')
     problem = None if checked else check_file(path)
-    if problem is not None and not (legacy and _is_legacy(path)):
+    if problem is not None and not (unzipped and _is_unzipped(path)):
         raise CheckpointError(f'checkpoint {path} {problem}')
     return _load_file(path, path, map_location, mapped and problem is None)
 
@@ -258,7 +259,7 @@ def _load_file(path: str, file: str | io.BytesIO, map_location: Any, mapped: boo
         raise CheckpointError(f'checkpoint {path} is damaged ({line})') from error
 
 
-def _is_legacy(path: str) -> bool:
+def _is_unzipped(path: str) -> bool:
     with suppress(OSError), open(path, 'rb') as file:
         return file.read(2) == b'\x80\x02'
     return False

@@ -74,7 +74,7 @@ def has_schedules(meta: Mapping[str, Any]) -> bool:
     """Whether the run that wrote a checkpoint with this ``meta`` had ``param_scheduler``."""
     written_by = meta.get('mmrepro', {})
     if 'schedules' in written_by:
-        return written_by['schedules']
+        return bool(written_by['schedules'])
     facts = written_by.get('facts') or stock_facts(meta)
     return any(name.startswith('config.param_scheduler') and value not in (None, '[]', '{}')
                for name, value in facts.items())

@@ -24,7 +24,7 @@ from ..data import position_of_loader
 from ..distributed.agreement import agree, gather_objects
 from ..distributed.unwrap import ema_hooks, optim_wrappers, unwrap
 from ..objects.digests import exact_digest, local_part
-from . import adapters
+from . import kept_attributes
 
 
 def local_state(runner: Any, missing: list[str] | None = None) -> dict[str, dict[str, Any]]:
@@ -32,7 +32,7 @@ def local_state(runner: Any, missing: list[str] | None = None) -> dict[str, dict
 
     ``missing`` gets the attributes to keep that objects do not have.
     """
-    return dict(attributes=adapters.collect(adapters.owners_of(runner), missing),
+    return dict(attributes=kept_attributes.collect(kept_attributes.owners_of(runner), missing),
                 gradients=_gradients(runner), buffers=dict(_buffers(runner)),
                 order=_order(runner))
 
@@ -71,7 +71,7 @@ def _different(ranks: list[dict[str, str]]) -> list[str]:
 def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:
     """Put a rank's state back; returns names of state that has no owner in this run."""
     model = unwrap(runner.model)
-    lost = adapters.restore(adapters.owners_of(runner), state.get('attributes', {}))
+    lost = kept_attributes.restore(kept_attributes.owners_of(runner), state.get('attributes', {}))
     parameters, buffers = dict(model.named_parameters()), dict(_buffers(runner))
     for name, value in state.get('gradients', {}).items():
         if name in parameters and parameters[name].shape == value.shape:
@@ -156,18 +156,21 @@ class EvaluatedModel:
     """Puts the common buffers into the model of one runner while it is evaluated.
 
     EMAHook puts averages of weights into the model before the first batch and takes them out after
-    the last: :meth:`enter` comes after the former, :meth:`leave` before the latter. If ``legacy``,
-    as in MMEngine, every rank evaluates with its own buffers.
+    the last: :meth:`enter` comes after the former, :meth:`leave` before the latter.
+
+    Args:
+        stock_streams: the run has MMEngine's own streams: as in MMEngine, every rank evaluates with
+            its own buffers.
     """
 
-    def __init__(self, legacy: bool) -> None:
-        self._legacy = legacy
+    def __init__(self, stock_streams: bool) -> None:
+        self._stock_streams = stock_streams
         # buffers of the model, and what they had before
         self._replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def enter(self, wrapped: nn.Module) -> None:
         """Put the common buffers into the model. A collective operation."""
-        if self._legacy or get_world_size() == 1:
+        if self._stock_streams or get_world_size() == 1:
             return
         model = unwrap(wrapped)
         buffers = dict(model.named_buffers())

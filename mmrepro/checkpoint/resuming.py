@@ -170,7 +170,7 @@ class Resume:
     def _refuse(self, path: str) -> str | None:
         """Choose the checkpoint at ``path``, or return why a run cannot continue from it."""
         try:
-            content = load(path, mapped=True, legacy=False)
+            content = load(path, mapped=True, unzipped=False)
         except CheckpointError as error:
             return str(error).replace(f'checkpoint {path} ', '', 1)
         problem = lacks(content)

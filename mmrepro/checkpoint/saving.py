@@ -42,11 +42,15 @@ class _Save:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one runner; with ``legacy``, they hold no more than MMEngine's."""
+    """Writes the checkpoints of one runner.
 
-    def __init__(self, legacy: bool) -> None:
-        self._legacy = legacy
-        self.loaders: weakref.WeakSet = weakref.WeakSet()  # all training loaders of the runner
+    Args:
+        stock_streams: the run has MMEngine's own streams: its checkpoints hold what MMEngine's do.
+    """
+
+    def __init__(self, stock_streams: bool) -> None:
+        self._stock_streams = stock_streams
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # all training loaders of the runner
         self._began: tuple[int, int] | None = None  # an epoch, the iteration at which it began
         self._passes = 0  # over the data that have ended in this epoch
         self._validated: int | None = None  # iterations before the last completed validation
@@ -135,7 +139,7 @@ class CheckpointWriter:
             Whether a run can continue from it, as far as this rank knows.
         """
         save = _Save(given=frozenset(kwargs.get('meta') or {}))
-        if not self._legacy and get_world_size() > 1:
+        if not self._stock_streams and get_world_size() > 1:
             save.local = rank_state.local_state(runner, self._missing)
             save.ranks = rank_state.gather(save.local)
         # not kept: it refers to gradients, and may be large
@@ -169,7 +173,7 @@ class CheckpointWriter:
         MMEngine takes it for the end of an epoch, or of an iteration (``by_epoch=False``), wherever
         ``Runner.save_checkpoint`` is called: a run that resumed would leave out what is between.
         """
-        if self._legacy or self._save is None:
+        if self._stock_streams or self._save is None:
             return
         for name, value in dict(epoch=epoch, iter=iteration).items():
             if name not in self._save.given:
@@ -192,7 +196,7 @@ class CheckpointWriter:
         }
         save = self._save or _Save()
         save.resumable = lacks(checkpoint) is None
-        if self._legacy:
+        if self._stock_streams:
             return
         self._name_unfinished(runner)
         local = save.local or rank_state.local_state(runner, self._missing)

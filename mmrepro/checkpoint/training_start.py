@@ -165,7 +165,7 @@ class TrainingStart:
 
 def _at_its_end(loop: Any) -> bool:
     if isinstance(loop, IterBasedTrainLoop):
-        return loop.stop_training or loop.iter >= loop.max_iters
+        return bool(loop.stop_training or loop.iter >= loop.max_iters)
     if isinstance(loop, EpochBasedTrainLoop):
-        return loop.stop_training or loop.epoch >= loop.max_epochs
+        return bool(loop.stop_training or loop.epoch >= loop.max_epochs)
     return True  # a loop of the user's own knows what it does

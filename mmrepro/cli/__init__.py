@@ -45,7 +45,8 @@ CONTINUED = {
 
 def load(verb: str) -> Callable[..., int]:
     """Return the function of a verb: command line -> exit code."""
-    return importlib.import_module(f'.{verb}', __package__).main
+    main: Callable[..., int] = importlib.import_module(f'.{verb}', __package__).main
+    return main
 
 
 def usage() -> str:

@@ -207,7 +207,8 @@ class DatasetSnapshot:
             elif not _equal(value, now_read):
                 yield Change(self._path(reading.number), *map(_described, (value, now_read)))
 
-    def _changes_in_dict(self, number: int, before: dict, now: dict) -> Iterator[Change]:
+    def _changes_in_dict(self, number: int, before: dict[Any, Any], now: dict[Any, Any]
+                         ) -> Iterator[Change]:
         path, is_namespace = self._path(number), self._is_namespace(number)
         if not is_namespace and len(before) != len(now):
             yield Change(path, before, now)
@@ -215,7 +216,7 @@ class DatasetSnapshot:
         for key, *values in _differing(before, now):
             yield Change(f'{path}.{key}' if is_namespace else f'{path}[{key!r}]', *values)
 
-    def _changes_in_object(self, number: int, thing: Any, before: list, now: list
+    def _changes_in_object(self, number: int, thing: Any, before: list[Any], now: list[Any]
                            ) -> Iterator[Change]:
         path = self._path(number)
         if len(before) != len(now) and type(thing) is not types.CellType:
@@ -352,7 +353,7 @@ def _equal(before: Any, now: Any) -> bool:
         return False
 
 
-def _differing(before: dict, now: dict) -> Iterator[tuple[Any, Any, Any]]:
+def _differing(before: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
     """Yield keys whose values differ, with both values; None stands for no value."""
     for key in (*now, *(key for key in before if key not in now)):
         # in lists, which compare their items by identity first

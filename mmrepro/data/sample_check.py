@@ -149,7 +149,8 @@ class Disputed(NamedTuple):
     message: str
     fields: list[str]
 
-    def swapped(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def swapped(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+                ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a step with the alternative in place of the batch.
 
         Raises:

@@ -9,8 +9,8 @@ Permutations come from ``numpy.random.RandomState``, whose streams NumPy has fro
 
 A hook may change the weights of a sampler, or of the dataset that it reads, within a pass. A run
 that resumes in the pass draws its order again, as do workers that start again; so a pass notes the
-kept attributes (:mod:`mmrepro.checkpoint.adapters`) at each draw, in an :class:`OrderHistory`. An
-order is drawn in blocks.
+attributes that checkpoints keep (:mod:`mmrepro.checkpoint.kept_attributes`) at each draw, in an
+:class:`OrderHistory`. An order is drawn in blocks.
 """
 from __future__ import annotations
 
@@ -281,7 +281,8 @@ def _random(sampler: Any, root: seeds.Root) -> list[int]:
     state = seeds.random_state(root, 'sampler', 'RandomSampler', _epoch(sampler))
     size, count = len(sampler.data_source), sampler.num_samples
     if sampler.replacement:
-        return state.randint(0, size, count, np.int64).tolist()
+        drawn: list[int] = state.randint(0, size, count, np.int64).tolist()
+        return drawn
     indices: list[int] = []
     while len(indices) < count:
         indices += state.permutation(size).tolist()
@@ -291,8 +292,9 @@ def _random(sampler: Any, root: seeds.Root) -> list[int]:
 def _weighted(sampler: Any, root: seeds.Root) -> list[int]:
     state = seeds.random_state(root, 'sampler', 'WeightedRandomSampler', _epoch(sampler))
     weights = sampler.weights.double().numpy()
-    return state.choice(len(weights), sampler.num_samples, sampler.replacement,
-                        weights / math.fsum(weights)).tolist()
+    indices: list[int] = state.choice(len(weights), sampler.num_samples, sampler.replacement,
+                                      weights / math.fsum(weights)).tolist()
+    return indices
 
 
 def _subset(sampler: Any, root: seeds.Root) -> list[Any]:

@@ -26,7 +26,7 @@ class PhotoDataset(BaseDataset):
         self._length = length
         super().__init__(**kwargs)
 
-    def load_data_list(self) -> list[dict]:
+    def load_data_list(self) -> list[dict[str, Any]]:
         photo_dir()  # raises if the photographs are not installed
         samples = []
         for number in range(self._length):
@@ -51,7 +51,7 @@ class CutOut:
     def __init__(self, size: int = 32, jitter: float = 0.0, flip: float = 0.0) -> None:
         self.size, self.jitter, self.flip = size, jitter, flip
 
-    def __call__(self, results: dict) -> dict:
+    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         photo = read_photo(results['photo'])
         rows, columns = photo.shape[:2]
         left, top, right, bottom = results['box']
@@ -67,7 +67,7 @@ class CutOut:
 class Pack:
     """Convert to the inputs of the model: ``inputs`` (3, H, W) in [0, 1], and ``label``."""
 
-    def __call__(self, results: dict) -> dict:
+    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         image = torch.from_numpy(results['image']).permute(2, 0, 1)
         return dict(inputs=image.float() / 255, label=results['label'])
 
@@ -104,5 +104,5 @@ class Accuracy(BaseMetric):
     def process(self, data_batch: Any, data_samples: Sequence[Any]) -> None:
         self.results += [float(predicted == label) for predicted, label in data_samples]
 
-    def compute_metrics(self, results: list) -> dict[str, float]:
+    def compute_metrics(self, results: list[Any]) -> dict[str, float]:
         return dict(accuracy=float(np.mean(results)))

@@ -108,7 +108,8 @@ def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
     part_x, part_y = part_x[None, :, None], part_y[:, None, None]
     rows = wide[:, low_x] * (_ONE - part_x) + wide[:, high_x] * part_x
     full = rows[low_y] * (_ONE - part_y) + rows[high_y] * part_y
-    return ((full + (_ONE * _ONE >> 1)) >> 2 * _BITS).astype(np.uint8)
+    pixels: np.ndarray = ((full + (_ONE * _ONE >> 1)) >> 2 * _BITS).astype(np.uint8)
+    return pixels
 
 
 _BITS = 11

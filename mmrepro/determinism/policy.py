@@ -292,7 +292,7 @@ def _torch_threads() -> int:
         package = os.path.dirname(getattr(importlib.util.find_spec('torch'), 'origin', ''))
         with suppress(OSError, AttributeError):  # a build with other files is imported
             library = ctypes.CDLL(os.path.join(package, 'lib', 'libtorch_cpu.so'))
-            return library._ZN2at15get_num_threadsEv()  # at::get_num_threads()
+            return int(library._ZN2at15get_num_threadsEv())  # at::get_num_threads()
     import torch
     return torch.get_num_threads()
 

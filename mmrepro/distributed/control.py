@@ -189,7 +189,8 @@ def control() -> GlooControl | StoreControl:
             _controls[default] = GlooControl(_gloo_group(store))
         else:
             _controls[default] = StoreControl(store, default_timeout())
-    return _controls[default]
+    found: GlooControl | StoreControl = _controls[default]
+    return found
 
 
 def _has_gloo(group: Any) -> bool:

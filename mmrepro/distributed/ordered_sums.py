@@ -71,6 +71,7 @@ def ordered_mean(flat: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
 
 def _sum_rows(pieces: Tensor, size: int) -> Tensor:
     """Sum the pieces of ``size`` elements, from the first to the last, in the first."""
+    first: Tensor
     first, *others = pieces.split(size)
     for piece in others:
         first += piece
@@ -78,7 +79,7 @@ def _sum_rows(pieces: Tensor, size: int) -> Tensor:
 
 
 # Without annotations: DDP compares them with its own types, and here they would be strings.
-def ordered_mean_hook(group, bucket):
+def ordered_mean_hook(group, bucket):  # type: ignore[no-untyped-def]
     """Take :func:`ordered_mean` of a bucket, as a communication hook of DistributedDataParallel.
 
     The hook blocks: collectives that are started from callbacks would be queued in an order that

@@ -54,7 +54,7 @@ def numbered_hooks(hooks: Iterable[Any]) -> Iterator[tuple[str, int, Any]]:
 
     Hooks of other classes, which a config may gain, do not change a hook's number.
     """
-    numbers: Counter = Counter()
+    numbers: Counter[str] = Counter()
     for hook in hooks:
         name = type(hook).__name__
         yield name, numbers[name], hook

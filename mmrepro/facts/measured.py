@@ -123,7 +123,9 @@ def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effec
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    return json.loads(Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
+    table: dict[str, Any] = json.loads(
+        Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
+    return table
 
 
 def _has_instructions(facts: Mapping[str, Any]) -> bool:

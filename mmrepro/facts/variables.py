@@ -39,7 +39,7 @@ class _Watched(_PLAIN):
 
     def __getitem__(self, name: str) -> str:
         try:
-            value = super().__getitem__(name)
+            value: str = super().__getitem__(name)
         except KeyError:
             _note(name, None, sys._getframe(1))
             raise

@@ -164,7 +164,8 @@ def value_digest(value: Any) -> torch.Tensor:
     return result
 
 
-def _describe(value: Any, text: list[str], tensors: list[torch.Tensor], within: tuple) -> None:
+def _describe(value: Any, text: list[str], tensors: list[torch.Tensor],
+              within: tuple[Any, ...]) -> None:
     """Append a description of ``value`` to ``text``, depth first; its tensors to ``tensors``."""
     items = []
     if id(value) in within:
@@ -336,5 +337,5 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return not is_sharded(value)
     if isinstance(value, np.ndarray):
-        return value.dtype != object
+        return bool(value.dtype != object)
     return value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic))

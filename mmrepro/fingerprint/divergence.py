@@ -107,7 +107,7 @@ def differing_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ..
     return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
 
 
-def _first_call(stream: str, first: list[list], second: list[list]) -> ComparedField:
+def _first_call(stream: str, first: list[list[Any]], second: list[list[Any]]) -> ComparedField:
     """Return the first call with the same inputs and different results, else the first difference.
 
     The call of a module contains those of its submodules: of several calls with the same inputs

@@ -155,8 +155,9 @@ def _is_at(call: ast.Call, frame: Any) -> bool:
     """Whether the instruction in progress is this call; before Python 3.11, whether its line is."""
     if sys.version_info < (3, 11):
         return call.lineno <= frame.f_lineno <= (call.end_lineno or 0)
-    return (call.lineno, call.end_lineno, call.col_offset, call.end_col_offset) == next(
+    position: tuple[int | None, ...] = next(
         itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    return (call.lineno, call.end_lineno, call.col_offset, call.end_col_offset) == position
 
 
 @functools.lru_cache(maxsize=64)

@@ -25,7 +25,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ KEY_SEED = 0x6D6D726570726F31  # 'mmrepro1'
 MAX_CONSTANTS = 256  # cached constants; images of new sizes add new ones
 
 MASK = (1 << 64) - 1
-_constants: dict[tuple, torch.Tensor] = {}
+_constants: dict[tuple[Any, ...], torch.Tensor] = {}
 
 
 def mix_int(value: int) -> int:
@@ -170,7 +170,7 @@ def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> tor
 
 # --- on other devices: PyTorch, many tensors in few kernels -------------------------------------
 
-def constant(key: tuple, make: Callable[[], np.ndarray]) -> torch.Tensor:
+def constant(key: tuple[Any, ...], make: Callable[[], np.ndarray]) -> torch.Tensor:
     """Return a constant uint64 array as int64 on the device ``key[1]``; copied once, cached."""
     if key not in _constants:
         if len(_constants) >= MAX_CONSTANTS:

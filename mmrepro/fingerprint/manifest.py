@@ -39,7 +39,7 @@ class Manifest(NamedTuple):
 
     @property
     def config_text(self) -> str:
-        return self.content['config']['text']
+        return str(self.content['config']['text'])
 
     @property
     def facts(self) -> dict[str, Any]:

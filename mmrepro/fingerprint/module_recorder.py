@@ -41,7 +41,7 @@ class ModuleRecorder:
     def __init__(self, model: nn.Module) -> None:
         self.recording = False
         self._calls: list[_Call] = []
-        self._counts: Counter = Counter()
+        self._counts: Counter[Any] = Counter()
         self._known: dict[int, tuple[Any, int, torch.Tensor]] = {}
         self._handles = []
         for path, module in model.named_modules():
@@ -101,9 +101,9 @@ class _Watch:
 
     def __init__(self, recorder: ModuleRecorder, path: str, leaf: bool) -> None:
         self._recorder, self._path, self._leaf = recorder, path, leaf
-        self._open: list[tuple[_Call, list]] = []
+        self._open: list[tuple[_Call, list[Any]]] = []
 
-    def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._recorder.recording:
             return
         call = self._recorder.add(self._path, 'forward')
@@ -112,7 +112,8 @@ class _Watch:
         # an in-place module replaces the node of its input
         self._open.append((call, [tensor.grad_fn for tensor in inputs]))
 
-    def after(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
+              output: Any) -> None:
         if not self._recorder.recording or not self._open:
             return
         call, sources = self._open.pop()
@@ -134,7 +135,7 @@ class _Watch:
             node.register_hook(partial(self._gradients, shared, node in entries, keep))
 
     def _gradients(self, shared: list[_Call], entry: bool, keep: Sequence[bool],
-                   passed_on: tuple, received: tuple) -> None:
+                   passed_on: tuple[Any, ...], received: tuple[Any, ...]) -> None:
         """Record the gradients that a node received, and those that it passes on."""
         recorder = self._recorder
         if not recorder.recording:
@@ -152,7 +153,7 @@ class _Watch:
                  if kept and gradient is not None], reuse=False)
 
 
-def _leads_on(node: Any, sources: set) -> bool:
+def _leads_on(node: Any, sources: set[Any]) -> bool:
     """Whether a gradient reaches another module, and does not end in a parameter of this one.
 
     The weight of a linear layer is behind a node that transposes it.
@@ -162,7 +163,7 @@ def _leads_on(node: Any, sources: set) -> bool:
     return node is not None and (node in sources or bool(node.next_functions))
 
 
-def _exits(entries: Sequence[Any], sources: set) -> list[Any] | None:
+def _exits(entries: Sequence[Any], sources: set[Any]) -> list[Any] | None:
     """Return the nodes between ``sources`` and ``entries`` that pass gradients out of the part."""
     exits, waiting, seen = [], list(entries), set()
     while waiting:

@@ -65,7 +65,8 @@ class CallSites:
         self._tensors = {id(tensor): name for name, tensor in named}
         self._alive = model, named  # ids are reused once their objects are gone
         self._numbers: list[int] = []  # sequence number of the first node of each owner
-        self._owners: list[tuple[str, tuple]] = []  # path and Python stack of the forward call
+        # path and Python stack of the forward call
+        self._owners: list[tuple[str, tuple[Frame, ...]]] = []
         self._next = torch.autograd._get_sequence_nr()
         self.hook = ''  # class and method of the running hook
 
@@ -91,7 +92,7 @@ class CallSites:
             self._next = number
         return site
 
-    def _of_node(self, node: Any, stack: tuple) -> CallSite:
+    def _of_node(self, node: Any, stack: tuple[Any, ...]) -> CallSite:
         """Return the call site of a backward operator: module and Python stack of its forward."""
         variable = getattr(node, 'variable', None)
         if variable is not None:  # AccumulateGrad
@@ -216,7 +217,8 @@ class OperatorRecorder(TorchDispatchMode):
 
     def __enter__(self) -> OperatorRecorder:
         self._watch.__enter__()
-        return super().__enter__()
+        super().__enter__()
+        return self
 
     def __exit__(self, *args: Any) -> None:
         super().__exit__(*args)
@@ -250,8 +252,8 @@ class OperatorRecorder(TorchDispatchMode):
         """Whether the last record is a state."""
         return bool(self._raw) and self._raw[-1].is_state
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
-                           kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace in SILENT:
             return func(*args, **kwargs)
@@ -286,8 +288,8 @@ class OperatorRecorder(TorchDispatchMode):
                 generators=states, stack=site.stack, drew=operator.seeded, calls=calls))
         return result
 
-    def _given(self, func: Any, operator: _Operator, args: tuple,
-               kwargs: dict) -> tuple[list[tuple[torch.Tensor, str, int | None]], str]:
+    def _given(self, func: Any, operator: _Operator, args: tuple[Any, ...],
+               kwargs: dict[str, Any]) -> tuple[list[tuple[torch.Tensor, str, int | None]], str]:
         """Return the tensors given, with argument name and digest; everything else as text."""
         names = [argument.name for argument in func._schema.arguments]
         given, text = [], []
@@ -361,9 +363,9 @@ class OperatorLines:
             self._recorder = None
 
 
-def _entries(records: Sequence[Record]) -> list[list]:
+def _entries(records: Sequence[Record]) -> list[list[Any]]:
     """Return [phase, path, operator, call, in, out, shapes] of every operator, in order."""
-    calls: Counter = Counter()
+    calls: Counter[Any] = Counter()
     entries = []
     for record in records:
         site = record.site

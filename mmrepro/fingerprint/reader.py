@@ -126,7 +126,8 @@ def read_manifest_file(path: str) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get('kind') != 'manifest':
         raise FingerprintError(f'{path}: not a manifest of mmrepro')
     _check_format(path, content)
-    return checked(path, content, FingerprintError, schema.MANIFEST_SHAPE)
+    manifest: dict[str, Any] = checked(path, content, FingerprintError, schema.MANIFEST_SHAPE)
+    return manifest
 
 
 def _check_format(where: str, content: dict[str, Any]) -> None:

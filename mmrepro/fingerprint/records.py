@@ -80,7 +80,7 @@ class Record(NamedTuple):
 
 def write_records(path: str, records: Sequence[Record]) -> None:
     """Write one JSON object per line; a stack has a line before the first record with it."""
-    known: dict[tuple, int] = {}
+    known: dict[tuple[Any, ...], int] = {}
     with open(path, 'w', encoding='utf-8') as file:
         for record in records:
             if record.stack not in known:
@@ -103,7 +103,7 @@ def _line(record: Record, stack: Any = None) -> str:
 
 def read_records(path: str) -> list[Record]:
     """Read a file of :func:`write_records` or :func:`append_record`."""
-    stacks: list[tuple] = []
+    stacks: list[tuple[Any, ...]] = []
     records = []
     for number, line in enumerate(filter(None, lines_of(path)), 1):
         try:

@@ -113,7 +113,7 @@ def _calls(stream: str) -> Rule:
 
 NUMBERS = {str: Rule(is_number, 'a number, or text such as 0x1.8p+0')}
 # kind of a line: what readers rely on, see :mod:`mmrepro.util.files`
-SHAPES: dict[str, dict] = {
+SHAPES: dict[str, dict[str, Any]] = {
     START: {'format': object, 'level': str, 'rank': int, 'world_size': int, 'iteration': int},
     STEP: {'iteration': int, 'losses?': NUMBERS, 'lr?': dict, f'{NORMS}?': NUMBERS,
            f'{BY_NAME}?': {str: {str: SCALAR}}, 'batch?': {

@@ -223,7 +223,7 @@ def _named(texts: Iterable[str]) -> dict[str, str]:
     return dict(text.split('=', 1) for text in texts if '=' in text)
 
 
-def _differing(a: dict[str, str], b: dict[str, str]) -> list[tuple]:
+def _differing(a: dict[str, str], b: dict[str, str]) -> list[tuple[Any, ...]]:
     """Return name, value in A and value in B of what differs."""
     return [(name, a.get(name), b.get(name)) for name in differing_names(a, b)]
 

@@ -200,7 +200,7 @@ class _RecordingHook(Hook):
                     self._wrapped.enter_context(
                         replaced(hook, **{name: self._recorded(hook, name)}))
 
-    def _recorded(self, hook: Hook, name: str) -> Callable:
+    def _recorded(self, hook: Hook, name: str) -> Callable[..., Any]:
         method, path = getattr(hook, name), f'{type(hook).__name__}.{name}'
         stack = (method_site(type(hook), name), )
 

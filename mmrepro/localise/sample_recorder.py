@@ -75,7 +75,8 @@ def read_samples(folder: str, rank: int) -> list[Record]:
     return sorted(records, key=lambda record: record.sample or ())
 
 
-def _record_calls(thing: Any, samples: SampleRecorder, methods: dict[str, Callable]) -> Any:
+def _record_calls(thing: Any, samples: SampleRecorder,
+                  methods: dict[str, Callable[..., Any]]) -> Any:
     """Let those of the methods record that the class of an object has; return the object."""
     classes = getattr(type(thing), _STOCK, type(thing)).__mro__
     # not hasattr(): mmcv's cache_randomness cannot be looked up on a class
@@ -86,7 +87,7 @@ def _record_calls(thing: Any, samples: SampleRecorder, methods: dict[str, Callab
     return thing
 
 
-def _reduce(thing: Any, protocol: int) -> tuple:
+def _reduce(thing: Any, protocol: int) -> tuple[Any, ...]:
     """Pickle the object with its original class; :func:`_record_calls` again on arrival."""
     plain = object.__new__(type(thing)._mmrepro_recorded)
     plain.__dict__.update(thing.__dict__)

@@ -109,18 +109,19 @@ class LocaliseResult(NamedTuple):
         if self.diagnosis is None:
             return []
         values = [] if self.values is None else [('values', self.values.text())]
-        return self.diagnosis.rows() + values
+        return [*self.diagnosis.rows(), *values]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for programs."""
         first = self.divergence
-        return plain(dict(
+        content: dict[str, Any] = plain(dict(
             verdict=self.verdict, compared=self.compared, notes=self.notes,
             divergence=None if first is None else dict(
                 iteration=first.iteration, positions=self.positions,
                 fields={rank: [field.field for field in fields]
                         for rank, fields in first.ranks.items()}),
             finding=self.diagnosis, values=self.values, unequal=self.unequal))
+        return content
 
 
 def localise_config(config: str, work_dir: str, iterations: int = DEFAULT_ITERATIONS, *,

@@ -189,7 +189,8 @@ def keys_and_values(content: Any) -> Iterable[tuple[Any, Any]]:
     mappings: tuple[Any, ...] = (OrderedDict, dict)  # the first has an order of its own
     for base in mappings:
         if isinstance(content, base):
-            return base.items(content)
+            items: Iterable[tuple[Any, Any]] = base.items(content)
+            return items
     sequences: tuple[Any, ...] = (list, tuple, deque, set)
     for base in sequences:
         if isinstance(content, base):

@@ -34,19 +34,20 @@ def applied() -> tuple[Patch, ...]:
     return tuple(patch for patch in PATCHES if patch in _changes)
 
 
-def apply(legacy: bool = False) -> tuple[Patch, ...]:
+def apply(stock_streams: bool = False) -> tuple[Patch, ...]:
     """Put the rows in force, now or when their modules are imported; return those in force.
 
     A row whose class this version of the library does not have is left out.
 
     Args:
-        legacy: leave out, or take out again, the rows that change data streams.
+        stock_streams: the run has MMEngine's own streams: leave out, or take out again, the rows
+            that change data streams.
 
     Warns:
         RuntimeWarning: the class of a row exists, its method does not: the cause is not covered.
     """
     _left_out.clear()
-    _left_out.update(patch for patch in PATCHES if legacy and patch.cause.affects_data)
+    _left_out.update(patch for patch in PATCHES if stock_streams and patch.cause.affects_data)
     for module in dict.fromkeys(patch.module for patch in PATCHES):
         after_import(module, _patch)
     return applied()

@@ -148,14 +148,14 @@ def unknown(facts: Mapping[str, Any]) -> list[str]:
     return [text for name, text in _TABLES['asked'].items() if facts.get(name) is None]
 
 
-def _renamed(name: str, table: tuple[tuple[re.Pattern, str], ...]) -> str:
+def _renamed(name: str, table: tuple[tuple[re.Pattern[str], str], ...]) -> str:
     return next((pattern.sub(new, name, count=1) for pattern, new in table if pattern.match(name)),
                 name)
 
 
 def _by_type(name: str, facts: Mapping[str, Any]) -> str:
     """Return ``pipeline.Resize.scale`` for ``pipeline[2].scale``; a model keeps its numbers."""
-    def typed(item: re.Match) -> str:
+    def typed(item: re.Match[str]) -> str:
         kind = facts.get(f'{name[:item.end()]}.type')
         return f'.{kind}' if kind else item[0]
 

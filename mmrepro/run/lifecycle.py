@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from .. import determinism, seeds, virtual
-from ..checkpoint.adapters import keep_orders
 from ..checkpoint.choosing import writing
 from ..checkpoint.files import without_code
+from ..checkpoint.kept_attributes import keep_orders
 from ..checkpoint.rank_state import EvaluatedModel
 from ..checkpoint.resuming import Resume
 from ..checkpoint.saving import CheckpointWriter

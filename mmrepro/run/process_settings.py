@@ -51,7 +51,7 @@ class ProcessSettings:
         self._enable()
         seeds.set_root(config.root)
         # MMDetection, mmcv and others keep the contract from their import on
-        patches.apply(legacy=config.uses_stock_streams)
+        patches.apply(stock_streams=config.uses_stock_streams)
         ops.use_from_import(config.operators or ('auto' if config.deterministic else None))
 
     def hold(self) -> None:

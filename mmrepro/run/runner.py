@@ -76,7 +76,7 @@ class ReproRunnerMixin(_Base):
         """The randomness in effect, the seed included."""
         return self.lifecycle.config
 
-    def setup_env(self, env_cfg: dict) -> None:
+    def setup_env(self, env_cfg: dict[str, Any]) -> None:
         env_cfg = dict(env_cfg)
         # before the first collective operation starts CUDA, which reads its variables once; and
         # MMEngine would set the flag
@@ -140,7 +140,7 @@ class ReproRunnerMixin(_Base):
     def _init_model_weights(self) -> None:
         self.lifecycle.start.initialize(self, super()._init_model_weights)
 
-    def wrap_model(self, model_wrapper_cfg: dict | None, model: Any) -> Any:
+    def wrap_model(self, model_wrapper_cfg: dict[str, Any] | None, model: Any) -> Any:
         if current() is not None:
             return virtual.wrap_model(self, model_wrapper_cfg, model)
         return process_group.wrap_model(super().wrap_model, model_wrapper_cfg, model,
@@ -182,8 +182,9 @@ class ReproRunnerMixin(_Base):
         self._adopt(loader, stream, loader.worker_init_fn)
 
     @StaticOnClass
-    def build_dataloader(self, dataloader: DataLoader | dict, seed: int | None = None,
-                         diff_rank_seed: bool = False) -> DataLoader:
+    def build_dataloader(self, dataloader: DataLoader[Any] | dict[str, Any],
+                         seed: int | None = None, diff_rank_seed: bool = False
+                         ) -> DataLoader[Any]:
         """Build a loader as MMEngine does; the root seed keys samplers, samples and workers."""
         if isinstance(dataloader, DataLoader):
             return dataloader
@@ -193,18 +194,20 @@ class ReproRunnerMixin(_Base):
             built.append(loader.dataset)
         return loader
 
-    def _keyed_loader(self, dataloader: dict, seed: int | None, diff_rank_seed: bool
-                      ) -> DataLoader:
+    def _keyed_loader(self, dataloader: dict[str, Any], seed: int | None, diff_rank_seed: bool
+                      ) -> DataLoader[Any]:
         if self.repro.uses_stock_streams:
-            return super().build_dataloader(dataloader, seed, diff_rank_seed)
+            stock: DataLoader[Any] = super().build_dataloader(dataloader, seed, diff_rank_seed)
+            return stock
         dataloader = one_by_one(dataloader, self._stream, self.repro)
-        loader = build_loader(super().build_dataloader, virtual.share_workers(dataloader),
-                              self.repro.root, self._stream)
+        loader: DataLoader[Any] = build_loader(
+            super().build_dataloader, virtual.share_workers(dataloader), self.repro.root,
+            self._stream)
         user_init = loader.worker_init_fn if 'worker_init_fn' in dataloader else None
         self._adopt(loader, self._stream, user_init)
         return loader
 
-    def _adopt(self, loader: DataLoader, stream: str, user_init: Any) -> None:
+    def _adopt(self, loader: DataLoader[Any], stream: str, user_init: Any) -> None:
         adopt_loader(loader, self.repro, stream, get_rank(), user_init,
                      patches.apply, explain)
         if stream == 'sample':
@@ -217,9 +220,10 @@ class ReproRunnerMixin(_Base):
         with replaced(self.lifecycle, resuming=True):
             super().resume(*args, **kwargs)
 
-    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
+    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         with without_code(self.lifecycle.resume.read):
-            return super().load_checkpoint(filename, *args, **kwargs)
+            checkpoint: dict[str, Any] = super().load_checkpoint(filename, *args, **kwargs)
+        return checkpoint
 
     def dump_config(self) -> None:
         if not is_written(self.work_dir):  # it would replace the config of the run there

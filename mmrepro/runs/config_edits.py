@@ -50,7 +50,8 @@ def virtual_ranks(cfg: Config) -> int | None:
 
 def seed_of(cfg: Config) -> int | None:
     # MMDetection 2.x has `seed` at the top
-    return (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
+    seed: int | None = (cfg.get('randomness') or {}).get('seed', cfg.get('seed'))
+    return seed
 
 
 def fix_seed(cfg: Config) -> bool:

@@ -146,7 +146,7 @@ def without_mark(options: Mapping[str, Any]) -> dict[str, Any]:
             for key, value in options.items()}
 
 
-def setting(text: str) -> tuple:
+def setting(text: str) -> tuple[Any, ...]:
     """Return key and value of ``KEY=VALUE``; the value is read as MMEngine reads it.
 
     >>> setting('train_cfg.max_epochs=3')

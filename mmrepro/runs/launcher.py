@@ -102,7 +102,7 @@ class LaunchedTraining:
         path = os.pathsep.join(filter(None, [ROOT, given]))
         port = free_port() if launch.ranks > 1 else None
         self._logs = [launch.log.replace('{rank}', str(rank)) for rank in range(launch.ranks)]
-        self._processes: list[subprocess.Popen] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank, log in enumerate(self._logs):
                 env = {**os.environ, **launch.env, 'PYTHONPATH': path,

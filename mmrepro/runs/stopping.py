@@ -45,7 +45,7 @@ class InterruptHook(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
+                         outputs: dict[str, Any] | None = None) -> None:
         done = runner.iter + 1
         if done == self._validate:
             runner.val_loop.run()

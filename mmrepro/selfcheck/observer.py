@@ -75,10 +75,10 @@ class Observer:
         self._snapshot: Snapshot | None = Snapshot()
         self._names = {id(parameter): names.get(id(parameter), name)
                        for name, parameter in self._model.named_parameters()}
-        self._counts: Counter = Counter()
+        self._counts: Counter[Any] = Counter()
         self._watching = ExitStack()
 
-    def run(self, step: Callable, args: tuple, kwargs: dict) -> Any:
+    def run(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Watch a call of ``step``, the ``train_step`` of the runner's model."""
         with self._watching:
             self._watch()
@@ -103,7 +103,7 @@ class Observer:
                 handle = optimizer.register_step_pre_hook(self._before_step)
                 self._watching.callback(handle.remove)
 
-    def _replace(self, owner: Any, name: str, watched: Callable) -> None:
+    def _replace(self, owner: Any, name: str, watched: Callable[..., Any]) -> None:
         self._watching.enter_context(replaced(
             owner, **{name: partial(watched, getattr(owner, name))}))
 
@@ -132,17 +132,17 @@ class Observer:
             self._watching.close()
             self._reached(None)
 
-    def _parse_losses(self, parse_losses: Callable, *args: Any, **kwargs: Any) -> Any:
+    def _parse_losses(self, parse_losses: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = parse_losses(*args, **kwargs)
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
             self._losses(result[1])
         return result
 
-    def _backward(self, backward: Callable, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, backward: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         self._losses({BACKWARD: loss})
         return backward(loss, *args, **kwargs)
 
-    def _step(self, step: Callable, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.finish()
         return step(*args, **kwargs)
 
@@ -186,12 +186,12 @@ class BatchComparison:
         step: Called with the step and its arguments afterwards; None: the step itself is called.
     """
 
-    def __init__(self, runner: Any, paused: Sequence[Callable], disputed: Disputed | None,
-                 unread: Callable[[Disputed], None], step: Callable | None) -> None:
+    def __init__(self, runner: Any, paused: Sequence[Callable[..., Any]], disputed: Disputed | None,
+                 unread: Callable[[Disputed], None], step: Callable[..., Any] | None) -> None:
         self._runner, self._paused, self._disputed = runner, paused, disputed
         self._unread, self._then = unread, step
 
-    def __call__(self, step: Callable, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what ``step``, the model's ``train_step``, returns.
 
         Raises:
@@ -202,7 +202,8 @@ class BatchComparison:
         return step(*args, **kwargs) if self._then is None else self._then(step, *args, **kwargs)
 
     @large_blocks_apart()
-    def _compare(self, step: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _compare(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+                 ) -> None:
         disputed = self._disputed
         swapped = (args, kwargs) if disputed is None else disputed.swapped(args, kwargs)
         with _disable_current_modes():  # recorders do not see it
@@ -224,7 +225,8 @@ class BatchComparison:
         if disputed is not None:
             self._unread(disputed)
 
-    def _pass(self, step: Callable, state: StepState, args: tuple, kwargs: dict[str, Any]
+    def _pass(self, step: Callable[..., Any], state: StepState, args: tuple[Any, ...],
+              kwargs: dict[str, Any]
               ) -> PassDigests | None:
         """Run a pass up to the optimizer, on copies of its arguments, and put the run back."""
         wrapper = self._runner.optim_wrapper

@@ -37,7 +37,7 @@ def path_of(main: ModuleType | None) -> str | None:
     path = getattr(main, '__file__', None)
     if path is None or getattr(main, '__spec__', None) is not None:
         return None
-    return os.path.abspath(path)
+    return os.path.abspath(str(path))
 
 
 class _Guard:

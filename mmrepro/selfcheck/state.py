@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from .. import seeds
-from ..checkpoint.adapters import kept_attributes
+from ..checkpoint.kept_attributes import kept_attributes
 from ..distributed.scheduler import current
 from ..distributed.unwrap import optim_wrappers, unwrap
 from ..errors import DeterminismError

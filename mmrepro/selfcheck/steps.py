@@ -180,15 +180,15 @@ class StepCheck:
             step is repeated in this process.
     """
 
-    def __init__(self, runner: Any, paused: Sequence[Callable], done: Callable,
-                 copy_failed: Callable | None) -> None:
+    def __init__(self, runner: Any, paused: Sequence[Callable[..., Any]], done: Callable[..., Any],
+                 copy_failed: Callable[..., Any] | None) -> None:
         self._runner, self._paused, self._done = runner, paused, done
         self._copy_failed = copy_failed
         self._names = {id(parameter): name
                        for name, parameter in unwrap(runner.model).named_parameters()}
 
     @large_blocks_apart()
-    def __call__(self, step: Callable, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what ``step``, the model's ``train_step``, returns.
 
         Raises:
@@ -218,7 +218,8 @@ class StepCheck:
         # out of the step, so that its contexts are left and the recorded calls are the model's
         self._explain(first, second[0], self._suspects)
 
-    def _observed(self, reached: Callable[[Any], Any], args: tuple, kwargs: dict) -> Any:
+    def _observed(self, reached: Callable[[Any], Any], args: tuple[Any, ...],
+                  kwargs: dict[str, Any]) -> Any:
         return Observer(self._runner, reached, self._names).run(self._step, args, kwargs)
 
     def _problem(self) -> str:
@@ -232,9 +233,10 @@ class StepCheck:
             problem = ''
         except Exception as error:  # raised by whatever the user's dataset puts into a batch
             problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
-        return agree(TOPIC, problem, max)
+        anyone: str = agree(TOPIC, problem, max)
+        return anyone
 
-    def _copied(self) -> tuple:
+    def _copied(self) -> tuple[Any, ...]:
         wrapper = self._runner.optim_wrapper
         return copy.deepcopy(self._batch, {id(wrapper): wrapper})
 
@@ -264,7 +266,8 @@ class StepCheck:
 
     # ------------------------------------------------------------ in a copy of the process
 
-    def _beside_a_copy(self, step: Callable, args: tuple, kwargs: dict) -> Any:
+    def _beside_a_copy(self, step: Callable[..., Any], args: tuple[Any, ...],
+                       kwargs: dict[str, Any]) -> Any:
         self._begun = time.monotonic()
         in_the_copy: list[tuple[Copy, PassDigests]] = []
         with suppress(_Reached):
@@ -352,7 +355,7 @@ class StepCheck:
 
     def _differ(self, first: PassDigests, second: PassDigests) -> bool:
         """Whether two passes differ on any rank."""
-        return agree(TOPIC, bool(first.differing(second)), any)
+        return bool(agree(TOPIC, bool(first.differing(second)), any))
 
     def _explain(self, first: PassDigests, second: PassDigests, suspects: Sequence[str]) -> None:
         """Record further passes, and stop all ranks.

@@ -290,7 +290,9 @@ def check(recipe: GoldenRecipe, goldens: str, run: str) -> Checked:
 
 
 def _facts(golden: str) -> dict[str, Any]:
-    return read_json(os.path.join(golden, FACTS), GoldenError, {'facts': FACTS_SHAPE})['facts']
+    facts: dict[str, Any] = read_json(
+        os.path.join(golden, FACTS), GoldenError, {'facts': FACTS_SHAPE})['facts']
+    return facts
 
 
 def _trained(recipe: GoldenRecipe, work_dir: str, on_start: OnProgress,
@@ -414,7 +416,7 @@ class KeptBits:
     def _read(self) -> dict[str, Any]:
         if not self.path.exists():
             return dict(kind='same_bits', format=_SAME_BITS_FORMAT, classes={}, bits={})
-        content = read_json(str(self.path), GoldenError, _SAME_BITS)
+        content: dict[str, Any] = read_json(str(self.path), GoldenError, _SAME_BITS)
         if (content['kind'], content['format']) != ('same_bits', _SAME_BITS_FORMAT):
             raise GoldenError(f'{self.path}: not a file of same_bits of format {_SAME_BITS_FORMAT}')
         return content

@@ -226,7 +226,8 @@ def on_virtual_ranks(ranks: int | None, main: Callable[[], Result], launcher: st
                 _logger.error('%s has ended with %s; the other ranks of this process were stopped',
                               failed(), type(error).__name__)
             raise error
-    return scheduler.ranks[0].result
+    result: Result = scheduler.ranks[0].result
+    return result
 
 
 def _worlds(ranks: int) -> Worlds:

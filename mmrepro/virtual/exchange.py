@@ -38,7 +38,8 @@ PACKET = 256  # bytes: objects of a process that fit need one message only
 def _of_process() -> AbstractContextManager[None]:
     """Let this rank see torch.distributed as the process does, inside the block."""
     world: Any = c10d._world
-    return world.of_process()
+    block: AbstractContextManager[None] = world.of_process()
+    return block
 
 
 class Transport:
@@ -104,7 +105,8 @@ class Processes:
     @property
     def device(self) -> torch.device:
         """The device of what processes exchange."""
-        return self._transport.device
+        device: torch.device = self._transport.device
+        return device
 
     def process_of(self, rank: int) -> int:
         return next(number for number, ranks in enumerate(self.members) if rank in ranks)

@@ -213,7 +213,8 @@ def whole_tensor(value: Any) -> Tensor:
     A collective operation. Of a sum that ranks have still to take, it is this rank's part.
     """
     if not is_sharded(value):
-        return value
+        whole: Tensor = value
+        return whole
     part = local_part(value).detach()
     if value.placements[0].is_partial():
         return part

@@ -265,7 +265,7 @@ def _clip_norm(parameters: list[Any], max_norm: float, norm_type: float = 2.,
                error_if_nonfinite: bool = False, foreach: bool | None = None) -> Tensor:
     """Clip by the norm of whole gradients, computed as in torch's ``clip_grad_norm_``."""
     norms = [torch.linalg.vector_norm(whole_tensor(value.grad), norm_type) for value in parameters]
-    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(f'the norm of order {norm_type} of the gradients is {total.item()}')
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
@@ -279,7 +279,7 @@ def _clip_values(parameters: list[Any], clip_value: float, foreach: bool | None 
         local_part(value.grad).clamp_(-clip_value, clip_value)
 
 
-def _unscale(unscale: Callable, optimizer: Any, *args: Any) -> dict[torch.device, Tensor]:
+def _unscale(unscale: Callable[..., Any], optimizer: Any, *args: Any) -> dict[torch.device, Tensor]:
     """Unscale the parts of gradients; a step is skipped if any rank has found an infinity."""
     groups = [[_with_gradient(local_part(value.grad)) for value in group['params']
                if value.grad is not None] for group in optimizer.param_groups]
@@ -296,7 +296,7 @@ def _with_gradient(gradient: Tensor) -> Tensor:
     return value
 
 
-_CLIPS: dict[Callable, Callable] = {
+_CLIPS: dict[Callable[..., Any], Callable[..., Any]] = {
     nn.utils.clip_grad_norm_: _clip_norm, nn.utils.clip_grad_value_: _clip_values}
 
 

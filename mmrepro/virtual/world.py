@@ -121,13 +121,15 @@ class VirtualGroup(_ProcessGroup):
 
     def _reduced(self, tensor: Tensor, op: Any, name: str) -> Tensor:
         op = getattr(op, 'op', op)
-        return self.meet(_text(f'{name} {op.name}', tensor),
-                         lambda: tensor.detach().reshape(-1).clone(),
-                         lambda: Reduce(self._processes, op))
+        reduced: Tensor = self.meet(_text(f'{name} {op.name}', tensor),
+                                    lambda: tensor.detach().reshape(-1).clone(),
+                                    lambda: Reduce(self._processes, op))
+        return reduced
 
     def _gathered(self, tensor: Tensor, name: str) -> list[Tensor]:
         """Return ``tensor`` of all ranks, flat."""
-        return self.merged(tensor.clone(), list, name)
+        gathered: list[Tensor] = self.merged(tensor.clone(), list, name)
+        return gathered
 
     def merged(self, tensor: Tensor, merge: Callable[[list[Tensor]], Any],
                name: str = 'merged') -> Any:
@@ -137,7 +139,9 @@ class VirtualGroup(_ProcessGroup):
 
     def objects(self, value: Any, name: str) -> list[Any]:
         """Return an object of every rank, what pickle can hold; one meeting."""
-        return self.meet(name, lambda: value, lambda: Collect(self._processes.gather_objects))
+        values: list[Any] = self.meet(
+            name, lambda: value, lambda: Collect(self._processes.gather_objects))
+        return values
 
     # ---------------------------------------------------------------------------- collectives
 

@@ -21,7 +21,7 @@ from small_runs import (
 )
 
 from mmrepro import keep_attributes
-from mmrepro.checkpoint import adapters
+from mmrepro.checkpoint import kept_attributes
 from mmrepro.errors import CheckpointError, ConfigError, ResumeError
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
@@ -32,8 +32,8 @@ POINTS = 3, 4, 5  # iterations after which a run resumes: within epochs of 4, an
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch):
-    """Adapters of a test are gone after it."""
-    monkeypatch.setattr(adapters, 'ADAPTERS', dict(adapters.ADAPTERS))
+    """Rows of a test are gone after it."""
+    monkeypatch.setattr(kept_attributes, 'KEPT', dict(kept_attributes.KEPT))
 
 
 def scaled(runner, factor):
@@ -300,10 +300,10 @@ def test_names_add_up_and_derived_classes_have_them():
     keep_attributes(Derived, 'c')
     owner = Derived()
     owner.a, owner.b, owner.c = 4, 5, 6
-    state = adapters.collect(dict(one=owner, two=Base()))
+    state = kept_attributes.collect(dict(one=owner, two=Base()))
     assert state['one'] == dict(a=4, b=5, c=6) and [*state['two'].values()] == [1, 2]
     again = Derived()
-    assert adapters.restore(dict(one=again), dict(one=state['one'])) == []
+    assert kept_attributes.restore(dict(one=again), dict(one=state['one'])) == []
     assert vars(again) == vars(owner)
 
 
@@ -315,7 +315,7 @@ def test_classes_of_one_name_are_told_apart():
     first = classes()
     second = type('Same', (), dict(count=1, __module__='elsewhere'))
     keep_attributes(second, 'count')
-    assert adapters.collect(dict(a=first(), b=second())) == {'b': {'count of the class': 1}}
+    assert kept_attributes.collect(dict(a=first(), b=second())) == {'b': {'count of the class': 1}}
 
 
 def test_types_of_containers_come_back():
@@ -323,9 +323,9 @@ def test_types_of_containers_come_back():
     keep_attributes(Counting, 'window', 'seen', 'groups')
     owner.window.extend([1., 2., 3.])
     owner.seen['x'] += 2
-    state = adapters.collect(dict(hook=owner))
+    state = kept_attributes.collect(dict(hook=owner))
     again = CountingHook()
-    adapters.restore(dict(hook=again), state)
+    kept_attributes.restore(dict(hook=again), state)
     assert again.window == deque([1., 2., 3.]) and again.window.maxlen == 3
     assert type(again.seen) is Counter and again.groups == {'a': (1, [0])}
 

@@ -20,7 +20,7 @@ from validated_runs import (
     validated,
 )
 
-from mmrepro.checkpoint.adapters import collect, restore
+from mmrepro.checkpoint.kept_attributes import collect, restore
 from mmrepro.distributed.unwrap import named_hooks
 from mmrepro.errors import RandomnessError
 
@@ -81,7 +81,12 @@ def test_no_sample_is_loaded_twice(loop, tmp_path, monkeypatch):
     finish(small_run(tmp_path, **unchecked))
     loads = []
     stock = Points.__getitem__
-    monkeypatch.setattr(Points, '__getitem__', lambda self, i: (loads.append(i), stock(self, i))[1])
+
+    def counted(self, i):
+        loads.append(i)
+        return stock(self, i)
+
+    monkeypatch.setattr(Points, '__getitem__', counted)
     finish(continued(tmp_path, 9, **unchecked))
     assert len(loads) == 3 * 2
 

@@ -451,8 +451,12 @@ def test_the_order_of_an_epoch_is_entered_without_counting(case, make, monkeypat
     last = len(loader) - 1
     seek(loader, 5, last)
     yielded, stock = [], mmrepro.data.samplers.with_position
-    monkeypatch.setattr(mmrepro.data.samplers, 'with_position',
-                        lambda *args: (yielded.append(args), stock(*args))[1])
+
+    def noted(*args):
+        yielded.append(args)
+        return stock(*args)
+
+    monkeypatch.setattr(mmrepro.data.samplers, 'with_position', noted)
     batch = next(iter(loader.batch_sampler))
     assert last > 1 and len(yielded) <= BATCH_SIZE
     assert {index.epoch for index in batch} == {5}

@@ -40,7 +40,8 @@ SAME = [op('one', ['00'], ['11']), op('two', ['11'], ['22']), op('three', ['22']
 
 def state(outputs, numbers=''):
     return Record('hook', 'EMAHook.after_train_iter', 'state after the hook', arguments=numbers,
-                  labels=('parameter a', 'parameter b')[:len(outputs)], outputs=outputs)
+                  labels=tuple(f'parameter {name}' for name, _ in zip('ab', outputs)),
+                  outputs=outputs)
 
 
 NOISE = [SAME[0], op('noise', ['11'], ['1f']), op('two', ['1f'], ['2f']),

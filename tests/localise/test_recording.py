@@ -51,13 +51,13 @@ def test_samples_are_recorded_in_worker_processes(tmp_path, start_method):
 
 
 def test_a_sample_that_one_run_rejected_is_compared(tmp_path):
-    for run, positions in dict(a=[[0, 1], [0, 2]], b=[[0, 0], [0, 2]]).items():
+    for run, positions, samples in (('a', [[0, 1], [0, 2]], 4), ('b', [[0, 0], [0, 2]], 3)):
         folder = tmp_path / run
         folder.mkdir()
         (folder / 'batch.rank0.json').write_text(json.dumps(positions))
         write_records(str(folder / 'samples.rank0.1.jsonl'), [
             Record('data', f'sample 0.{i}/0', 'Load', inputs=(f'{run}{i}',), outputs=('x',))
-            for i in (0, 1, 2, 3)[:4 if run == 'a' else 3]])
+            for i in range(samples)])
         write_records(str(folder / 'operators.rank0.jsonl'), [])
     paths = [record.path for record in read_stream(str(tmp_path / 'a'), 0, str(tmp_path / 'b'))]
     assert paths == ['sample 0.0/0', 'sample 0.1/0', 'sample 0.2/0']

@@ -626,11 +626,11 @@ def test_applying_twice_changes_nothing_more_and_revert_restores_the_very_object
     assert patches.applied() == ()
 
 
-def test_legacy_leaves_the_data_streams_alone_whatever_an_earlier_run_put_in():
-    legacy = patches.apply(legacy=True)
+def test_stock_streams_leave_the_data_streams_alone_whatever_an_earlier_run_put_in():
+    stock = patches.apply(stock_streams=True)
     everything = patches.apply()
-    assert legacy and not any(patch.cause.affects_data for patch in legacy)
-    assert patches.apply(legacy=True) == legacy == patches.applied()
+    assert stock and not any(patch.cause.affects_data for patch in stock)
+    assert patches.apply(stock_streams=True) == stock == patches.applied()
     assert patches.apply() == everything
 
 

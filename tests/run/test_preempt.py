@@ -32,7 +32,7 @@ def test_at_every_turn_nothing_is_lost(loop, tmp_path):
     assert whole.events == 12 + 3 * 3
     for event in range(whole.events):
         cfg = settings(tmp_path / str(event), **LOOPS[loop])
-        number = (signal.SIGTERM, signal.SIGUSR1)[event % 2]
+        number = signal.SIGUSR1 if event % 2 else signal.SIGTERM
         first, preempted = run(cfg, hook=Signals(event, [number]))
         second, rest = run(cfg, resume=True)
         assert preempted.code == 75 and rest is None
@@ -107,7 +107,8 @@ def test_handlers_are_what_they_were(end, tmp_path):
     def own(number, frame):
         pass
 
-    hook = {'done': Signals(), 'pre-empted': Signals(2), 'error': Fails()}[end]
+    hooks = {'done': Signals(), 'pre-empted': Signals(2), 'error': Fails()}
+    hook = hooks[end]
     before = signal.signal(signal.SIGTERM, own), signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         if end == 'error':

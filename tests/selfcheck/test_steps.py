@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dev.user_setups.steps  # noqa: F401  registers set-ups
 from dev.user_setups.setup import SETUPS
-from mmrepro.checkpoint import adapters
+from mmrepro.checkpoint import kept_attributes
 from mmrepro.errors import DeterminismError, StepDiffersError
 from mmrepro.facts.compatibility import HARMLESS
 from mmrepro.fingerprint.divergence import first_divergence
@@ -197,13 +197,14 @@ class Sampling(tiny.Tiny):
 
 
 def test_checkpoints_keep_parts_of_parts(tmp_path, monkeypatch):
-    monkeypatch.setitem(adapters.ADAPTERS, 'Sampler', adapters.KeptAttributes(('seen',), 'a test'))
+    monkeypatch.setitem(kept_attributes.KEPT, 'Sampler',
+                        kept_attributes.KeptAttributes(('seen',), 'a test'))
     runner = finish(config(tmp_path, model='Sampling'))
-    state = adapters.collect(adapters.model_owners(runner.model))
+    state = kept_attributes.collect(kept_attributes.model_owners(runner.model))
     assert state == {'model:head:sampler.negatives': {'seen': tiny.ITERATIONS * 2}}
     runner.model.head.sampler = CombinedSampler()
-    assert adapters.restore(adapters.model_owners(runner.model), state) == []
-    assert adapters.collect(adapters.model_owners(runner.model)) == state
+    assert kept_attributes.restore(kept_attributes.model_owners(runner.model), state) == []
+    assert kept_attributes.collect(kept_attributes.model_owners(runner.model)) == state
 
 
 def test_a_generator_made_in_the_step_is_found_with_its_line(tmp_path):

@@ -155,7 +155,7 @@ class FingerprintHook(Hook):
             for name, gradient in gradients_of(self._names, parameters)])
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
+                         outputs: dict[str, Any] | None = None) -> None:
         step = self._step
         if step is None:
             return
@@ -236,7 +236,7 @@ class _EndOfIteration(Hook):
         self._fingerprints = fingerprints
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
+                         outputs: dict[str, Any] | None = None) -> None:
         self._fingerprints.end_iteration(runner)
 
 
@@ -246,6 +246,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or hasattr(value, '__float__')
 
 
-def _positions(batch: tuple | None) -> list[int] | None:
+def _positions(batch: tuple[Any, ...] | None) -> list[int] | None:
     positions: list[Any] = [getattr(index, 'position', None) for index in batch or ()]
     return positions if positions and None not in positions else None

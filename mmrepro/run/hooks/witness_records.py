@@ -130,7 +130,7 @@ class WitnessRecords(FingerprintHook):
             _forget(self.attributes)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
-                         outputs: dict | None = None) -> None:
+                         outputs: dict[str, Any] | None = None) -> None:
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         if runner.iter + 1 in self._ends and not self._is_off:
             self.attributes_after[runner.iter + 1] = attribute_texts(runner)

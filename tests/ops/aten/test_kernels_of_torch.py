@@ -218,9 +218,12 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize('name', {**RESIZES, **POOLS})
+RESIZES_AND_POOLS = {**RESIZES, **POOLS}
+
+
+@pytest.mark.parametrize('name', RESIZES_AND_POOLS)
 def test_resizes_pools_and_pads(on_cpu, wave, name):
-    function, shape = {**RESIZES, **POOLS}[name]
+    function, shape = RESIZES_AND_POOLS[name]
     expected = gradients(function, [wave(*shape)])
     with on_cpu():
         found = gradients(function, [wave(*shape)])

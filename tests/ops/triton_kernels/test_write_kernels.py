@@ -49,9 +49,10 @@ def test_what_a_cpu_writes(launched, wave, data):
     first = torch.tensor(data.draw(st.lists(
         st.integers(-size, size - 1), min_size=count, max_size=count)), dtype=torch.int64)
     second = (first * 7 + torch.arange(count)) % other
-    index = {'index': (first,), 'table': (torch.stack((first, first.flip(0))),),
-             'pair': (first, second), 'mask': (wave(size) > 0,),
-             'masks': (wave(size, other) > 0,)}[kind]
+    indices = {'index': (first,), 'table': (torch.stack((first, first.flip(0))),),
+               'pair': (first, second), 'mask': (wave(size) > 0,),
+               'masks': (wave(size, other) > 0,)}
+    index = indices[kind]
     target = (wave(size, other, width) * 100).to(data.draw(st.sampled_from(DTYPES)))
     rest = target[index].shape[data.draw(st.integers(0, 1)):]
     values = (wave(*rest, phase=1.) * 100).to(target.dtype)
@@ -115,8 +116,12 @@ def test_every_element_is_written_once(launched, wave, monkeypatch):
     from triton.runtime.interpreter import interpreter_builder
     builder, written = type(interpreter_builder), []
     store = builder.create_masked_store
-    monkeypatch.setattr(builder, 'create_masked_store', lambda self, where, value, mask, *rest: (
-        written.extend(where.data[mask.data].tolist()), store(self, where, value, mask, *rest))[1])
+
+    def noted(self, where, value, mask, *rest):
+        written.extend(where.data[mask.data].tolist())
+        return store(self, where, value, mask, *rest)
+
+    monkeypatch.setattr(builder, 'create_masked_store', noted)
     index = torch.arange(100) * 37 % 7 - 7
     result, target = torch.zeros(7, 20), torch.zeros(7, 20)
     result[index] = wave(100, 20, dtype=torch.float32)

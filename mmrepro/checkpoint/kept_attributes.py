@@ -38,7 +38,7 @@ class KeptAttributes(NamedTuple):
 
 
 # by name of the class: of MMDetection and forks of it; by its path: of the user
-ADAPTERS: dict[str, KeptAttributes] = {
+KEPT: dict[str, KeptAttributes] = {
     'DynamicRoIHead': KeptAttributes(
         ('iou_history', 'beta_history', 'bbox_assigner.pos_iou_thr', 'bbox_assigner.neg_iou_thr',
          'bbox_assigner.min_pos_iou', 'bbox_head.loss_bbox.beta'),
@@ -96,31 +96,31 @@ def keep_attributes(cls: type, *names: str, why: str = '') -> None:
             raise ConfigError(f'keep_attributes({cls.__qualname__}, {name!r}): expected names of '
                               "attributes, such as 'count' or 'assigner.threshold'")
     key = qualified_name(cls)
-    before = ADAPTERS.get(key, KeptAttributes((), ''))
+    before = KEPT.get(key, KeptAttributes((), ''))
     attributes = dict.fromkeys([*before.attributes, *names])
-    ADAPTERS[key] = KeptAttributes((*attributes, ), why or before.why)
+    KEPT[key] = KeptAttributes((*attributes, ), why or before.why)
 
 
 def names_class(name: str) -> bool:
-    """Whether there is an adapter for classes with this bare name."""
-    return any(key.rpartition('.')[2] == name for key in ADAPTERS)
+    """Whether a row of the table is for classes with this bare name."""
+    return any(key.rpartition('.')[2] == name for key in KEPT)
 
 
 class _Attribute(NamedTuple):
     """An attribute to keep; ``owner`` None: a part on the path to it does not exist."""
-    key: str  # of the object with the adapter
-    path: str  # that the adapter gives
+    key: str  # of the object that has it
+    path: str  # that the row gives
     owner: Any
     name: str
-    adapter: str  # key of :data:`ADAPTERS`
+    row: str  # key of :data:`KEPT`
 
     @property
     def described(self) -> str:
-        return f'{self.adapter.rpartition(".")[2]}.{self.path}'
+        return f'{self.row.rpartition(".")[2]}.{self.path}'
 
     @property
     def by_user(self) -> bool:
-        return '.' in self.adapter
+        return '.' in self.row
 
     def exists(self) -> bool:
         return self.owner is not None and hasattr(self.owner, self.name)
@@ -206,12 +206,12 @@ def owners_of(runner: Any) -> Owners:
 
 
 def _rows(cls: type) -> dict[str, str]:
-    """Return the attributes that the adapters of a class name, each with the adapter's name."""
+    """Return the attributes to keep of a class, each with the key of its row in the table."""
     rows = {}
     for base in reversed(cls.__mro__):
         for key in (base.__name__, qualified_name(base)):
-            if key in ADAPTERS:
-                rows.update(dict.fromkeys(ADAPTERS[key].attributes, key))
+            if key in KEPT:
+                rows.update(dict.fromkeys(KEPT[key].attributes, key))
     return rows
 
 
@@ -222,12 +222,12 @@ def _kept(owners: Owners, again: bool = False) -> Iterator[_Attribute]:
         if id(obj) in seen and not again:
             continue
         seen.add(id(obj))
-        for path, adapter in _rows(type(obj)).items():
+        for path, row in _rows(type(obj)).items():
             *parents, name = path.split('.')
             owner = obj
             for parent in parents:
                 owner = getattr(owner, parent, None)
-            yield _Attribute(key, path, owner, name, adapter)
+            yield _Attribute(key, path, owner, name, row)
 
 
 def kept_attributes(model: nn.Module) -> Iterator[tuple[Any, str]]:
