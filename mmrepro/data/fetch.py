@@ -149,7 +149,7 @@ class KeyedFetch:
         if get_worker_info():
             yield
             return
-        generators.check('loads samples')
+        generators.check_thread('loads samples')
         threads = torch.get_num_threads()
         with seeds.isolate_rng(), generators.isolated(kept if self.per_sample else {}):
             if self._main_state is not None:

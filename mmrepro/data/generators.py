@@ -146,7 +146,7 @@ _take_turns = False
 _refusal = ''  # the message of an error that the main thread has not raised yet
 
 
-def claim(turns: bool = False) -> None:
+def claim_for_this_thread(turns: bool = False) -> None:
     """Register the calling thread: it trains, validates or tests.
 
     With ``turns``, exactly one of the registered threads runs at a time.
@@ -160,7 +160,7 @@ def claim(turns: bool = False) -> None:
         signal.signal(_SIGNAL, _interrupt)
 
 
-def check(action: str) -> None:
+def check_thread(action: str) -> None:
     """Refuse an ``action`` that may draw random numbers in a thread that does not train.
 
     Where the main thread trains, it gets the error as well: it may wait for the other thread.

@@ -244,7 +244,7 @@ def isolated_order(sampler: Any, order: Callable[[], Iterator[Any]], block: int,
     inside, kept = None, generators.find(sampler, name, data=False)
     items: Iterator[Any] = iter(())
     for number in itertools.count():
-        generators.check(f'asks {name} for its order')
+        generators.check_thread(f'asks {name} for its order')
         with seeds.isolate_rng(), drawing(sampler, name, number):
             if inside is None:
                 generators.begin_stream(kept, root, stream, *key)

@@ -40,7 +40,7 @@ class ProcessSettings:
         # before `enable`: otherwise the thread of an earlier training would still count as the one
         # that trains
         if self._config.virtual_ranks.ranks is not None:
-            generators.claim(turns=True)
+            generators.claim_for_this_thread(turns=True)
         self._thread = threading.get_ident()
         self.report = determinism.enable(cudnn_benchmark=self._cudnn_benchmark,
                                          **self._config.flags)
@@ -57,7 +57,7 @@ class ProcessSettings:
     def hold(self) -> None:
         """Put the settings in force again in another thread, or if another runner was built since.
         """
-        generators.claim(turns=self._config.virtual_ranks.ranks is not None)
+        generators.claim_for_this_thread(turns=self._config.virtual_ranks.ranks is not None)
         if determinism.in_force() is not self.report or self._thread != threading.get_ident():
             self.apply(self._config)
 

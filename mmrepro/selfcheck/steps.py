@@ -66,8 +66,8 @@ NOT_AGAIN = (
     'and the GPU (nvidia-smi -q -d ECC, dcgmi diag).')
 
 
-def report(runner: Any, passes: Sequence[PassDigests], records: Sequence[Sequence[Record]],
-           attributes: Sequence[str]) -> None:
+def report_difference(runner: Any, passes: Sequence[PassDigests],
+                      records: Sequence[Sequence[Record]], attributes: Sequence[str]) -> None:
     """Write the digests of this rank into the work directory and stop all ranks.
 
     Args:
@@ -376,7 +376,8 @@ class StepCheck:
                     fourth = left
                     reaching = self._reaching(everywhere, third[0])
             self._state.put_back()
-        report(self._runner, [first, second, third[0], fourth[0]], [third[1], fourth[1]], reaching)
+        report_difference(self._runner, [first, second, third[0], fourth[0]],
+                          [third[1], fourth[1]], reaching)
 
     def _reaching(self, names: list[str], unchanged: PassDigests) -> list[str]:
         """Return those of the attributes that change the bits when they alone are not put back.

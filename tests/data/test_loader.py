@@ -344,7 +344,7 @@ class Ahead(DataLoader):
 
 @pytest.fixture
 def trains():
-    generators.claim()
+    generators.claim_for_this_thread()
 
 
 def test_threads_load_from_workers_only(trains):

@@ -306,7 +306,7 @@ def test_where_the_training_cannot_be_interrupted_the_error_says_so(cfg):
 
 def _with_a_handler_of_its_own():
     own = signal.signal(signal.SIGURG, lambda *_: None), signal.getsignal(signal.SIGURG)
-    generators.claim()
+    generators.claim_for_this_thread()
     return signal.getsignal(signal.SIGURG) is own[1]
 
 
@@ -315,9 +315,9 @@ def test_a_handler_of_the_user_stays():
 
 
 def _takes_turns(turns):
-    generators.claim(turns=turns)
+    generators.claim_for_this_thread(turns=turns)
     dist.barrier()
-    generators.check('loads samples')
+    generators.check_thread('loads samples')
 
 
 def test_virtual_ranks_take_turns():
