@@ -219,7 +219,7 @@ def cursor_at(loop: Any, iteration: int, saved: DataCursor | None) -> DataCursor
 def seek(loader: Any, epoch: int, skip: int, again: dict[str, Any] | None = None) -> None:
     """Let the next pass be ``epoch``, without its first ``skip`` batches.
 
-    ``again``: what these were drawn from, see :class:`~.order_history.OrderHistory`.
+    ``again``: what these were drawn from, see :class:`~.sampling_orders.OrderHistory`.
     """
     loader.batch_sampler.sampler.set_epoch(epoch)
     loader_position: Any = position_of_loader(loader)

@@ -40,69 +40,6 @@ from ..util.text import class_name, did_you_mean
 from . import dataset_tree
 from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 
-# in the address of a SQLite database that is not written
-_READ_ONLY = re.compile(r'file:.*[?&](mode=(ro|memory)|immutable=1)\b')
-# audit events of Python that make a file -> position of its path
-_EVENTS = {'sqlite3.connect': 0, 'os.symlink': 1, 'os.link': 1, 'os.rename': 1}
-
-# of the samples that are being loaded; None outside
-_files: ContextVar[list[str] | None] = ContextVar('files', default=None)
-_named: set[str] = set()  # datasets
-
-
-def _note(path: Any) -> None:
-    files = _files.get()
-    if files is not None and isinstance(path, (str, bytes, os.PathLike)) and path != os.devnull:
-        files.append(os.fsdecode(path))
-
-
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event in _EVENTS:
-        path = args[_EVENTS[event]]
-        if event != 'sqlite3.connect' or not (
-                isinstance(path, str) and (path == ':memory:' or _READ_ONLY.match(path))):
-            _note(path)
-    elif event == 'open':
-        path, mode, flags = args
-        if flags & (os.O_WRONLY | os.O_RDWR) or set('wax+').intersection(mode or ''):
-            _note(path)
-
-
-def _noting(write: Callable[..., Any], position: int, name: str) -> Callable[..., Any]:
-    """Return a function that writes a file without an audit event, and notes its path."""
-    @functools.wraps(write)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        _note(args[position] if len(args) > position else kwargs.get(name))
-        return write(*args, **kwargs)
-    return noted
-
-
-_add_once = functools.cache(sys.addaudithook)
-
-
-@contextmanager
-def naming_written_files(dataset: str) -> Iterator[None]:
-    """Name the first file that this block opens for writing, once for each dataset.
-
-    The audit hook that sees the files stays in the process.
-    """
-    _add_once(_audit)
-    files: list[str] = []
-    token = _files.set(files)
-    try:
-        with replaced(cv2, imwrite=_noting(cv2.imwrite, 0, 'filename')), \
-                replaced(torch, save=_noting(torch.save, 1, 'f')):
-            yield
-    finally:
-        _files.reset(token)
-    if files and dataset not in _named:
-        _named.add(dataset)
-        print_log(
-            f'{dataset}: a sample has written {files[0]} while it was loaded. If samples read it, '
-            'they depend on which worker was the first: write it before the training', 'current',
-            logging.WARNING)
-
-
 # explains a difference: datasets that the sample comes from, a function that loads it, a function
 # that loads another sample -> lines for the message
 Explain = Callable[[Sequence[Any], Callable[[], Any], Callable[[], Any]], list[str]]
@@ -431,3 +368,66 @@ def _names(given: Any) -> Iterator[str]:
     elif given is not None and not isinstance(given, str):
         dataset = given.dataset if isinstance(given, DataLoader) else given
         yield from (type(node.dataset).__name__ for node in dataset_tree.nodes(dataset))
+
+
+# in the address of a SQLite database that is not written
+_READ_ONLY = re.compile(r'file:.*[?&](mode=(ro|memory)|immutable=1)\b')
+# audit events of Python that make a file -> position of its path
+_EVENTS = {'sqlite3.connect': 0, 'os.symlink': 1, 'os.link': 1, 'os.rename': 1}
+
+# of the samples that are being loaded; None outside
+_files: ContextVar[list[str] | None] = ContextVar('files', default=None)
+_named: set[str] = set()  # datasets
+
+
+def _note(path: Any) -> None:
+    files = _files.get()
+    if files is not None and isinstance(path, (str, bytes, os.PathLike)) and path != os.devnull:
+        files.append(os.fsdecode(path))
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event in _EVENTS:
+        path = args[_EVENTS[event]]
+        if event != 'sqlite3.connect' or not (
+                isinstance(path, str) and (path == ':memory:' or _READ_ONLY.match(path))):
+            _note(path)
+    elif event == 'open':
+        path, mode, flags = args
+        if flags & (os.O_WRONLY | os.O_RDWR) or set('wax+').intersection(mode or ''):
+            _note(path)
+
+
+def _noting(write: Callable[..., Any], position: int, name: str) -> Callable[..., Any]:
+    """Return a function that writes a file without an audit event, and notes its path."""
+    @functools.wraps(write)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        _note(args[position] if len(args) > position else kwargs.get(name))
+        return write(*args, **kwargs)
+    return noted
+
+
+_add_once = functools.cache(sys.addaudithook)
+
+
+@contextmanager
+def naming_written_files(dataset: str) -> Iterator[None]:
+    """Name the first file that this block opens for writing, once for each dataset.
+
+    The audit hook that sees the files stays in the process.
+    """
+    _add_once(_audit)
+    files: list[str] = []
+    token = _files.set(files)
+    try:
+        with replaced(cv2, imwrite=_noting(cv2.imwrite, 0, 'filename')), \
+                replaced(torch, save=_noting(torch.save, 1, 'f')):
+            yield
+    finally:
+        _files.reset(token)
+    if files and dataset not in _named:
+        _named.add(dataset)
+        print_log(
+            f'{dataset}: a sample has written {files[0]} while it was loaded. If samples read it, '
+            'they depend on which worker was the first: write it before the training', 'current',
+            logging.WARNING)

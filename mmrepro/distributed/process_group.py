@@ -193,7 +193,7 @@ def wrap_model(build: Callable[[Config | None, nn.Module], nn.Module],
                ordered: bool = False) -> nn.Module:
     """Wrap a model as ``Runner.wrap_model`` (``build``, bound) does, on the CPU too.
 
-    If ``ordered``, sums of gradients get a fixed order, see :mod:`.ordered_reduction`.
+    If ``ordered``, sums of gradients get a fixed order, see :mod:`.ordered_sums`.
     """
     if dist.is_initialized() and not has_accelerator():
         init = DistributedDataParallel.__init__
