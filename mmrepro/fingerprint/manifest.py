@@ -106,7 +106,7 @@ def make_manifest(runner: Any) -> dict[str, Any]:
         initial_weights=snapshot.fetch().combined('weights'),
         data=training_data(runner.train_dataloader.dataset),
         weights=collect.weights(dict(runner.cfg.to_dict(), load_from=None if runner._resume
-                                        else runner.cfg.get('load_from'))),
+                                     else runner.cfg.get('load_from'))),
         machine=collect.machine(),
         environment=collect.environment(),
         variables=collect.other_variables(reads()),

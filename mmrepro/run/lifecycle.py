@@ -48,11 +48,10 @@ from ..selfcheck.validation import ValidationCheck
 from ..selfcheck.witness import RESUMED_ITERATIONS, witness_of
 from ..util.scoped import replaced
 from ..version import __version__
-from . import identity
 from .hooks import FingerprintHook, OperatorGuardHook, PreemptHook, SelfCheckHook
 from .hooks.preempt import signal_handlers
 from .hooks.witness_records import WitnessRecords, begin_witness, save_for_witness
-from .identity import digests_of, end_of, outcome
+from .identity import digests_of, end_of, outcome, track_results, track_start
 from .process_settings import ProcessSettings
 
 
@@ -247,7 +246,7 @@ class RunLifecycle:
         self.resume.check_streams(runner)
         self.evaluated.leave()  # an error may have ended an evaluation early
         yield
-        identity.track_start(runner, self.facts)
+        track_start(runner, self.facts)
         self.evaluated.leave()  # a hook may have evaluated
         self.validation.training_begins()
         if self.config.uses_stock_streams:
@@ -382,8 +381,8 @@ class RunLifecycle:
         self._observe(runner.logger)
         self.checkpoints.complete(runner, checkpoint, self.config, self.facts)
         if not self.witness.saving:
-            identity.track_results(runner, f'iter_{checkpoint["meta"]["iter"]}',
-                             lambda: digests_of(checkpoint))
+            track_results(runner, f'iter_{checkpoint["meta"]["iter"]}',
+                          lambda: digests_of(checkpoint))
 
     # ---------------------------------------------------------------------------- the end
 
@@ -401,7 +400,7 @@ class RunLifecycle:
             if is_main_process() and not self.config.uses_stock_streams:
                 runner.logger.info(outcome(runner, end(), [*self._remarks(runner)],
                                            self._by_program()))
-            identity.track_results(runner, 'last', lambda: end().digests)
+            track_results(runner, 'last', lambda: end().digests)
 
     def _by_program(self) -> str:
         """Return what the run has from the program that built it, and no config has."""
