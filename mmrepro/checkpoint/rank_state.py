@@ -205,7 +205,7 @@ class EvaluatedModel:
 
 def publish(runner: Any, ranks: Mapping[int, Mapping[str, Mapping[str, Any]]],
             state_dict: dict[str, Any]) -> None:
-    """Put the buffers that ``ranks`` of :func:`rank_state.gather` share into a ``state_dict``."""
+    """Put the buffers that ``ranks`` of :func:`gather` share into a ``state_dict``."""
     # EMAHook has put its averages there, buffers included
     prefix = 'ema.module.' if ema_hooks(runner.hooks) else 'model.'
     buffers = [{name[len(prefix):]: value for name, value in state['buffers'].items()

@@ -30,7 +30,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ''
-    styles: Sequence[str] = ()  # for each row, a key of mmrepro.report.report.STYLES
+    styles: Sequence[str] = ()  # for each row, a key of STYLES
     text: str = ''  # a paragraph before the rows
     shown: int | None = None  # number of rows on a terminal; None: all of them
     rest: str = ''  # on a terminal, what follows the number of the rows that are not shown

@@ -159,7 +159,7 @@ def _row(result: VariationResult) -> tuple[tuple[str, str, str], str]:
 
 def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
            at: int) -> LocaliseResult | None:
-    """Name the cause of the first variation that differs; see :func:`localise`."""
+    """Name the cause of the first variation that differs; see :func:`mmrepro.verbs.localise`."""
     first = next((result for result in results if result.difference is not None), None)
     if first is None:
         return None
