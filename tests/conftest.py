@@ -1,9 +1,10 @@
 """Pins the number of threads before torch is imported; times modules, and runs slow ones first."""
 import json
 import os
+import re
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,6 +60,69 @@ def _processor_time():
 
 _clock = [_processor_time()]  # when the last phase of a test ended
 _seconds = Counter()  # of processor time, by module
+
+
+# Collecting imports all test modules, and dev/ with some. To a run that a test starts these are own
+# code, of which it keeps copies, and their registered classes are imported by its witness: seconds
+_OF_FEW = 'dev', 'benchmarks'
+_NAMES_THEM = re.compile(r'\b(from|import) ({0})\b|\b({0})\.\w'.format('|'.join(_OF_FEW)))
+_IMPORTED_TEST = re.compile(r'^ *(?:from|import) (?:\w+\.)*(test_\w+)', re.M)
+_aside = {}  # name -> module, while tests run that do not use it
+_registered = defaultdict(list)  # its name -> (classes by name, name, class) of registries
+_running = []  # the test module
+
+
+def _registries(registries):
+    for registry in registries:
+        yield registry.module_dict
+        yield from _registries(registry.children.values())
+
+
+def _put_aside(names):
+    """Take modules out of `sys.modules`, and what they have registered out of registries."""
+    from mmengine import registry
+    _aside.update((name, sys.modules.pop(name)) for name in names)
+    for classes in _registries(each for each in vars(registry).values()
+                               if isinstance(each, registry.Registry)):
+        for name, cls in list(classes.items()):
+            module = getattr(cls, '__module__', None)
+            if module in names:
+                _registered[module].append((classes, name, classes.pop(name)))
+
+
+def _put_back(names):
+    for module in names & _aside.keys():
+        sys.modules[module] = _aside.pop(module)
+        for classes, name, cls in _registered.pop(module, ()):
+            classes[name] = cls
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Let a run find of all that is collected what its test module uses."""
+    if [item.module] == _running:
+        return
+    from mmrepro.facts import own_code
+    from mmrepro.util import libraries
+    _running[:] = [item.module]
+    text = item.path.read_text(encoding='utf-8')
+    tests = {item.module.__name__, *_IMPORTED_TEST.findall(text)}
+    names_them = bool(_NAMES_THEM.search(text))
+    mine, others = set(), set()
+    for name, module in {**sys.modules, **_aside}.items():
+        last = name.rpartition('.')[2]
+        if name.partition('.')[0] in _OF_FEW:
+            (mine if names_them else others).add(name)
+        elif last.startswith('test_') and _module(Path(libraries.file_of(module) or '/')):
+            (mine if last in tests else others).add(name)
+    _put_aside(others & sys.modules.keys())
+    _put_back(mine)
+    if 'rank_pool' in sys.modules:
+        sys.modules['rank_pool'].end_shared_pool()
+    own_code._seen.clear()
+    own_code._looked_at.clear()
+    for file in filter(None, map(libraries.file_of, list(sys.modules.values()))):
+        libraries.is_own(file)  # remembered: processes of tests need not look again
 
 
 @pytest.hookimpl(wrapper=True)

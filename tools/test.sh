@@ -33,6 +33,9 @@ expression="${marks:+ and $marks}"
     || expression+=" and not compiled"
 expression="${expression# and }"
 
+# tests start many interpreters; each would compile mmrepro anew
+unset PYTHONDONTWRITEBYTECODE
+
 # types are checked beside the tests, which wait at times
 types="$(mktemp)"
 "$python" -m mypy > "$types" 2>&1 &

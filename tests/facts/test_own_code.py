@@ -20,6 +20,10 @@ from mmrepro.util import libraries
 TEXT = 'GAIN = 1\n'
 
 
+def test_own_code_of_a_run_in_a_test_is_that_of_its_module():
+    assert [name for name in sys.modules if name.startswith(('test_', 'dev.'))] == [__name__]
+
+
 @pytest.fixture
 def imported(monkeypatch, tmp_path):
     """Return a function that imports modules from folders of ``tmp_path``, and finds own files."""

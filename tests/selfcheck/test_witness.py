@@ -40,7 +40,9 @@ pytestmark = pytest.mark.usefixtures('witness_has_time')
 @pytest.fixture(scope='module', autouse=True)
 def warm():
     """Fork witnesses from a process that has made the imports of one."""
-    process = Warm(['mmrepro.runs.witness', *_OF_EVERY_TRAINING], environment())
+    registered = {entry.target.partition(':')[0] for entry in recipe._registered()}
+    process = Warm(['mmrepro.runs.witness', *_OF_EVERY_TRAINING, *sorted(registered)],
+                   {**environment(), 'PYTHONPATH': os.pathsep.join(sys.path)}, sys.path)
     stand_in = SimpleNamespace(Popen=process.popen, DEVNULL=subprocess.DEVNULL,
                                STDOUT=subprocess.STDOUT)
     with replaced(witness_process, subprocess=stand_in):

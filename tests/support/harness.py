@@ -11,14 +11,16 @@ from children import Child, run_all
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from mmrepro import ops
 from mmrepro.objects.digests import state_digest as digest
 
 __all__ = ['ROOT', 'Child', 'digest', 'environment', 'fresh', 'python', 'run_all', 'train']
 
 # What every training imports for a second or more: once, before processes are forked
 for name in ('torch._dynamo', 'matplotlib.pyplot', 'matplotlib.backends.backend_agg',
-             'pkg_resources', 'mmcv.ops', 'mmrepro.run.runner'):
+             'pkg_resources', 'setuptools', 'mmcv.ops', 'mmrepro.run.runner'):
     importlib.import_module(name)
+ops.exceptions('cpu')  # imports each operator
 gc.freeze()  # collections, of which MMEngine asks for many, need not look at modules
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -91,7 +91,16 @@ class Pool:
 
 @functools.cache
 def shared_pool():
-    """Return the one pool of a test run, of four ranks."""
+    """Return the one pool of a test module, of four ranks."""
     pool = Pool(4)
     atexit.register(pool.close)
     return pool
+
+
+def end_shared_pool():
+    """End the pool, whose ranks have what this process had imported when they were forked."""
+    if shared_pool.cache_info().currsize:
+        pool = shared_pool()
+        shared_pool.cache_clear()
+        atexit.unregister(pool.close)
+        pool.close()

@@ -50,9 +50,11 @@ class Warm:
     Args:
         modules: what it imports; these may keep nothing that a training would change.
         env: its variables.
+        path: ``sys.path`` of its forks, where it is known: what distributions there have is looked
+            up once.
     """
 
-    def __init__(self, modules, env):
+    def __init__(self, modules, env, path=()):
         here, there = socket.socketpair()
         self._socket, self.codes = here, {}
         self._folder = tempfile.TemporaryDirectory(prefix='warm-')
@@ -63,8 +65,8 @@ class Warm:
         files = [there.fileno(), listener.fileno()]
         self._hash_seed = env.get('PYTHONHASHSEED', '')
         self._process = subprocess.Popen(
-            [sys.executable, '-W', 'ignore', __file__, *map(str, files), *modules],
-            pass_fds=files, env=env)
+            [sys.executable, '-W', 'ignore', __file__, *map(str, files), json.dumps(list(path)),
+             *modules], pass_fds=files, env=env)
         there.close()
         listener.close()
         self._lines = here.makefile('rb', 0)
@@ -243,13 +245,24 @@ def _ended(pids):
     return found
 
 
+def _look_up(path):
+    """Find out which distribution on a path has which imported file; mmrepro remembers it."""
+    if path:
+        from mmrepro.util import libraries
+        before, sys.path[:] = sys.path[:], path
+        for file in filter(None, map(libraries.file_of, list(sys.modules.values()))):
+            libraries.is_own(file)
+        sys.path[:] = before
+
+
 def main():
     if not sys.argv[1].isdigit():
         code = _ask(sys.argv[1], sys.argv[2:])
         sys.exit(code if code >= 0 else 128 - code)  # as a shell says it
     connection, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
-    for name in sys.argv[3:]:
+    for name in sys.argv[4:]:
         importlib.import_module(name)
+    _look_up(json.loads(sys.argv[3]))
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
