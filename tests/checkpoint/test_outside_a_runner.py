@@ -3,8 +3,9 @@ import os
 
 import pytest
 import torch
-from harness import python
+from harness import environment
 from small_runs import config, trained_runner
+from warm import Warm
 
 READ = """
 import sys, torch
@@ -35,6 +36,15 @@ class Malicious:
 
 
 @pytest.fixture(scope='module')
+def python():
+    """Return a function that runs Python where torch and what it needs is imported, and no more."""
+    warm = Warm(['torch.distributed.fsdp', 'torch._dynamo', 'matplotlib.pyplot', 'cv2', 'yapf'],
+                environment())
+    yield warm.python
+    warm.close()
+
+
+@pytest.fixture(scope='module')
 def checkpoints(tmp_path_factory):
     """Paths of the checkpoint of a training, and of one that runs code where pickles may."""
     folder = tmp_path_factory.mktemp('trained')
@@ -50,13 +60,13 @@ def ended(says):
 
 
 @pytest.mark.parametrize('order', ORDERS)
-def test_torch_loads_a_checkpoint_of_a_training_and_refuses_code(order, checkpoints):
+def test_torch_loads_a_checkpoint_of_a_training_and_refuses_code(order, checkpoints, python):
     says = python('-c', READ.format(imports=ORDERS[order]), *checkpoints)
     assert ended(says) == [['8', 'UnpicklingError']] * 2
     assert not (checkpoints[0].parent / 'code ran').exists()
 
 
-def test_deactivating_takes_back_what_torch_accepts(checkpoints):
+def test_deactivating_takes_back_what_torch_accepts(checkpoints, python):
     code = READ.format(imports='import mmrepro, mmengine.runner\n'
                        'known = [*torch.serialization.get_safe_globals()]; mmrepro.deactivate()\n'
                        'left = torch.serialization.get_safe_globals()\n'
@@ -64,7 +74,7 @@ def test_deactivating_takes_back_what_torch_accepts(checkpoints):
     assert ended(python('-c', code, *checkpoints)) == [['UnpicklingError', 'UnpicklingError']] * 2
 
 
-def test_a_runner_leaves_what_torch_accepts_as_it_was(checkpoints):
+def test_a_runner_leaves_what_torch_accepts_as_it_was(checkpoints, python):
     code = ('import sys, mmrepro, torch, mmengine.runner\n'
             'from mmrepro.checkpoint.files import load\n'
             'before = {*torch.serialization.get_safe_globals()}; load(sys.argv[1])\n'

@@ -7,7 +7,7 @@ from harness import ROOT, Child
 from schedule_faults import FAULTS
 from schedules import KINDS, Plan, run_many
 
-OF_A_KIND, SHARDED = 3, 2  # schedules
+OF_A_KIND, SHARDED = 2, 2  # schedules
 NIGHTLY, AT_ONCE = 20_000, 50
 LIMIT = 1000  # seconds for a block of schedules, which takes one minute or two of an idle core
 

@@ -87,6 +87,16 @@ class Warm:
             started = json.loads(self._lines.readline())
         return Started(self, started['pid'])
 
+    def python(self, *arguments, **options):
+        """Run Python with these arguments to its end; returns what it prints."""
+        with tempfile.TemporaryFile('w+') as output:
+            command = [sys.executable, *arguments]
+            code = self.popen(command, stdout=output, **options).wait()
+            output.seek(0)
+            said = output.read()
+        assert code == 0, said[-4000:]
+        return said
+
     def program(self, arguments=''):
         """Return a shell script that runs Python with some arguments before its own.
 
