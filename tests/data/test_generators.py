@@ -53,7 +53,8 @@ def shuffled(dataset):
     return DefaultSampler(dataset, seed=0)
 
 
-@pytest.mark.parametrize('name', COLLATES)
+@pytest.mark.parametrize('name', [
+    'function', 'object', pytest.param('partial', marks=pytest.mark.nightly)])
 def test_a_collate_function_may_draw(name, tmp_path):
     def make(workers=0):
         collate = COLLATES[name]
