@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
-from mmrepro.determinism.tables import ENV, FLAGS
+from mmrepro.determinism.tables import ENV, FLAGS, EnvRow, Flag
 from mmrepro.ops.aten.kernel_table import TABLE
 from mmrepro.patches.replacements import PATCHES
 
@@ -12,6 +13,12 @@ __all__ = ['lines']
 
 def _spans(names: list[str]) -> str:
     return ', '.join(f'`{name}`' for name in dict.fromkeys(names))
+
+
+def _settings(rows: Sequence[EnvRow | Flag]) -> list[str]:
+    return ['| variable or flag | why | verified by |', '|---|---|---|', *(
+        f'| `{row.name}` | {row.why} | {f"`{row.verified}`" if row.verified else "nothing yet"} |'
+        for row in rows)]
 
 
 def lines() -> str:
@@ -23,9 +30,11 @@ def lines() -> str:
     kernels = [row for row in TABLE if row.target and not row.overrides_python]
     return '\n'.join([
         '## Variables and flags', '',
-        f'Variables: {_spans([row.name for row in ENV if row.default is not None])}.', '',
-        f'Flags: {_spans([flag.name for flag in FLAGS if not flag.name.startswith("mmrepro")])}.',
-        '', '## Replaced attributes', '',
+        'A row is verified by the file of the repository that shows its effect. Most rows matter '
+        'on a GPU, and no GPU has run mmrepro yet.', '',
+        *_settings([row for row in ENV if row.default is not None]
+                   + [flag for flag in FLAGS if not flag.name.startswith('mmrepro')]), '',
+        '## Replaced attributes', '',
         '`set` is not an attribute of these modules; they get one, in front of the builtin.', '',
         *(f'- `{module}`: {_spans(names)}' for module, names in sorted(targets.items())),
         f'- torch: {_spans([row.operator for row in TABLE if row.overrides_python])}',

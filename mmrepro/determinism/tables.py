@@ -61,6 +61,7 @@ class EnvRow(NamedTuple):
     at_start: bool = False  # read so early that setting it inside a running Python comes too late
     # replaces "is one of `accepted`" where a list is too short
     matches: Callable[[str], Any] | None = None
+    verified: str = ''  # file of the repository that shows the effect; '': read, not measured
 
     def accepts(self, value: str, settings: PolicySettings) -> bool:
         """Whether a user may have set ``value``."""
@@ -84,6 +85,7 @@ class Flag(NamedTuple):
     setter: str = ''  # torch's function that sets it, where it is no attribute
     module: str = ''  # whose import brings the switch, where torch's own does not
     pinned: bool = False  # in deterministic mode it may not change, also where it is left as it is
+    verified: str = ''  # file of the repository that shows the effect; '': read, not measured
 
 
 def _deterministic(*values: Any) -> Callable[[PolicySettings], tuple[Any, ...]]:
@@ -139,12 +141,13 @@ ENV = (
            at_start=True),
     EnvRow('PYTHONHASHSEED', _deterministic('an integer from 0 to 4294967295'), None,
            'the order of a set of strings; read by the interpreter before any code runs',
-           at_start=True, matches=_is_hash_seed),
+           at_start=True, matches=_is_hash_seed, verified='tests/patches/test_hash_order.py'),
     EnvRow('OMP_NUM_THREADS', _deterministic('a positive integer'), None,
            'a sum that is split over threads depends on their number; OpenMP reads it when loaded',
-           at_start=True, matches=_is_thread_count),
+           at_start=True, matches=_is_thread_count, verified='docs/reference/limits.md'),
     EnvRow('MKL_NUM_THREADS', _deterministic('a positive integer'), None,
-           'the same for matrix products on the CPU', at_start=True, matches=_is_thread_count),
+           'the same for matrix products on the CPU', at_start=True, matches=_is_thread_count,
+           verified='docs/reference/limits.md'),
     EnvRow('NCCL_ALGO',
            _deterministic('a list of Ring, CollnetDirect, CollnetChain',
                           'an exclusion list that names NVLS, such as ^NVLS'), 'Ring',
@@ -232,18 +235,19 @@ def _attribute(name: str, wanted: Callable[[PolicySettings], Sequence[Any]], why
 
 
 def _functions(name: str, getter: str, setter: str,
-               wanted: Callable[[PolicySettings], Sequence[Any]], why: str) -> Flag:
+               wanted: Callable[[PolicySettings], Sequence[Any]], why: str, verified: str = ''
+               ) -> Flag:
     return Flag(name, functools.partial(_call, getter), lambda value: _find(setter)(value), wanted,
-                why, setter=setter)
+                why, setter=setter, verified=verified)
 
 
 def _of_compiler(module: str, name: str, value: bool, why: str,
-                 later: Callable[[Mapping[str, str]], Any]) -> Flag:
+                 later: Callable[[Mapping[str, str]], Any], verified: str = '') -> Flag:
     """Return the row of a setting of torch's compiler, which takes seconds to import."""
 
     return Flag(f'{module}.{name}', lambda: getattr(compiled.imported(module), name),
                 lambda wanted: setattr(compiled.imported(module), name, wanted),
-                _deterministic(value), why, later=later, module=module)
+                _deterministic(value), why, later=later, module=module, verified=verified)
 
 
 def _reduction(kind: str, why: str) -> Flag:
@@ -283,7 +287,7 @@ def _precision(key: str) -> Callable[[PolicySettings], Sequence[Any]]:
 
 
 def _operators(kind: str, package: str, wanted: Callable[[PolicySettings], Sequence[Any]],
-               why: str) -> Flag:
+               why: str, verified: str) -> Flag:
     """Return the row of a package of operators, which is imported when it is wanted."""
 
     def installed() -> bool:
@@ -293,7 +297,7 @@ def _operators(kind: str, package: str, wanted: Callable[[PolicySettings], Seque
         operators = importlib.import_module(package)
         (operators.install if value else operators.uninstall)()
 
-    return Flag(f'mmrepro.{kind}_operators', installed, put, wanted, why)
+    return Flag(f'mmrepro.{kind}_operators', installed, put, wanted, why, verified=verified)
 
 
 # Applied, and restored, from the top down. The old precision API stands before the new one, because
@@ -321,7 +325,8 @@ FLAGS = (
     _reduction('bf16', 'the same for bfloat16'),
     _functions('torch.num_threads', 'torch.get_num_threads', 'torch.set_num_threads',
                lambda s: () if s.num_threads is None else (s.num_threads, ),
-               'a sum that is split over threads depends on their number'),
+               'a sum that is split over threads depends on their number',
+               'docs/reference/limits.md'),
     _attribute('torch.backends.cudnn.benchmark', _benchmark,
                'cuDNN times its kernels and takes the fastest, a matter of chance'),
     _attribute('torch.backends.cudnn.deterministic', _deterministic(True),
@@ -337,30 +342,37 @@ FLAGS = (
                  lambda env: env.get('TORCHINDUCTOR_DETERMINISTIC') == '1'),
     _of_compiler('torch._dynamo.config', 'automatic_dynamic_shapes', False,
                  'otherwise the second size makes kernels for all sizes, tuned to those that came '
-                 'first: a resumed run would have others', lambda env: True),
+                 'first: a resumed run would have others', lambda env: True,
+                 'tests/determinism/test_compiled.py'),
     _of_compiler('torch._dynamo.config', 'fail_on_recompile_limit_hit', True,
                  'beyond the limit of sizes a model runs uncompiled, without a word',
-                 lambda env: False),
+                 lambda env: False, 'tests/determinism/test_compiled.py'),
     Flag('mmrepro.split_scans', compiled.splits_scans, compiled.split_scans, _deterministic(False),
          'compiled cumulative sums of many elements are split, and each part adds what others have '
-         'finished by then (PyTorch #190946)', later=lambda env: True, module=compiled.SCANS),
+         'finished by then (PyTorch #190946)', later=lambda env: True, module=compiled.SCANS,
+         verified='tests/determinism/test_compiled.py'),
     _attribute('torch.utils.deterministic.fill_uninitialized_memory', _deterministic(False),
                'most of the price of determinism, and only of use to find reads of unset memory'),
     _operators('native', 'mmrepro.ops.aten', _deterministic(True),
-               "torch's own kernels that would raise, or break ties as they like"),
+               "torch's own kernels that would raise, or break ties as they like",
+               'tests/ops/aten/test_kernels_of_torch.py'),
     _functions('torch.backends.cuda.flash_sdp_enabled', 'torch.backends.cuda.flash_sdp_enabled',
                'torch.backends.cuda.enable_flash_sdp', _portable(False),
-               'fused attention on the CPU calls MKL; products and softmax take its place'),
+               'fused attention on the CPU calls MKL; products and softmax take its place',
+               'tests/ops/portable/test_no_calls_of_mkl.py'),
     _functions('torch.backends.mha.fastpath_enabled', 'torch.backends.mha.get_fastpath_enabled',
                'torch.backends.mha.set_fastpath_enabled', _portable(False),
-               'the fused layer of evaluations calls MKL'),
+               'the fused layer of evaluations calls MKL',
+               'tests/ops/portable/test_no_calls_of_mkl.py'),
     _operators('portable', 'mmrepro.ops.portable', _portable(True),
-               'MKL has other kernels for the CPUs of each maker'),
+               'MKL has other kernels for the CPUs of each maker',
+               'tests/ops/portable/test_no_calls_of_mkl.py'),
     # Not torch.use_deterministic_algorithms: recent releases import inductor in there, 1.6 s.
     _functions('torch.deterministic_debug_mode', 'torch.get_deterministic_debug_mode',
                'torch.set_deterministic_debug_mode',
                _debug_mode,
-               'deterministic algorithms; without one, an error (2) or a warning (1)'),
+               'deterministic algorithms; without one, an error (2) or a warning (1)',
+               'tests/host_cuda/test_host_cuda.py'),
 )
 
 # name -> getter, for the snapshot only

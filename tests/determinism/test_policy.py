@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from harness import python
+from harness import ROOT, python
 from policy_state import BITS, flags, nothing_leaks  # noqa: F401  a fixture
 
 from mmrepro import determinism
@@ -33,6 +33,12 @@ def test_every_default_is_a_value_that_is_accepted():
     assert set(env) == {row.name for row in tables.ENV if row.default is not None}
     determinism.enable(env=env)  # a conflict would raise
     assert torch.utils.deterministic.fill_uninitialized_memory is False
+
+
+def test_what_verifies_a_row_is_in_the_repository():
+    rows = [*tables.ENV, *tables.FLAGS]
+    assert any(row.verified for row in rows)
+    assert [row.name for row in rows if not (ROOT / row.verified).exists()] == []
 
 
 def test_docstring_example_runs():
