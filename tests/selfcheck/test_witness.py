@@ -458,7 +458,8 @@ class Edits(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter == 1:
             path = pathlib.Path(self.path)
-            path.write_text(path.read_text().replace('2.0', '3.0'))
+            # of another size: Python takes a .pyc for what has its second and size
+            path.write_text(path.read_text().replace('2.0', '3.25'))
 
 
 def edited_run(folder, own, *hooks):
@@ -477,7 +478,7 @@ def test_code_that_is_edited_while_it_trains_ends_no_run(own, tmp_path):
 
 def test_verify_names_code_that_was_edited_since(own, tmp_path):
     assert 'same bits' in edited_run(tmp_path / 'run', own).splitlines()[-1]
-    own.write_text(own.read_text().replace('2.0', '3.0'))
+    own.write_text(own.read_text().replace('2.0', '3.25'))
     report = verbs.verify_run(str(tmp_path / 'run'))
     assert report.exit_code == 1
     assert 'code of this run was edited: edited_while_it_trains.py since it' in report.verdict
