@@ -20,7 +20,6 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 CONFIGS = {
     'Faster R-CNN': 'faster_rcnn/faster-rcnn_r50_fpn_1x_coco',
     'Faster R-CNN, deformable convolutions': 'dcn/faster-rcnn_r50-dconv-c3-c5_fpn_1x_coco',
@@ -104,7 +104,6 @@ def work(way: str, task: str, name: str, size: tuple[int, int], data_root: str, 
     import torch
     torch.set_num_threads(1)
     if way == 'mmrepro':
-        sys.path.insert(0, str(ROOT))
         import mmrepro  # noqa: F401
     from mmdet.utils import register_all_modules
     from mmengine.registry import LOOPS
@@ -175,21 +174,21 @@ def summary(times: dict[str, list[float]]) -> dict[str, float]:
                 mmrepro_s=statistics.median(times['mmrepro']))
 
 
-def page(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Return a Markdown table: a row for each detector, a column for each task and size."""
-    columns = list(found)
-    lines = ['| detector | ' + ' | '.join(columns) + ' |', '|---' * (len(columns) + 1) + '|']
-    names = [name for name in CONFIGS if any(name in rows for rows in found.values())]
-    for name in names:
+def table(result: dict[str, Any]) -> str:
+    """Return what ``--out`` wrote as Markdown: a row for each detector, a column for each run."""
+    measured = result['measured']
+    lines = ['| detector | ' + ' | '.join(measured) + ' |', '|---' * (len(measured) + 1) + '|']
+    for name in CONFIGS:
         cells = []
-        for column in columns:
-            row = found[column].get(name)
-            cells.append('' if row is None else f'{row["ratio"]:.2f} ({row["low"]:.2f} to '
-                         f'{row["high"]:.2f}), stock {row["stock_s"]:.2f} s')
-        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+        for rows in measured.values():
+            row = rows.get(name)
+            cells.append('' if row is None else f'**{row["ratio"]:.2f}** ({row["low"]:.2f} to '
+                         f'{row["high"]:.2f}) of {row["stock_s"]:.2f} s')
+        if any(cells):
+            lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
     means = [math.exp(statistics.mean(math.log(row['ratio']) for row in rows.values()))
-             for rows in found.values()]
-    lines.append('| geometric mean | ' + ' | '.join(f'{mean:.2f}' for mean in means) + ' |')
+             for rows in measured.values()]
+    lines.append('| geometric mean | ' + ' | '.join(f'**{mean:.2f}**' for mean in means) + ' |')
     return '\n'.join(lines)
 
 
@@ -204,20 +203,22 @@ def main() -> None:
     args = parser.parse_args()
     import mmcv
     import torch
-    found: dict[str, dict[str, dict[str, float]]] = {}
+
+    from mmrepro.facts.collect import cpu_name
+    measured: dict[str, dict[str, dict[str, float]]] = {}
+    result = dict(cpu=cpu_name(), torch=torch.__version__, mmcv=mmcv.__version__,
+                  rounds=args.rounds, measured=measured)
     for task in args.task:
         for text in args.sizes:
             width, height = map(int, text.split('x'))
-            rows = found.setdefault(f'{task} {text}', {})
+            rows = measured.setdefault(f'{task} {text}', {})
             for name in args.models:
                 times = measure(task, name, (width, height), args.data_root, args.rounds)
                 rows[name] = summary(times)
                 print(f'{task} {text} {name}: {rows[name]}', file=sys.stderr, flush=True)
                 if args.out:
-                    result = dict(cpu=platform.processor(), torch=torch.__version__, measured=found,
-                                  mmcv=mmcv.__version__, rounds=args.rounds)
                     args.out.write_text(json.dumps(result, indent=1) + '\n')
-    print(page(found))
+    print(table(result))
 
 
 if __name__ == '__main__':

@@ -32,7 +32,6 @@ NOT_RUN = {
     'bash tools/dist_train.sh .*': 'eight processes; tests/cli/test_tools.py runs the script',
     'bash tools/slurm_train.sh .*': 'needs Slurm; tests/cli/test_tools.py runs the script',
     r'srun .*|\[ \$\? .*': 'needs Slurm; tests/run/test_preempt_on_ranks.py runs what it starts',
-    '.*gpu_report.sh (OUT|result)|.*gpu_check.py --out DIR': 'needs a GPU',
     'git add .*': 'writes into a repository',
     'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 .*': 'a script of MMDetection; STOCK resumes',
     'mmrepro seeds (base.py|CONFIG|configs/).*': 'takes hours; the seeds of a toy are trained',
