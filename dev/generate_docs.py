@@ -101,6 +101,9 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('evidence/virtual-ranks.md', 'benchmarks/sharded_memory.py',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'sharded_memory.py'))['table'](
          result('sharded_memory.json'))),
+    ('evidence/cost.md', 'python benchmarks/detectors.py',
+     lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'detectors.py'))['table'](
+         result('detectors_cpu.json'))),
     ('evidence/cost.md', 'python benchmarks/ops --page',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'ops' / 'page.py'))['page'](
          result('ops_cpu.json'))),
