@@ -469,8 +469,8 @@ class Witness:
             parts.append('a resume does not restore '
                          f'{listed(self.not_restored, witness_verdict.SHOWN)}')
         if self._skipped:
-            parts.append(f'{self._skipped} checkpoints were left out, for lack of memory or to '
-                         f'stay within {MAX_TIME_SHARE:.0%} of the time')
+            parts.append('checkpoints left out, for lack of memory or to stay within '
+                         f'{MAX_TIME_SHARE:.0%} of the time: {self._skipped}')
         parts += self.notes
         if self.resumed:
             return '; '.join(parts)
