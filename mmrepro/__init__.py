@@ -1,4 +1,4 @@
-"""mmrepro: detector training that repeats bit for bit. Importing it activates it."""
+"""mmrepro: detector training that repeats bit for bit. Importing the package activates it."""
 from __future__ import annotations
 
 import importlib

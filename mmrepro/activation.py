@@ -73,7 +73,7 @@ def _change(module: ModuleType) -> None:
         return object.__new__(wanted(cls) if is_active() else cls)
 
     def from_cfg(cls: type, cfg: Any) -> Any:
-        """Build a runner as MMEngine does, of the reproducible form of the class."""
+        """Build a runner as MMEngine does, with the reproducible form of the class."""
         from .config import prepare_cfg
         return original.__func__(wanted(cls), prepare_cfg(cfg))
 
@@ -162,5 +162,5 @@ def deactivate() -> None:
 
 
 def is_active() -> bool:
-    """Whether runners that are built are reproducible ones."""
+    """Whether new runners are reproducible."""
     return _active

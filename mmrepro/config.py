@@ -122,7 +122,7 @@ class VirtualRanks:
 
 @dataclass(frozen=True)
 class RandomnessConfig:
-    """What the user asks of randomness, complete and checked.
+    """The ``randomness`` of a run, complete and checked.
 
     Attributes:
         seed: root of every stream, 0 to 2**32 - 1; None lets rank 0 draw one.
@@ -236,7 +236,7 @@ class RandomnessConfig:
         return self.worker_seed == 'mmengine'
 
     def promises(self) -> list[tuple[str, str]]:
-        """Return what these values promise, and what not, in the user's words."""
+        """Return the promises and non-promises of these values, in the user's words."""
         same_bits = {True: 'yes', 'warn': 'no: warn keeps non-deterministic kernels',
                      False: 'no: deterministic=False lets kernels add in any order'}
         stock = "no: MMEngine's own streams"
@@ -256,7 +256,7 @@ class RandomnessConfig:
         ]
 
     def _resumes(self) -> str:
-        """Return what is known of a resumed run, where any iteration has streams of its own."""
+        """Return the promise about a resume, where every iteration has streams of its own."""
         if self.deterministic is not True:
             return 'not tried without deterministic=True'
         if self.self_checks.witness is False:
@@ -264,7 +264,7 @@ class RandomnessConfig:
         return 'tried by a second process, see the last line'
 
     def summary(self) -> str:
-        """Return what differs from the defaults, in a line, then what is promised."""
+        """Return the values that differ from the defaults in one line, then the promises."""
         defaults = RandomnessConfig().as_dict()
         given = [f'{key}={value!r}' for key, value in self.as_dict().items()
                  if value != defaults[key]]
@@ -272,7 +272,7 @@ class RandomnessConfig:
                                               for name, value in self.promises())])
 
     def table(self) -> str:
-        """Return a table for the log: every effective value, then what is promised."""
+        """Return a table for the log: every effective value, then the promises."""
         rows = [('randomness', 'value'), *((k, repr(v)) for k, v in self.as_dict().items()),
                 ('scheme', str(SCHEME)), ('', ''), ('promised', ''), *self.promises()]
         width = max(len(name) for name, _ in rows)

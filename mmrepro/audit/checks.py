@@ -24,7 +24,7 @@ SIMILAR = 0.82
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 # variables that a process has to start with
 START_ENV = {row.name: row.default for row in ENV if row.at_start and row.default is not None}
-# streams of samples and steps take care of these; no table of replacements has them
+# solved by the streams of samples and steps, and so in no table of replacements
 _BY_STREAMS: dict[str, tuple[str, str]] = {
     'ScoreHLRSampler': (
         'C15', "positives from the accelerator's generator, negatives from the CPU's"),
@@ -105,7 +105,7 @@ def _line_of(cls: type, code: tuple[str, ...]) -> str:
 
 
 def accumulated_batch(s: Subject) -> Hits:
-    """Find what depends on the size of a batch, where several small ones stand for a large one."""
+    """Find parts that depend on the batch size, where accumulated batches replace a large batch."""
     counts = [part.node.get('accumulative_counts', 1) for part in s.parts_in('optim_wrapper')]
     if not any(isinstance(count, int) and count > 1 for count in counts):
         return
@@ -140,7 +140,7 @@ def rank_statistics(s: Subject) -> Hits:
 # ------------------------------------------------------------------------------------------- data
 
 def known_parts(s: Subject) -> Hits:
-    """Find types that break the contract, where mmrepro does not replace or seed them."""
+    """Find types that break reproducibility and that mmrepro neither replaces nor seeds."""
     if s.keyed:
         return
     # type in a config, id in causes.md, why, 'key=value' that has to be in the dict
@@ -215,7 +215,7 @@ def missing_variables(s: Subject) -> Hits:
 # ---------------------------------------------------------------------------------- user's files
 
 def source_hits(rule: str) -> Callable[[Subject], Hits]:
-    """Return a check that reports what the user's own files hold about ``rule``."""
+    """Return a check that reports the lines of the user's files that ``rule`` is about."""
 
     def check(s: Subject) -> Hits:
         for source, hit in s.hits:

@@ -16,7 +16,7 @@ TWO_LINES: dict[str, dict[str, Any]] = dict(
 
 
 class Found(NamedTuple):
-    """A hit of a check."""
+    """A match of a check: where it is, and what is there."""
     where: str  # config key, file:line, module path or environment variable
     what: str  # the value or code there, in one line
     severity: str | None = None  # replaces the rule's

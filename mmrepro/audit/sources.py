@@ -1,8 +1,8 @@
 """Read the user's Python files without running them: calls that make runs differ.
 
-A clock counts if its result reaches a value that training uses: names are followed through the
-assignments of the function that calls. A time that is logged, or kept under a name that says so,
-reaches nothing.
+A call of a clock counts if its result reaches a value that training uses: names are followed
+through the assignments of the calling function. A time that is only logged, or whose variable is
+named after a time, does not count.
 """
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ CALLS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
         'torch.cuda.manual_seed_all')),
     ('clock', None, 'different in every run', (
         'uuid.uuid1', 'uuid.uuid4', 'threading.get_ident', *CLOCK, *PROCESS_ID)),
-    # threads and processes: which of them comes first is up to the operating system
+    # threads and processes: the operating system decides their order
     ('own-threads', None, 'in the order of completion', (
         'concurrent.futures.as_completed', 'asyncio.as_completed', '*.imap_unordered')),
-    ('own-threads', None, 'runs beside the others', (
+    ('own-threads', None, 'runs concurrently', (
         'threading.Thread', 'threading.Timer', '_thread.start_new_thread', 'queue.Queue',
         'queue.SimpleQueue', 'queue.LifoQueue', 'queue.PriorityQueue', 'multiprocessing.Queue',
         'concurrent.futures.ThreadPoolExecutor', 'multiprocessing.pool.ThreadPool',
         'multiprocessing.dummy.Pool')),
-    ('uninitialized', None, 'holds what was there before', (
+    ('uninitialized', None, 'holds uninitialized memory', (
         'torch.empty', 'torch.empty_like', 'numpy.empty', 'numpy.empty_like', '*.new_empty')),
     ('unsorted-listing', None, 'in the order of the file system', (
         'os.listdir', 'os.scandir', 'os.walk', 'glob.iglob', '*.glob', '*.iterdir', '*.rglob',
@@ -60,7 +60,7 @@ CALLS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
 )
 
 
-# names for what is only shown or measured
+# names of values that are only shown or measured
 MEASURED = re.compile(r'time|start|begin|end$|tic|toc|last|clock|stamp|date|now|elapsed|'
                       r'duration|eta|log|name|path|file|dir|folder|prefix|suffix|pid$|'
                       r'__(repr|str|hash)__')
@@ -242,7 +242,7 @@ class SourceFile:
                      if isinstance(above, (ast.FunctionDef, ast.Lambda))), self.tree)
 
     def is_repeated(self, cls: ast.ClassDef) -> bool:
-        """Whether self-checks repeat what it does: no hook, optimizer or batch sampler."""
+        """Whether self-checks repeat this code: not that of hooks, optimizers or batch samplers."""
         named = [*cls.bases, *(node for mark in cls.decorator_list for node in ast.walk(mark))]
         return not any(name.endswith(_UNREPEATED) or name.startswith('torch.optim.')
                        for name in map(self.full_name, named))
@@ -287,10 +287,10 @@ class SourceFile:
         if rule == 'unsorted-listing':
             return self._sorted(node)
         if rule == 'uninitialized':
-            # `torch.empty(3).normal_()` and `nn.Parameter(torch.empty(3))` are filled by others
+            # `torch.empty(3).normal_()` and `nn.Parameter(torch.empty(3))` are filled afterwards
             return isinstance(parent, ast.Attribute) or (
                 isinstance(parent, ast.Call) and 'Parameter' in self.full_name(parent.func))
-        if rule == 'kept-generator':  # repeated samples and steps show it
+        if rule == 'kept-generator':  # found by repeated samples and steps
             owner = next((above for above in self.ancestors(node)
                           if isinstance(above, ast.ClassDef)), self.tree)
             classes = [cls for cls in ast.walk(owner) if isinstance(cls, ast.ClassDef)]
@@ -302,7 +302,7 @@ class SourceFile:
         return rule == 'hash-order' and getattr(self.function_of(node), 'name', '') == '__hash__'
 
     def _sorted(self, node: ast.AST) -> bool:
-        """Whether the value goes through ``sorted`` or ``.sort()``, or its order is not seen."""
+        """Whether the value goes through ``sorted`` or ``.sort()``, or its order has no effect."""
         above: ast.AST | None = node
         while above is not None and not isinstance(above, ast.stmt):
             if isinstance(above, (ast.Compare, ast.SetComp)) or (

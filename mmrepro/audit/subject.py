@@ -1,9 +1,10 @@
 """The subject of an audit: a config, its types and their files, read without a run.
 
-From the files follows what code of the user reads from its process, or leaves there, while a
-training runs. The self-checks of a training take samples, orders and steps again with what
-datasets, samplers, models and the modules of the user had before. They see no variable of the
-environment, and repeat no hook, no optimizer and no batch sampler.
+The files show which environment variables user code reads, and which state it leaves in its
+process, while a training runs. Self-checks find the rest: they repeat samples, orders and steps
+from
+the earlier state of datasets, samplers, models and user modules. They see no environment variable,
+and repeat no hook, no optimizer and no batch sampler.
 """
 from __future__ import annotations
 
@@ -179,7 +180,7 @@ class Subject:
 
 
 def _look_up(kind: str, scope: str) -> type | None:
-    """Return the class that a registry of MMEngine knows by this name; None without one."""
+    """Return the class that is registered under this name in MMEngine, or None."""
     for table in vars(registry).values():
         for name in (kind, ) if '.' in kind else (f'{scope}.{kind}', kind):
             # errors: a scope whose package is not installed
@@ -253,7 +254,7 @@ def running_code(sources: Sequence[SourceFile]) -> list[Running]:
                 running.append(code)
             elif not node.name.startswith('__'):
                 named[node.name].append(code)
-    for code in running:  # which grows
+    for code in running:  # the list grows in this loop
         for node in ast.walk(code.function):
             if isinstance(node, (ast.Name, ast.Attribute)):
                 running += named.pop(code.source.full_name(node).rpartition('.')[2], ())
@@ -285,7 +286,8 @@ def _reads(source: SourceFile, running: set[ast.FunctionDef]) -> Iterator[Hit]:
 
 
 def _changes(code: Running) -> Iterator[Hit]:
-    """Yield variables of modules and classes that change, and attributes of hooks and the like."""
+    """Yield changed variables of modules and classes, and changed attributes of hooks and the
+    like."""
     source, cls, function = code
     body = cls.body if cls else []
     methods = [node for node in body if isinstance(node, ast.FunctionDef)]
@@ -336,7 +338,7 @@ def _path(node: ast.expr, function: ast.FunctionDef) -> str:
 
 
 def _is_shared(source: SourceFile, target: ast.expr, local: set[str]) -> bool:
-    """Whether a variable is the module's, or an attribute that of a module or class."""
+    """Whether a variable belongs to the module, or an attribute to a module or class."""
     root = target
     while isinstance(root, (ast.Attribute, ast.Subscript)):
         if isinstance(root, ast.Attribute) and root.attr == '__class__':
@@ -349,7 +351,7 @@ def _is_shared(source: SourceFile, target: ast.expr, local: set[str]) -> bool:
 
 
 def _local_names(function: ast.FunctionDef) -> set[str]:
-    """Return arguments and variables of a function, without what outlives a call of it."""
+    """Return arguments and variables of a function, without those that outlive a call."""
     nodes, given = list(ast.walk(function)), function.args
     defaults = zip(reversed([*given.posonlyargs, *given.args]), reversed(given.defaults))
     lasting = {argument.arg for argument, value in defaults

@@ -1,4 +1,4 @@
-"""Choose the checkpoint of a work directory to continue from, and keep other runs out of it.
+"""Choose the checkpoint of a work directory to continue from, and lock the directory.
 
 Work directories may be copied.
 """
@@ -23,7 +23,7 @@ SHARE = 'MMREPRO_SHARE_WORK_DIR'  # variable: =1 lets several runs write to one 
 
 
 def pointed(folder: str) -> str:
-    """Return what ``last_checkpoint`` of a work directory names; '' for nothing."""
+    """Return the path in ``last_checkpoint`` of a work directory, or ''."""
     pointer = os.path.join(folder, 'last_checkpoint')
     if not os.path.isfile(pointer):
         return ''
@@ -58,7 +58,7 @@ def _is_copied(pointer: str, named: str) -> bool:
 
 def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
                 ) -> tuple[str | None, list[str]]:
-    """Return the newest complete checkpoint of a work directory, and what was passed over and why.
+    """Return the newest complete checkpoint of a work directory, and why others were passed over.
 
     ``last_checkpoint`` goes first; then every ``*.pth`` beside it and in the folder that it names
     (CheckpointHook's ``out_dir``), newest first. In a copy of a work directory the name leads to
@@ -96,8 +96,8 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
 def with_paths_beside(path: str, runtime_info: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``runtime_info`` of a message hub, naming the checkpoints beside ``path``.
 
-    CheckpointHook removes the best checkpoint that this names when there is a better one. In a copy
-    of a work directory that would be the original's.
+    CheckpointHook removes the best checkpoint that is named here when it writes a better one. In a
+    copy of a work directory, it would remove the original's file.
     """
     info = dict(runtime_info)
     for name, value in info.items():
@@ -112,10 +112,10 @@ _owned: dict[str, tuple[IO[str], int]] = {}  # real path -> its open file, train
 
 @contextmanager
 def writing(folder: str) -> Iterator[None]:
-    """Keep other processes out of a work directory, in this block; rank 0 does so for all ranks.
+    """Lock a work directory against other processes in this block; rank 0 locks for all ranks.
 
-    The lock is that of the kernel, which ends with the process, however it ends. A file system
-    without locks has none.
+    The kernel releases the lock when the process ends, however it ends. A file system without locks
+    leaves the directory open.
 
     Raises:
         WorkDirInUse: another process trains there; names it, its machine, and since when.
@@ -180,9 +180,10 @@ def _locked(folder: str) -> IO[str]:
 
 
 def _opened(path: str) -> tuple[IO[str], bool]:
-    """Open the file that says who trains in a folder; return whether this user may write to it.
+    """Open the lock file of a folder; return the file, and whether this user may write to it.
 
-    Members of a group share folders. A lock of a file that may only be read keeps its owner out.
+    Members of a group share folders. A lock on a file that this user may only read still keeps the
+    owner of the file out.
     """
     try:
         return open(path, 'a+', encoding='utf-8'), True

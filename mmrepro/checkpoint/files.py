@@ -98,12 +98,12 @@ def _check_archive(file: BinaryIO, tail: bytes, sealed: bool) -> str | None:
 
 
 def partial_of(name: str) -> str:
-    """Return the name under which this process writes a file before it is whole."""
+    """Return the temporary name under which this process writes a file."""
     return f'.{name}.{os.getpid()}.partial'
 
 
 def remove_partial(folder: str) -> None:
-    """Remove what processes have left that were killed while they wrote a checkpoint."""
+    """Remove the partial files of processes that were killed while they wrote a checkpoint."""
     for name in os.listdir(folder):
         if name.startswith('.') and name.endswith('.partial'):
             with suppress(OSError):
@@ -140,16 +140,16 @@ class _Stream:
 
 def write_content(checkpoint: Mapping[str, Any], filename: str, let_go: Callable[[], None],
                   **options: Any) -> None:
-    """Write what MMEngine's ``save_checkpoint`` writes, without all of the file in memory.
+    """Write a checkpoint as MMEngine's ``save_checkpoint`` does, without the whole file in memory.
 
     Args:
         checkpoint: The content.
         filename: Of a local file.
-        let_go: Called now and then, for tensors that take memory while they are used.
+        let_go: Called from time to time, to free the memory of tensors that were written.
         options: Of MMEngine's function; for files that are not local.
 
     Raises:
-        OSError: as of writing to a file.
+        OSError: the file cannot be written.
     """
     os.makedirs(os.path.dirname(os.path.abspath(filename)), exist_ok=True)
     with open(filename, 'wb') as file:
@@ -199,8 +199,9 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, unzipped: b
 
     Args:
         path: of a local file, or what a file backend of MMEngine fetches: 's3://bucket/a.pth'.
-        mapped: tensors are views of the file, which is read when they are used. Not for what
-            outlives the file's contents.
+        mapped: tensors are views of the file, which is read when they are used. Not for tensors
+        that
+            outlive the file's contents.
         unzipped: accept the format of torch before 1.6, which is no zip file and cannot be checked
             beforehand.
         checked: :func:`check_file` has accepted the file already.
@@ -223,7 +224,7 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, unzipped: b
 
 
 def _fetched(url: str) -> io.BytesIO:
-    """Return the content of what a file backend of MMEngine fetches."""
+    """Return the content of a remote file, which a file backend of MMEngine fetches."""
     try:
         return io.BytesIO(get(url))
     except (OSError, HTTPException) as error:

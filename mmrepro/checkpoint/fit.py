@@ -293,7 +293,7 @@ def _in_groups(then: str, now: str) -> Iterator[tuple[str, str]]:
 
 
 def _shown(name: str, then: str, now: str) -> tuple[str, str]:
-    """Return how a message shows both values of a part: of parameters, the first that differs."""
+    """Format both values of a part for a message; of parameters, the first that differs."""
     if not name.endswith(NAMES):
         return then, now
     return next(((a, b) for a, b in _in_groups(then, now) if a != b), (then, now))
@@ -346,7 +346,7 @@ class Compatibility:
         self._at_the_start: Mapping[str, str] | None = None
 
     def check_restored(self, runner: Any) -> None:
-        """Compare what MMEngine is about to restore.
+        """Compare the parts that MMEngine is about to restore.
 
         Raises:
             ResumeError: something does not fit, with ``resume_strict``; otherwise it is a warning.

@@ -167,7 +167,7 @@ def _with_parts(things: Mapping[str, Any]) -> Owners:
 
 
 def _of_data(loader: Any) -> Owners:
-    """Return what an adopted loader loads with in the main process."""
+    """Return sampler, collate function, datasets and transforms of an adopted loader, by name."""
     if position_of_loader(loader) is None:
         return {}
     things = {'data:sampler': loader.batch_sampler.sampler,
@@ -267,7 +267,7 @@ def _saved(value: Any, where: str) -> Any:
 
 
 def _restored(before: Any, value: Any, where: str) -> Any:
-    """Return a saved value as the attribute that is ``before`` has to be.
+    """Return a saved value in the form of the attribute's present value, ``before``.
 
     Raises:
         ResumeError: the value is the state of an object, and the run has none that takes it.
@@ -334,7 +334,7 @@ def collect(owners: Owners, missing: list[str] | None = None) -> State:
 
 
 def restore(owners: Owners, state: State) -> list[str]:
-    """Put collected values back; returns what of ``state`` this run does not have.
+    """Put collected values back; return the names in ``state`` that this run does not have.
 
     Raises:
         ResumeError: the state of an object, such as a module, has no object that takes it.
@@ -356,7 +356,7 @@ def restore(owners: Owners, state: State) -> list[str]:
 
 
 class KeptData:
-    """The attributes to keep of a loader's samplers and datasets, which orders are drawn from."""
+    """The kept attributes of a loader's samplers and datasets, from which orders are drawn."""
 
     def __init__(self, loader: Any) -> None:
         owners = _with_parts(_of_data(loader))
@@ -383,7 +383,7 @@ class KeptData:
 
 
 def keep_orders(loader: Any) -> None:
-    """Let checkpoints keep what the order of a loader's data is drawn from."""
+    """Let checkpoints keep the attributes from which the order of a loader's data is drawn."""
     loader_position = position_of_loader(loader)
     if loader_position is not None:
         loader_position.kept = KeptData(loader) or None

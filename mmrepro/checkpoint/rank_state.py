@@ -102,7 +102,7 @@ def _modules(runner: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _buffers(runner: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield all buffers, also those that no state dict has."""
+    """Yield all buffers, including those that no state dict has."""
     for prefix, module in _modules(runner):
         yield from module.named_buffers(prefix)
 
@@ -124,7 +124,7 @@ def counts(runner: Any) -> dict[str, int]:
 
 
 def _order(runner: Any) -> dict[str, Any]:
-    """Return what the order of the running pass over the data was drawn from."""
+    """Return the attributes from which the order of the running pass was drawn."""
     loader_position = position_of_loader(runner.train_dataloader) if isinstance(
         runner._train_loop, BaseLoop) else None
     if loader_position is None or loader_position.begun is None:
@@ -133,7 +133,8 @@ def _order(runner: Any) -> dict[str, Any]:
 
 
 def _gradients(runner: Any) -> dict[str, torch.Tensor]:
-    """Return what is summed up for the next step: unfinished cycles, losses of other optimizers."""
+    """Return gradients summed up for the next step: unfinished cycles, losses of other
+    optimizers."""
     wrappers = [*optim_wrappers(runner.optim_wrapper).values()]
     if len(wrappers) < 2 and all(wrapper._inner_count % wrapper._accumulative_counts == 0
                                  for wrapper in wrappers):

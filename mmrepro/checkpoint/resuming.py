@@ -55,7 +55,7 @@ class ResumePoint:
 
     @property
     def report(self) -> str:
-        """For the log."""
+        """The resume in lines for the log."""
         text = f'resuming from {self.path}: epoch {self.epoch}, iteration {self.iteration}'
         return text if self.written_by else (
             f'{text}\nit was written without mmrepro: weights, optimizer and schedules continue; '
@@ -238,7 +238,7 @@ class Resume:
 
     @property
     def history(self) -> str:
-        """What this resume and earlier ones of the run found different; '' for nothing."""
+        """Differences that this and earlier resumes of the run have found; '' for none."""
         if self.point is None:
             return ''
         found = self.point.facts.get(compatibility.HISTORY)
@@ -288,7 +288,7 @@ class Resume:
         return load(path, map_location, checked=checked, fresh=checked)
 
     def take_state(self, checkpoint: dict[str, Any], runner: Any) -> None:
-        """Keep what :meth:`restore` needs of a loaded checkpoint.
+        """Keep the state of a loaded checkpoint that :meth:`restore` needs.
 
         Raises:
             ResumeError: the checkpoint does not fit the run, with ``resume_strict``.

@@ -47,7 +47,7 @@ def _statistic(owner: Any, name: str) -> Any:
 
 @functools.cache
 def allow_list() -> tuple[Any, ...]:
-    """Return what a checkpoint of MMEngine may hold beside tensors; all of it only builds data.
+    """Return the objects that a checkpoint may name beside tensors; they only build data.
 
     Items are objects, or pairs of an object and the name that it has in files.
     """
@@ -140,7 +140,7 @@ def _known() -> dict[str, Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that finds nothing but what is on the allow-list."""
+    """An unpickler that finds only objects on the allow-list."""
 
     def find_class(self, module: str, name: str) -> Any:
         full = f'{module}.{name}'

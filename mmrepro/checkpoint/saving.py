@@ -60,7 +60,7 @@ class CheckpointWriter:
         self._save: _Save | None = None
 
     def check_hooks(self, runner: Any) -> None:
-        """Warn at the start of a training of what no checkpoint will hold.
+        """Warn at the start of a training about state that no checkpoint will hold.
 
         Raises:
             RandomnessError: for more than one EMAHook.
@@ -112,7 +112,7 @@ class CheckpointWriter:
         self._missing = []
 
     def begin_iteration(self, epoch: int, iteration: int, batch: int) -> None:
-        """Note where the epoch began: ``batch`` of it comes next."""
+        """Note the iteration at which the epoch began; its batch number ``batch`` comes next."""
         if self._began is None or self._began[0] != epoch:
             self._passes = 0
         elif batch == 0 and iteration > self._began[1] + 1:
@@ -181,7 +181,8 @@ class CheckpointWriter:
 
     def complete(self, runner: Any, checkpoint: dict[str, Any], config: RandomnessConfig,
                  facts: Mapping[str, Any]) -> None:
-        """Add to MMEngine's ``checkpoint`` what a resume needs; on rank 0, just before writing.
+        """Add the state that a resume needs to MMEngine's ``checkpoint``; on rank 0, before
+        writing.
 
         Raises:
             CheckpointError: no run could read it again; names the value.

@@ -23,7 +23,7 @@ BUILT_BY_SCRIPTS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloa
 
 
 class _SeededByScript(NamedTuple):
-    """The seed that a script has set, and what existed by then."""
+    """The seed that a script has set, and the objects that existed by then."""
     seed: int
     earlier: WeakValueDictionary[int, Any]  # modules and datasets by their ids
 
@@ -32,7 +32,8 @@ _by_script: _SeededByScript | None = None
 
 
 def seeded_by_script(seed: int) -> None:
-    """Note that a script has seeded this process: what it builds from now on follows from it."""
+    """Note that a script has seeded this process: objects built from now on follow from the
+    seed."""
     global _by_script
     if _by_script is None or _by_script.seed != seed:
         _by_script = _SeededByScript(seed, WeakValueDictionary({
@@ -79,14 +80,14 @@ class TrainingStart:
 
     @property
     def condition(self) -> str:
-        """On what all promises depend, or ''."""
+        """The condition on which all promises depend, or ''."""
         if not self._not_from_seed:
             return ''
         return (f'if {listed([*self._not_from_seed])} of the script hold the same in every run '
                 f'({"; ".join(dict.fromkeys(self._not_from_seed.values()))})')
 
     def _unseeded_model(self) -> str:
-        """Return what is wrong with a model that does not follow from the seed, or ''."""
+        """Return why the model does not follow from the seed, or ''."""
         if 'model' not in self._not_from_seed:
             return ''
         seed = 42 if self._config.seed is None else self._config.seed
@@ -104,7 +105,7 @@ class TrainingStart:
             return stock(model)
 
     def initialize(self, runner: Any, stock: Callable[[], None]) -> None:
-        """Let ``stock`` initialize the weights, and remember which it left out."""
+        """Let ``stock`` initialize the weights, and remember the weights that it left out."""
         with determinism.filled_memory():
             stock()
         if self._config.deterministic:

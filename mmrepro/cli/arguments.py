@@ -194,7 +194,7 @@ def training_parser(verb: str, description: str, checkpoint: bool = False) -> Pa
 
 
 def choice(text: str, values: dict[str, Any]) -> Any:
-    """Return what a value of the command line stands for."""
+    """Return the setting that a value of the command line stands for."""
     if text not in values:
         raise argparse.ArgumentTypeError(
             f'{text!r} is not allowed; allowed: {", ".join(values)}, or no value (put the config '

@@ -1,4 +1,4 @@
-"""What MMEngine, MMDetection and torch raise for a mistake in a config, in one line."""
+"""Explain the errors that MMEngine, MMDetection and torch raise for a mistake in a config."""
 from __future__ import annotations
 
 import re
@@ -71,7 +71,7 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
 
 
 def _of_shapes(runner: Any, error: Exception) -> ConfigError | None:
-    """Return which layer of a library's the output of the layer before does not fit."""
+    """Explain an error of shapes: name the layer of a library that its input does not fit."""
     if (runner is None or not isinstance(error, RuntimeError) or not _SHAPES.search(str(error))
             or not _is_in_library(error)):
         return None
@@ -118,7 +118,7 @@ def _using(error: Exception) -> str | None:
 
 
 def _of_runner(cfg: Any, error: Exception) -> ConfigError | None:
-    """Return what the constructor of the runner says of its arguments."""
+    """Explain an error of the runner's constructor about its arguments."""
     frames = _frames(error)
     if not frames or frames[-1].f_code.co_name != '__init__' or not isinstance(
             frames[-1].f_locals.get('self'), Runner):
@@ -143,7 +143,7 @@ def _of_package(cfg: Any, error: Exception) -> ConfigError | None:
 
 
 def _of_hook(cfg: Any, error: Exception) -> ConfigError | None:
-    """Return what a hook of a library says of its settings."""
+    """Explain an error of a library's hook about its settings."""
     found = next((frame.f_locals for frame in _frames(error)
                   if frame.f_code.co_name == 'call_hook' and 'hook' in frame.f_locals), None)
     if found is None or not _is_in_library(error):
@@ -236,7 +236,7 @@ def _unknown_optimizer(name: Any) -> str:
 
 
 def _names(registry: Any) -> list[str]:
-    """Return what a registry and its parents hold."""
+    """Return the names in a registry and its parents."""
     found: list[str] = []
     while registry is not None:
         found += registry.module_dict

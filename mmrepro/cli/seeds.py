@@ -42,7 +42,8 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Report, after training what is missing; 1: what was asked for was not found."""
+    """Train the missing runs and report; 1: no significant difference, or a run without a
+    result."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.vary:

@@ -178,13 +178,13 @@ class BatchContext:
         return dataset.__getitems__([index for index, _ in entries])
 
     def reached(self, transform: object, results: Any) -> None:
-        """Note what a transform is given for the current sample; the first call counts."""
+        """Note the input of a transform for the current sample; the first call counts."""
         self._states.setdefault((id(transform), self.current), results)
         if self._wanted is transform:
             raise _Captured
 
     def state(self, transform: object, handle: Handle) -> Any:
-        """Return what ``transform`` is given for a sample.
+        """Return the input of ``transform`` for a sample.
 
         Raises:
             RuntimeError: when that sample's pipeline does not reach the transform.

@@ -21,7 +21,7 @@ from ..util.text import class_name, listed
 from . import dataset_tree
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# transform, part of what it raises -> what that means
+# transform, part of its error message -> meaning
 _MEANINGS = {('LoadAnnotations', "KeyError: 'mask'"):
              'an annotation has no segmentation, or an empty one',
              ('LoadImageFromFile', '!buf.empty()'): 'the file is empty'}
@@ -69,7 +69,7 @@ def sample_error(dataset: Any, index: Any, error: Exception) -> SampleError:
         f'({"; ".join([*details, where_raised(error)])})')
 
 
-# part of what a collate function raises -> what that means
+# part of the error message of a collate function -> meaning
 _OF_BATCHES = {
     'each data_itement in list of batch': 'the samples are no data samples: end the pipeline with '
                                           'PackDetInputs, or give the loader a collate_fn',
@@ -106,7 +106,7 @@ def _refusing(dataset: Any, index: Any) -> str | None:
 
 
 class _Annotations:
-    """What the COCO files have that were read for the datasets of a loader."""
+    """Facts on the COCO files that were read for the datasets of a loader."""
 
     def __init__(self) -> None:
         self.categories: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Detect what of a dataset, or of another object, has changed.
+"""Detect changes of a dataset, or of another object.
 
 Workers load from the dataset as it was when they started; the main process would load from the
 dataset as it is. So a change has to end the workers, or the number of workers would matter.
@@ -30,7 +30,7 @@ from ..util.libraries import belongs_to_user
 
 
 class _Limits(NamedTuple):
-    """What is compared at most; what is larger are annotations."""
+    """Limits of the comparison; larger containers and arrays are annotations."""
     references: int
     bytes: int  # of an array
     all_bytes: int
@@ -72,14 +72,14 @@ class _Part(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What was read beside the objects to which a part refers, and the number of the part."""
+    """The values of a part that are no objects to visit, and the number of the part."""
     number: int | None
     read: Callable[[], Any]
     value: Any
 
 
 class DatasetSnapshot:
-    """What a dataset, or another object, holds at this moment.
+    """The content of a dataset, or of another object, at this moment.
 
     Args:
         thing: the object.
@@ -108,7 +108,7 @@ class DatasetSnapshot:
     # --------------------------------------------------------------------- what it holds
 
     def _walk(self, thing: Any) -> None:
-        """Visit what an object holds, breadth first, and what is in large containers last."""
+        """Visit the objects that an object holds, breadth first, items of large containers last."""
         waiting: deque[tuple[Any, int | None]] = deque([(thing, None)])
         large: list[tuple[int, Any, int | None]] = []
         room = self._limits.references
@@ -153,7 +153,7 @@ class DatasetSnapshot:
         return kind in GENERATORS and not self._generators
 
     def _read(self, number: int, thing: Any, names: dict[int, Any]) -> None:
-        """Read what a part has beside the objects to which it refers."""
+        """Read the values of a part that are no objects to visit."""
         cls: Any = type(thing)
         kind = _kind(cls)
         if _is_users_function(thing):
@@ -303,7 +303,7 @@ def _attributes(thing: Any) -> Any:
 
 
 def _held(thing: Any) -> list[Any]:
-    """Return what an object holds and what can change in place."""
+    """Return the objects that an object holds and that can change in place."""
     held = gc.get_referents(thing)
     if type(thing) is types.FunctionType:
         others = (thing.__globals__, getattr(thing, '__builtins__', None))
@@ -319,7 +319,7 @@ def _held(thing: Any) -> list[Any]:
 
 
 def _globals(function: types.FunctionType, names: Sequence[str]) -> dict[str, Any]:
-    """Return what names mean in the module of a function and in modules of the user there."""
+    """Return the values of names in the module of a function, and in user modules that it names."""
     namespace = function.__globals__
     found: dict[str, Any] = {}
     for name in names:

@@ -140,10 +140,10 @@ class KeyedFetch:
 
     @contextmanager
     def _isolated(self, kept: Generators) -> Iterator[None]:
-        """Leave the random state as it was; in the main process, which acts as worker 0.
+        """Restore the random state at the end; in the main process, which acts as worker 0.
 
-        Without that, the numbers that the main process draws elsewhere would depend on whether it
-        loads samples itself. And torch gives a worker one thread, where sums have different bits
+        Otherwise the numbers that the main process draws elsewhere would depend on whether it loads
+    samples itself. And torch gives a worker one thread, where sums have different bits
         than with several.
         """
         if get_worker_info():

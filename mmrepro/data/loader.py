@@ -114,7 +114,7 @@ class StaticOnClass:
 
 
 def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, stream: str) -> Any:
-    """Build a loader from its config with MMEngine's ``build``, whatever was drawn until now."""
+    """Build a loader from its config with MMEngine's ``build``, independent of earlier draws."""
     # For samplers that mmrepro does not know. The same on all ranks, also with
     # diff_rank_seed: ranks that shuffle differently would share samples.
     sampler_seed = seeds.derive(root, 'sampler', 'build').torch >> 33

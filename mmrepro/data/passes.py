@@ -37,7 +37,7 @@ class _PersistentWorkers:
 
 @dataclass
 class _Judges:
-    """Who decides on samples of a loader that differ when they are loaded again."""
+    """Decides on samples of a loader that differ when they are loaded again."""
     training: Callable[[Disputed], None] | None = None
     named: set[str] = field(default_factory=set)  # fields of a validation that a warning has named
 
@@ -84,10 +84,11 @@ class LoaderIterator:
         return self._settled(batch) if isinstance(batch, Disputed) else batch
 
     def _settled(self, disputed: Disputed) -> Any:
-        """Return a batch whose samples differ when they are loaded again, if that may be.
+        """Return the batch, unless its samples must not differ when they are loaded again.
 
         Raises:
-            SampleDiffersError: nobody can tell whether the training reads what differs.
+            SampleDiffersError: no step is repeated that shows whether the training reads the
+            difference.
         """
         judges: _Judges = self._loader._mmrepro_judges
         if disputed.alternative is None:
@@ -171,7 +172,7 @@ def _loader_get_iterator(self: Any) -> Any:
 
 
 def key_passes(loader: Any, fetch: KeyedFetch) -> None:
-    """Let a loader load through ``fetch``, in place; workers of an earlier fetch are left."""
+    """Let a loader load through ``fetch``, in place; workers of an earlier fetch are abandoned."""
     adopt(loader, {'__iter__': _loader_iter, '_get_iterator': _loader_get_iterator}, fetch=fetch,
           workers=_PersistentWorkers(), judges=_Judges())
     loader._iterator = None

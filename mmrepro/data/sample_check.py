@@ -294,7 +294,7 @@ def _check_of(loader: Any) -> SampleCheck | None:
 
 
 def _shown(first: Any, second: Any) -> str:
-    """Describe in a line how results differ whose digests have differed."""
+    """Describe in one line how two results with different digests differ."""
     difference = first_difference(first, second)
     if difference is None:
         return ('the second result has overwritten the first: what the dataset, a transform or the '

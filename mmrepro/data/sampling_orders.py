@@ -55,7 +55,7 @@ class OrderHistory:
 
     @contextmanager
     def drawing(self, name: str, number: int) -> Iterator[None]:
-        """Draw in this block: a draw of before from the state of then."""
+        """Make a draw in this block; repeat an earlier draw from the state that it had."""
         draws = self._draws.setdefault(name, [])
         if number < len(draws):
             with self._kept.replaced(self._states[draws[number]]):

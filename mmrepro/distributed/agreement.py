@@ -55,7 +55,7 @@ def check_agreement(fields: Mapping[str, Any]) -> None:
 
 
 def check_files(what: str, files: Mapping[str, str]) -> None:
-    """Compare digests of files between all ranks, of those that both of two ranks have.
+    """Compare digests of files between all ranks; only files that both of two ranks have count.
 
     A collective operation.
 
@@ -88,7 +88,7 @@ def randomness_fields(randomness: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def start_fields(config_text: str, randomness: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what all ranks must have in common at the start, after ``determinism.enable``.
+    """Return the fields in which all ranks must agree at the start, after ``determinism.enable``.
 
     Args:
         config_text: The effective config, for example ``cfg.pretty_text``.
@@ -170,7 +170,7 @@ def agree(topic: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
 
     Args:
         topic: A short name, the same on all ranks.
-        value: Of this rank; what pickle can hold.
+        value: The value of this rank, which pickle can hold.
         decide: The values in order of rank -> the decision, or raises :class:`AgreementError`.
             Called on every rank; must depend on nothing but the values.
 

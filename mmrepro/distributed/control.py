@@ -1,8 +1,8 @@
-"""How the processes of a run exchange small values beside its tensors, on the host.
+"""Exchange small values between the processes of a run, on the host, beside its tensors.
 
-Over gloo where the run has gloo anyway: it notices the end of a process at once. Over the store of
-the process group where the run has NCCL only: gloo would need a network of its own between the
-nodes, and MPI has no store.
+A run that has gloo uses gloo, which notices the end of a process at once. A run that has NCCL only
+uses the store of the process group: gloo would need a network of its own between the nodes. MPI has
+no store.
 """
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class GlooControl:
 
 
 class StoreControl:
-    """The same through a store: rank 0 collects the values of an exchange and hands them out."""
+    """The same operations through a store: rank 0 collects the values and hands them out."""
 
     def __init__(self, store: Any, timeout: timedelta | None) -> None:
         self._store: Any = dist.PrefixStore('mmrepro/control', store)
@@ -117,7 +117,7 @@ class StoreControl:
         return value
 
     def _begin(self, value: bytes, together: bool) -> Callable[[], list[bytes]]:
-        """Begin an exchange; return what ends it.
+        """Begin an exchange; return the function that ends it.
 
         If ``together``, rank 0, which may keep the store, waits until all ranks have the values.
         """
@@ -172,7 +172,7 @@ _controls: Any = weakref.WeakKeyDictionary()  # process group -> its control
 
 
 def control() -> GlooControl | StoreControl:
-    """Return what the processes of the default group agree over; the first call is collective.
+    """Return the control channel of the default group; the first call is collective.
 
     Its timeout is that of the default group.
 

@@ -1,4 +1,4 @@
-"""Nodes that come and go: what all of them need, and how one leaves without ending the others.
+"""Nodes that come and go: what all nodes need, and how a node leaves without ending the others.
 
 ``torchrun --nnodes=1:4`` starts the processes of all nodes again when a node has come or has gone.
 A torchrun whose own processes fail starts them again, too, and those of all other nodes with them,
@@ -26,7 +26,7 @@ _RANGE = re.compile(r'--nnodes[= ](\d+):(\d+)')
 
 
 class Start(NamedTuple):
-    """From where a rank begins."""
+    """The checkpoint from which a rank begins."""
     node: str
     iteration: int  # of the checkpoint that it resumes; 0: it has none
     path: str  # of the checkpoint; ''

@@ -115,7 +115,7 @@ class _Block:
         return text or 'a connection between the ranks was lost, and all ranks have noticed'
 
     def _silent(self, rank: int) -> str:
-        """Return how a rank has ended that has given no reason."""
+        """Return how a rank ended that left no reason."""
         key = f'process{rank}'
         if not self._store.check([key]):
             return f'rank {rank} has not come'

@@ -116,7 +116,7 @@ class ProcessState:
         """
         state = copy.copy(self)
         state._modules = dict(self._modules)
-        if number:  # the first rank speaks for all
+        if number:  # only the first rank prints
             state._modules['sys', 'stdout'] = _nowhere()
         state._environment = {name: str(world_size if name.endswith('SIZE') else number)
                               for name in LAUNCHED}

@@ -1,4 +1,4 @@
-"""What a run is: the facts that a resume compares, and what a manifest has beside them.
+"""Collect the facts of a run that a resume compares, and the further fields of a manifest.
 
 Facts are settings, versions and hardware. Beside them are the command, packages, the machine, code
 and files of the run.

@@ -1,4 +1,4 @@
-"""What follows where two environments differ, for resumes, manifests and replays.
+"""Consequences of differences between two environments, for resumes, manifests and replays.
 
 The table is ``compatibility.csv``. A name is that of a fact (:mod:`mmrepro.facts.collect`) or of a
 field of a manifest, flattened.
@@ -235,7 +235,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDif
 
 
 def doubts(rows: Sequence[FactDifference]) -> list[str]:
-    """Say in short texts what differs and is not harmless: files, versions, variables."""
+    """Return short texts on the differences that are not harmless: files, versions, variables."""
     may = [row for row in rows if row.severity != HARMLESS]
     code: dict[str, list[str]] = {'edited': [], 'new': [], 'missing': []}
     for row in may:
@@ -295,7 +295,7 @@ def check(path: str, rows: Sequence[FactDifference], strict: bool) -> list[str]:
 
 
 def _measurements(rows: Sequence[FactDifference], severity: str) -> list[str]:
-    """Return what was measured of the versions that differ, in full: a table cuts it."""
+    """Return the measurements of the versions that differ, in full: a table shortens them."""
     return [f'{row.name}: {row.consequence}' for row in rows
             if row.severity == severity and row.consequence.startswith(_MEASURED)]
 

@@ -1,4 +1,5 @@
-"""What the hooks of MMEngine, MMDetection and mmrepro do that other parts have to know: a table.
+"""A table of the effects of MMEngine's, MMDetection's and mmrepro's hooks that other code has to
+know.
 
 A hook of the user may do anything. What the settings of a config mean follows from the table: hooks
 that only watch can be left out, and what is not known may count from the end of the training.

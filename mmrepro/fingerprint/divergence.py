@@ -110,8 +110,8 @@ def differing_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ..
 def _first_call(stream: str, first: list[list[Any]], second: list[list[Any]]) -> ComparedField:
     """Return the first call with the same inputs and different results, else the first difference.
 
-    The call of a module contains those of its submodules: of several calls with the same inputs
-    and different results, the innermost is named. Backward calls follow from the forward pass and
+    The call of a module contains those of its submodules: of several calls with the same inputs and
+    different results, the innermost one is named. Backward calls follow from the forward pass and
     are named only where the inputs of every forward call agree.
     """
     given: tuple[StreamCall, StreamCall] | None = None  # the first calls with different inputs

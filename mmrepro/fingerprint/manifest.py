@@ -83,7 +83,7 @@ def by_last_name(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_manifest(runner: Any) -> dict[str, Any]:
-    """Describe a runner that is about to train, as what JSON can hold."""
+    """Describe a runner that is about to train, in values that JSON can hold."""
     text = runner.cfg.pretty_text
     randomness = dict(runner.cfg.get('randomness') or {})
     facts = collect_facts(runner.cfg, randomness, get_world_size())

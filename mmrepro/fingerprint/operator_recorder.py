@@ -244,7 +244,7 @@ class OperatorRecorder(TorchDispatchMode):
                 generators=generator_states.states(), stack=stack, calls=self._watch.take()))
 
     def explanation(self, owner: str, name: str, **fields: Any) -> None:
-        """Add what may explain a difference and is not compared."""
+        """Add a record that may explain a difference and is not compared."""
         self._raw.append(Record('start', owner, name, **fields))
 
     @property

@@ -197,7 +197,7 @@ class Difference:
                 if isinstance(i, int) and i < len(self.record.labels) and self.record.labels[i]]
 
     def outside_sources(self) -> list[str]:
-        """Return what may have brought in a different value from outside of torch."""
+        """Return sources outside of torch that may have brought in a different value."""
         sources = [*self.arguments(), *(f'attribute {text}' for text in self.attributes()),
                    *self.calls('')]
         if self.generators():

@@ -61,8 +61,8 @@ def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: st
     Args:
         a, b: a config, or a work directory: its newest config, and for A its last checkpoint.
         checkpoint: file of the weights; None: those of A.
-        python: interpreter of B, which needs MMEngine and what B uses, not mmrepro.
-        tolerance: relative difference that is rounding.
+        python: interpreter of B, which needs MMEngine and the packages that B uses, not mmrepro.
+        tolerance: largest relative difference that counts as rounding.
     """
     if tolerance is None:
         tolerance = TOLERANCE if python else 0.
@@ -287,7 +287,7 @@ def first_apart(distances: Iterable[tuple[Any, float]], tolerance: float,
 
     Args:
         distances: places and relative distances, in the order of execution.
-        tolerance: largest distance that is rounding.
+        tolerance: largest distance that counts as rounding.
         growth: factor by which rounding may grow at one place, over the largest distance so far.
     """
     number, largest = 0, 0.

@@ -42,9 +42,10 @@ def compare_onnx(path: str, config: str, checkpoint: str, *, image: str | None =
     Both run on the CPU.
 
     Args:
-        path, config, checkpoint: the exported model, and what it was exported from.
+        path, config, checkpoint: the exported model, and the config and checkpoint that it was
+        exported from.
         image: file of the input, which goes through the test pipeline; None: random numbers.
-        tolerance: relative difference that is rounding; None: 0.001.
+        tolerance: largest relative difference that counts as rounding; None: 0.001.
     """
     try:
         importlib.import_module('onnx')
@@ -170,7 +171,7 @@ def _scope_of_name(name: str) -> str:
 
 
 def _record(model: torch.nn.Module, data: torch.Tensor, mode: str) -> tuple[Any, list[Any]]:
-    """Return what the model gives, and path and output of the modules in the order of calls."""
+    """Return the output of the model, and path and output of its modules in the order of calls."""
     from mmdet.structures import DetDataSample
     paths = {module: path for path, module in model.named_modules() if not [*module.children()]}
     size = dict.fromkeys(('img_shape', 'ori_shape', 'batch_input_shape', 'pad_shape'),

@@ -26,7 +26,7 @@ def different_by_design(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def not_known_equal(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return what the runs differ in, or may differ in because it was not recorded."""
+    """Return the differences of the runs, and possible ones that were not recorded."""
     lacking = [run.work_dir for run in runs if not run.manifests]
     if lacking:
         return [f'settings, code, environment, versions, variables and data: {lacking[0]} has no '
@@ -50,7 +50,7 @@ def _began(manifest: Mapping[str, Any]) -> int:
 
 
 def not_recorded(manifest: Mapping[str, Any]) -> list[str]:
-    """Return what a manifest does not say of what bits depend on."""
+    """Return the facts that bits depend on and that a manifest lacks."""
     facts, data = manifest.get('facts') or {}, manifest.get('data') or {}
     lacking = {
         'the code that was imported': MMREPRO not in facts,

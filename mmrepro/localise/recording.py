@@ -46,7 +46,7 @@ LONGEST = 15  # items of a list that is a plain value
 
 
 class RecordingPlan(NamedTuple):
-    """What a run records, and where it ends."""
+    """The records that a run writes, and where it ends."""
     folder: str  # for the files; it exists
     stop: int  # the run ends after this iteration, counted from 0
     record: int | None = None  # iteration to record; None for none
@@ -166,7 +166,8 @@ class _RecordingHook(Hook):
             torch.save(recorder.kept, self._path(KEPT_FILE))
 
     def _write_explanations(self) -> None:
-        """Add what is not compared: the process, attributes, globals, what building data asked."""
+        """Add records that are not compared: the process, attributes, globals, calls while data
+        were built."""
         explain = self._recorder.explanation
         record_attributes(self._recorder, self._runner)
         explain('', records.DATASET, calls=self._asked)

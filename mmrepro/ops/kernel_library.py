@@ -1,4 +1,4 @@
-"""Kernels that stand in for torch's own at its dispatcher."""
+"""Kernels that replace torch's own at its dispatcher."""
 from __future__ import annotations
 
 import inspect

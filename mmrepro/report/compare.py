@@ -187,7 +187,7 @@ def _weights(comparison: Comparison) -> Table:
 
 
 def advice(comparison: Comparison) -> list[str]:
-    """Return what to do next, the most useful first."""
+    """Return the next things to do, the most useful first."""
     items = []
     changing = [row.name for row in comparison.manifest if row.severity == 'changes bits']
     if changing and not comparison.equal:

@@ -84,12 +84,12 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether both runs have something in common, and nothing of it differs."""
+        """Whether both runs have common records, and none of them differs."""
         return bool(self.common) and self.first is None and self.metric is None and not any(
             row.distance is not None and not row.same for row in self.weights)
 
     def suspects(self) -> list[str]:
-        """Return what differs and may have changed bits, where nothing is known to change them."""
+        """Return differences that may have changed bits, where none is known to change them."""
         if self.equal or any(row.severity == CHANGES for row in self.manifest):
             return []
         return doubts(self.manifest)

@@ -295,7 +295,7 @@ def _verdicts(study: Study) -> list[str]:
 
 
 def _caution(study: Study) -> list[str]:
-    """Return what restricts the verdict."""
+    """Return the restrictions of the verdict."""
     notes = []
     n = len(study.seeds)
     if n < 3:
@@ -395,7 +395,7 @@ def streams_report(metric: str, pick: str, label: str, seeds: list[int],
 
 
 def _caution_of_streams(seeds: list[int], values: dict[str, list[float]]) -> list[str]:
-    """Return what restricts the shares."""
+    """Return the restrictions of the shares."""
     notes = [f'all other streams keep seed {seeds[0]}; around another seed a stream may '
              'matter more or less',
              'shares need not add up to 100 %: streams act on each other, and every share is '

@@ -1,4 +1,4 @@
-"""What trainings without mmrepro wrote down: MMEngine's, and those of MMDetection 2.x on mmcv 1.x.
+"""Logs of trainings without mmrepro: of MMEngine, and of MMDetection 2.x on mmcv 1.x.
 
 The formats are those of MMEngine 0.10 (``Runner._log_env``, ``utils/dl_utils/collect_env.py``), of
 mmcv 1.7 (``utils/env.py``, ``TextLoggerHook`` in ``runner/hooks/logger/text.py``,
@@ -129,7 +129,8 @@ def facts_of(settings: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
 
 def across_dialects(a: Mapping[str, Any], b: Mapping[str, Any]
                     ) -> tuple[tuple[dict[str, Any], dict[str, Any]], list[str]]:
-    """Return what decides a result and both configs have, and notes on what only one has."""
+    """Return the settings of both configs that decide a result, and notes on those that only one
+    has."""
     a, b = ({_renamed(_by_type(name, run), _IN_PIPELINE): _last_name(name, value)
              for name, value in run.items() if not name.startswith('config.')
              or name.startswith(_DECISIVE)} for run in (a, b))
@@ -144,7 +145,7 @@ def across_dialects(a: Mapping[str, Any], b: Mapping[str, Any]
 
 
 def unknown(facts: Mapping[str, Any]) -> list[str]:
-    """Return what a run without a manifest could have recorded and did not."""
+    """Return the facts that a run without a manifest could have recorded and did not."""
     return [text for name, text in _TABLES['asked'].items() if facts.get(name) is None]
 
 

@@ -1,4 +1,4 @@
-"""What identifies a run: for trackers, and in the last line of its training.
+"""Identify a run: for trackers, and in the last line of its log.
 
 Trackers are those that MMEngine's visualizer writes to. The last line has the weights, their file,
 and the command that repeats the run.
@@ -69,11 +69,11 @@ def end_of(runner: Any) -> End:
 
 
 def outcome(runner: Any, end: End, remarks: Sequence[str] = (), by_program: str = '') -> str:
-    """Return the line.
+    """Return the last line of the log.
 
     Args:
-        remarks: what else it says.
-        by_program: what the run had from the program that built it, beside its config.
+        remarks: further texts of the line.
+        by_program: parts of the run that came from the program that built it, not from a config.
     """
     said = ', '.join(f'{kind} {digest}' for kind, digest in end.digests.items())
     text = f'{said} after {runner.iter} iterations, {end.where}'

@@ -69,7 +69,7 @@ class RunLifecycle:
         checkpoints: writes checkpoints.
         start: weights and loops at the start of ``train()``.
         evaluated: buffers of the model that is validated or tested.
-        validation: what a validation may not change.
+        validation: compares the state that a validation may not change.
     """
     resuming = False  # MMEngine resumes from the checkpoint that it loads
     # what has ended, and what the loops of MMEngine count when all hooks have been called
@@ -403,7 +403,8 @@ class RunLifecycle:
             track_results(runner, 'last', lambda: end().digests)
 
     def _by_program(self) -> str:
-        """Return what the run has from the program that built it, and no config has."""
+        """Return the parts of the run that came from the program that built it, not from a
+        config."""
         hooks = [type(hook).__name__ for hook in self._by_code
                  if not type(hook).__module__.startswith('mmrepro.')]  # these change no bits
         if self._objects:
@@ -411,7 +412,7 @@ class RunLifecycle:
         return f'hooks that code has registered: {", ".join(hooks)}' if hooks else ''
 
     def _remarks(self, runner: Any) -> Iterator[str]:
-        """Yield what the last line of the log says beside the digests."""
+        """Yield the remarks of the last line of the log, beside the digests."""
         if self._is_witnessed:
             yield self.witness.summary(runner.work_dir)
         if self.resume.history:

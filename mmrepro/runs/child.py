@@ -76,7 +76,7 @@ def _train(cfg: Any, training: Training) -> None:
 
 
 def outcome(training: Training) -> int:
-    """Train in this process; returns the exit code, and prints what a self-check has found."""
+    """Train in this process, print the finding of a self-check, and return the exit code."""
     try:
         train_here(training)
     except SelfCheckError as error:

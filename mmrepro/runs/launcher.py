@@ -1,4 +1,4 @@
-"""Start trainings in fresh processes, watch them, kill them, and report how they went and ended.
+"""Start trainings in fresh processes, watch them, kill them, and report their progress and end.
 
 From what verify, localise, golden or demo compares to processes:
 

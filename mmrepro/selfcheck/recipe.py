@@ -1,6 +1,6 @@
-"""What it takes to build the runner of a run once more, in a process that has nothing of it.
+"""The recipe to build the runner of a run once more, in another process.
 
-A recipe holds what another start of the same command would have: the settings as they were given,
+A recipe holds the inputs of another start of the same command: the settings as they were given,
 the variables of the environment at the start, the folders that Python imports from, and the classes
 that user code has registered, by module and name. Classes of the script itself are found again by
 running its definitions, see :mod:`.script`.
@@ -176,7 +176,8 @@ def _registries(registry: Registry) -> Iterator[Registry]:
 
 
 def _registered() -> list[Registered]:
-    """Return what user code has registered, in order; what cannot be imported is left out."""
+    """Return the objects that user code has registered, in order, without those that cannot be
+    imported."""
     found = []
     for root, registry in _roots():
         for child in _registries(registry):
@@ -198,7 +199,7 @@ def _pickled_hook(hook: Any) -> bytes | None:
 
 
 def write(path: str, recipe: Recipe | str, config: str, hooks: list[str], first: int) -> None:
-    """Write down what ``mmrepro verify WORK_DIR`` needs to build a run again.
+    """Write the file from which ``mmrepro verify WORK_DIR`` builds a run again.
 
     Args:
         recipe: of the run, or why there is none.
@@ -218,7 +219,7 @@ def write(path: str, recipe: Recipe | str, config: str, hooks: list[str], first:
 # ------------------------------------------------------------------------- in the other process
 
 def enter(path: list[str], folder: str, arguments: list[str]) -> None:
-    """Let this process import what that of the recipe could."""
+    """Let this process import the same modules as the process of the recipe."""
     os.chdir(folder)
     sys.path[:] = path
     sys.argv[:] = arguments

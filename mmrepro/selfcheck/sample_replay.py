@@ -123,7 +123,8 @@ class _Trace:
 
 def explain(datasets: Sequence[Any], load: Callable[[], Any],
             load_another: Callable[[], Any]) -> list[str]:
-    """Return lines on where loads of a sample first differ, and what they read or found kept.
+    """Return lines on where loads of a sample first differ, and which outside or kept values they
+    read.
 
     The sample is loaded and traced until two loads differ, after the first time with other samples
     in between. If all loads agree, what they have read and what was kept is named all the same.
@@ -141,7 +142,7 @@ def explain(datasets: Sequence[Any], load: Callable[[], Any],
     kept: list[list[str]] = [[] for _ in members]
 
     def look() -> None:
-        """See what members hold at the start of the stream, and the second time what has changed.
+        """Note the state of members at the start of the stream, and the second time its changes.
         """
         if held:
             kept[:] = [_kept(snapshot) for snapshot in held]
@@ -202,7 +203,7 @@ def _describe(path: str, member: Any, kept: Sequence[str], runs: Sequence[Sequen
 
 def _suspects(members: Sequence[tuple[str, Any]], kept: Sequence[Sequence[str]],
               run: Sequence[_Call]) -> list[str]:
-    """Name what loads that agree have read, and what was kept between them."""
+    """Name the outside values that agreeing loads have read, and the state kept between them."""
     lines: list[str] = []
     observations: list[str] = []
     seen: set[str] = set()

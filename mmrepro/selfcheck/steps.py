@@ -215,7 +215,7 @@ class StepCheck:
         return first
 
     def _keep_changes(self) -> None:
-        """Keep what the first pass has changed, when it reaches the optimizer."""
+        """Keep the changes of the first pass, when it reaches the optimizer."""
         if self._state.changed():
             # weights as well are what the real step makes of them
             self._left = StepState(self._runner, weights=False)

@@ -27,7 +27,7 @@ STORED = re.compile(r"\._(?:parameters|buffers)\['(.*)'\]")  # in paths of attri
 
 
 class _Changes(NamedTuple):
-    """What differs from before a validation: by name, how it is called in a message."""
+    """Differences from before a validation: by name, the text for a message."""
     weights: Mapping[str, str]
     attributes: Mapping[str, str]
 
@@ -52,7 +52,7 @@ class _Before:
         self._process = {name: get() for name, (get, _) in PUT_BACK.items()}
 
     def put_back(self) -> list[str]:
-        """Put settings of the process back; return which were others, and their values."""
+        """Put settings of the process back; return those that had changed, with their values."""
         found = []
         for name, (get, set_value) in PUT_BACK.items():
             before, now = self._process[name], get()
@@ -126,7 +126,7 @@ class ValidationCheck:
                 self._before = self._seen = None
 
     def training_goes_on(self, runner: Any) -> None:
-        """Say what a validation has changed, when the loop has called ``model.train()``.
+        """Report the changes of a validation, when the loop has called ``model.train()``.
 
         Attributes may be caches that no training reads, so changed attributes are a warning.
 
@@ -154,7 +154,7 @@ class ValidationCheck:
             runner.logger.warning(text)
 
     def training_ends(self, runner: Any) -> None:
-        """Say what the last validation has changed, as a longer training would find it."""
+        """Report the changes of the last validation, as a longer training would find them."""
         if self._seen is not None:
             runner.model.train()
             self.training_goes_on(runner)

@@ -258,7 +258,7 @@ class Witness:
         return (time.process_time() - self._clock) / max(done - self._first, 1)
 
     def _affordable(self, complete: list[Saved], done: int, ends: bool) -> list[Start]:
-        """Return what a witness tries within its share of the processor time of the run.
+        """Return the starts that a witness can try within its share of the run's processor time.
 
         While the run trains, checkpoints come before the repetition from the seed. What hooks do in
         an epoch shows at the last checkpoint only, so that one comes first at the end, and the
@@ -299,7 +299,7 @@ class Witness:
     # ------------------------------------------------------------------------- the verdict
 
     def _judge(self, runner: Any) -> None:
-        """Compare what a witness that has ended has computed."""
+        """Compare the results of a witness that has ended with the run."""
         process, self._process = self._process, None
         assert process is not None
         tries, self._tries = self._tries, {}
@@ -369,7 +369,7 @@ class Witness:
 
     def _compared(self, runner: Any, start: Start, result: Result
                   ) -> witness_verdict.Finding | str | None:
-        """Return what differs from the run; as text, why nothing could be compared."""
+        """Return the first difference from the run, or a text on why nothing could be compared."""
         if result.error:
             return result.error
         try:
@@ -387,7 +387,7 @@ class Witness:
         runner.logger.warning(text)
 
     def _others(self, runner: Any, start: Start) -> list[Any]:
-        """Return what two more processes find that load with as many workers as the run."""
+        """Return the findings of two more processes that load with as many workers as the run."""
         findings: list[Any] = []
         lines: list[str] = []
         again = [start._replace(other_workers=False)]
@@ -457,7 +457,7 @@ class Witness:
         self._waiting, self._tries, self._newest, self._origin = [], {}, None, None
 
     def summary(self, work_dir: str) -> str:
-        """Return what was tried, for the last line of the log."""
+        """Return the repetitions and resumes that were tried, for the last line of the log."""
         parts = []
         if self.repeated:
             parts.append(f'the first {self.repeated} iterations were repeated by a witness: same '

@@ -62,7 +62,7 @@ class Start(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a witness says of one training."""
+    """The result of one training of a witness."""
     name: str
     error: str  # '' without one
     lines: str  # folder with the lines of its ranks
@@ -114,14 +114,15 @@ class WitnessProcess:
 
     @property
     def output(self) -> str:
-        """Path of what it prints."""
+        """Path of the output of the process."""
         return os.path.join(self.folder, 'output.txt')
 
     def ended(self) -> bool:
         return self._process.poll() is not None
 
     def hurry(self) -> None:
-        """Give it the priority of the run, which waits for it; only root may do so."""
+        """Raise the priority to that of the run, which waits for the witness; only root may do
+        so."""
         with suppress(PermissionError, ProcessLookupError):
             os.setpriority(os.PRIO_PGRP, self._process.pid, 0)
 
@@ -131,7 +132,7 @@ class WitnessProcess:
                 if os.path.exists(os.path.join(self.folder, start.name, 'result.json'))]
 
     def results(self) -> list[Result]:
-        """Return what it has found; call it when it has ended."""
+        """Return the results of the witness; call it when the process has ended."""
         found = []
         for start in self.starts:
             path = os.path.join(self.folder, start.name, 'result.json')

@@ -1,4 +1,4 @@
-"""Compare what a run and its witness have noted, and say what differs first and what to do."""
+"""Compare the notes of a run and its witness; name the first difference and what to do."""
 from __future__ import annotations
 
 import hashlib
@@ -253,7 +253,7 @@ def edited_text(names: Sequence[str]) -> str:
 
 
 def advice_text(finding: Finding, edited: Sequence[str] = ()) -> str:
-    """Return what differs first between a run and a resumed one, and what to do.
+    """Return the first difference between a run and its resumed run, and what to do.
 
     ``edited``: own files that have changed since the run.
     """

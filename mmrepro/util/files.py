@@ -77,7 +77,7 @@ def checked(where: str, value: Any, error: type[MMReproError], shape: Any) -> An
 
 
 def mismatch(value: Any, shape: Any, name: str = '') -> str | None:
-    """Return which part of ``value`` has another shape, and what is allowed; None if none has.
+    """Return the part of ``value`` with another shape, and what is allowed; None if all parts fit.
 
     >>> mismatch(dict(a=[1, 'x']), {'a': [int], 'b?': str})
     "a[1] is 'x'; allowed: int"

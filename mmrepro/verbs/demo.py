@@ -209,7 +209,7 @@ def compare(logs: Mapping[str, Ranks], titles: Sequence[str] = ()) -> Report:
 
 
 def _notes(stock: Sequence[Ranks]) -> list[str]:
-    """Return what is said of the runs without mmrepro, if there are any."""
+    """Return notes on the runs without mmrepro, if there are any."""
     if not stock:
         return []
     diverged = _differing(stock)

@@ -360,7 +360,7 @@ class KeptBits:
         self._calls: list[dict[str, str]] = []
 
     def next(self, value: Any, update: bool = False) -> str:
-        """Return what differs in the next call of the test; '' if nothing does.
+        """Return the difference in the next call of the test; '' for none.
 
         Args:
             update: note the bits for :meth:`write`, and compare nothing.

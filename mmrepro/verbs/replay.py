@@ -142,7 +142,7 @@ def _planned(manifest: Manifest, work_dir: str, changes: Mapping[str, Any],
 
 
 class _Watch:
-    """Compares what a replay has written so far with the original."""
+    """Compares the lines that a replay has written so far with the original."""
 
     def __init__(self, original: RecordedRun, manifest: Manifest, work_dir: str, end: int,
                  on_progress: Callable[[str], None],
@@ -157,7 +157,7 @@ class _Watch:
         self._done = dict.fromkeys(original.ranks, 0)  # iterations, by rank
 
     def look(self) -> bool:
-        """Whether what the processes have written so far differs from the original."""
+        """Whether the lines that the processes have written so far differ from the original."""
         if self.environment is None:
             with contextlib.suppress(FingerprintError):  # not written yet
                 rows = compare_manifests(self._manifest, read_manifest(self._work_dir))
@@ -173,7 +173,7 @@ class _Watch:
         return self.difference is not None
 
     def _differs(self) -> bool:
-        """Compare what was written since the last look; a replay has one start."""
+        """Compare the lines that were written since the last look; a replay has one start."""
         ours, theirs = {}, {}
         for rank, log in self._original.ranks.items():
             records = [*self._new[rank].records()]
@@ -194,7 +194,7 @@ CODE = 'code'  # folder with the run's own code
 
 
 def export(run_dir: str, into: str) -> Report:
-    """Write what is needed to repeat a run into a new folder, which ``replay`` reads.
+    """Write all that a repetition needs into a new folder, which ``replay`` reads.
 
     Raises:
         FingerprintError: the run was not recorded, or the folder exists.

@@ -196,7 +196,7 @@ _SAME_BITS = 'SAME BITS: '
 
 
 class _Try(NamedTuple):
-    """Something that a witness is to repeat."""
+    """A repetition or resume for a witness."""
     title: str
     start: Start | None
     why_not: str = ''
@@ -283,7 +283,7 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Try]:
 
 def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dict[str, str],
          on_progress: Callable[[str], None]) -> dict[str, str]:
-    """Return what became of each start: '' for the same bits, else a message.
+    """Return the outcome of each start: '' for the same bits, else a message.
 
     ``code``: facts on the code that the run imported.
     """

@@ -175,7 +175,7 @@ class Processes:
 
     def begin(self, values: Sequence[Tensor], received: Tensor | None = None,
               aside: bool = False) -> Callable[[Combine], Tensor]:
-        """Begin to exchange nodes; return what waits for their reduction, and returns it.
+        """Begin to exchange nodes; return a function that waits for their reduction and returns it.
 
         Args:
             values: Of the nodes of this process, flat; overwritten.

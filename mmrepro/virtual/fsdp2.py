@@ -1,4 +1,4 @@
-"""FSDP2 on virtual ranks: which modules it divides, and what it does in another way.
+"""FSDP2 on virtual ranks: the modules that it divides, and its behavior that differs there.
 
 This is the one module that uses names of FSDP2 which are no public ones: those of :data:`OF_TORCH`,
 and what :func:`_of_torch` reads. Nothing of torch's is replaced but a method of the groups of

@@ -26,8 +26,8 @@ _SUM = dist.ReduceOp.SUM
 
 
 def _uses(flat: Tensor) -> Any:
-    """Count who refers to the memory of a tensor."""
-    # torch 2.1 cannot tell: everybody may
+    """Count the references to the memory of a tensor."""
+    # torch 2.1 has no use count: the memory counts as shared
     count = getattr(torch._C, '_storage_Use_Count', lambda pointer: object())
     return count(flat.untyped_storage()._cdata)
 
@@ -41,7 +41,7 @@ class _Row:
         self._uses = _uses(self.flat)
 
     def is_free(self) -> bool:
-        """Whether nobody else has views, as gradients."""
+        """Whether no gradient is a view of the memory."""
         return bool(_uses(self.flat) == self._uses)
 
 
@@ -355,7 +355,7 @@ class VirtualDataParallel(nn.Module):
         self._sums.put(self._group.rank(), number, gradient.detach(), 1. / self._group.size())
 
     def _rest(self) -> Tensor:
-        """Move the gradients that are left, and return which there are."""
+        """Move the remaining gradients; return which parameters have one."""
         for number in list(self._missing):
             self._move_gradient(number)
         return torch.from_numpy(self._used)

@@ -106,7 +106,7 @@ def check_shared_weights(runner: Any) -> None:
 
 
 class _Start:
-    """What a rank's runner has at the start of a training, as far as it is shared."""
+    """The state of a rank's runner that is shared, at the start of a training."""
 
     def __init__(self, runner: Any) -> None:
         self.problem = _problem(runner)
@@ -143,7 +143,7 @@ class _Start:
 
 
 class Shared:
-    """What the ranks of one process share in one training."""
+    """The state that the ranks of one process share in one training."""
 
     def __init__(self, scheduler: Scheduler, starts: Sequence[_Start]) -> None:
         self.scheduler, self.owner = scheduler, starts[0]
@@ -177,7 +177,7 @@ class Shared:
                     start.optimizer.state[parameter] = state[owners]
 
     def remember(self, kinds: Sequence[str] = KINDS) -> None:
-        """Take the checksums of what is shared now, and the versions of the optimizer's state."""
+        """Take the checksums of the shared tensors, and the versions of the optimizer's state."""
         self.sums = {**self.sums, **{kind: self._checksums(kind) for kind in kinds}}
         state = self.owner.optimizer.state
         self.state = [(name, state[parameter], _versions(state[parameter]))

@@ -129,7 +129,7 @@ _OTHER = Adapter(_other_problem, lambda *args: None)
 
 
 def adapter_of(hook: Any) -> Adapter:
-    """Return how a hook takes part; one that changes no weights does what it always does."""
+    """Return the adapter of a hook; hooks that change no weights stay as they are."""
     return ADAPTERS.get(qualified_name(type(hook)), _OTHER)
 
 

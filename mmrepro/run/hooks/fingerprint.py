@@ -109,7 +109,7 @@ class FingerprintHook(Hook):
                     iteration=runner.iter, manifest=manifest)
 
     def record_variables(self) -> None:
-        """Complete the manifest by environment variables that were read since it was written."""
+        """Add the environment variables to the manifest that were read since it was written."""
         reads = variables.reads()
         if self.manifest is not None and len(reads) != self._reads:
             self._reads = len(reads)
@@ -185,7 +185,7 @@ class FingerprintHook(Hook):
             self._write(schema.STEP, **self._line(runner, step.fetch()))
 
     def _line(self, runner: Any, content: Fetched) -> dict[str, Any]:
-        """Return what is written of an iteration."""
+        """Return the line of an iteration."""
         details: dict[str, Any] = {}
         if self.level != 'step':
             details[schema.BY_NAME] = {state: content.by_name(state) for state in schema.STATES}
@@ -202,7 +202,8 @@ class FingerprintHook(Hook):
                     **self._details, **details, **self.extra(runner))
 
     def extra(self, runner: Any) -> dict[str, Any]:
-        """Return what a subclass adds to the line of an iteration; no run is compared by it."""
+        """Return fields that a subclass adds to the line of an iteration; comparisons ignore
+        them."""
         return {}
 
     def _write(self, kind: str, **values: Any) -> None:
@@ -224,7 +225,7 @@ class FingerprintHook(Hook):
         self.close()
 
     def close(self) -> None:
-        """Close the file, and take out what records; may be called at any time."""
+        """Close the file and remove the recorders; may be called at any time."""
         self._in_training.close()
         self._recorder = self._writer = None
 

@@ -25,7 +25,7 @@ from ...util.scoped import restore_handlers
 
 FILE_NAME = 'preempted.pth'
 
-# what announces an end -> by whom
+# signal that announces the end -> its sender
 SIGNALS = {
     'SIGTERM': 'Slurm, Kubernetes, torchrun and cloud machines, some seconds before SIGKILL',
     'SIGUSR1': 'Slurm with --signal=USR1@SECONDS; users, who want a checkpoint now',

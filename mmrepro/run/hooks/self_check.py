@@ -1,4 +1,4 @@
-"""Repeat some steps of a run, watch some for operators that may not, and count at its end."""
+"""Repeat some steps of a run, watch steps for unknown operators, and log the counts at its end."""
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a run does for its witness: it notes the iterations that both train, and saves for it early.
+"""Prepare the witness of a run: note the iterations that both train, and save a checkpoint early.
 
 The lines are those of a fingerprint file, with digests by name, so that the engine behind
 ``compare`` names the first difference. They are in ``WORK_DIR/mmrepro/witness.rankN.jsonl``, where
@@ -190,7 +190,7 @@ def _leaves(value: Any, path: str = '', depth: int = MAX_DEPTH) -> Iterator[tupl
 
 
 def prediction_digest(outputs: Any) -> str:
-    """Return a digest of what a model predicts; of data elements without their metainfo."""
+    """Return a digest of a model's predictions; of data elements without their metainfo."""
     return hex_of(int(value_digest(_data_of(outputs))))
 
 
@@ -251,7 +251,7 @@ def _is_own(cls: type) -> bool:
 
 
 def _parts(thing: Any, path: str) -> list[tuple[str, Any]]:
-    """Return what a thing holds; of an object whose attributes raise errors, nothing."""
+    """Return the parts of an object; none if its attributes raise errors."""
     with suppress(Exception):  # whatever code of a user or of a library raises when it is asked
         references = [*direct_references(thing, path), *indirect_references(thing, path)]
         return list(filter(_is_of_a_run, references))
