@@ -13,7 +13,7 @@ from mmengine.config import Config
 
 from dev.control import ITERATIONS, NOT_SEEN, Control, control
 from mmrepro.checkpoint import files
-from mmrepro.checkpoint.choosing import newest_good, pointed
+from mmrepro.checkpoint.choosing import last_checkpoint_of, newest_good
 from mmrepro.errors import ConfigError
 from mmrepro.fingerprint.divergence import difference_up_to
 from mmrepro.fingerprint.reader import RankLog, read_ranks
@@ -227,7 +227,7 @@ class Campaign:
     def _check_files(self, folder: str, plan: Interruption | None) -> None:
         # it may name a file that MMEngine has already removed, and be cut off itself, but never
         # name one that is not whole
-        named = pointed(folder)
+        named = last_checkpoint_of(folder)
         problem = files.check_file(named) if os.path.isfile(named) else None
         if problem is not None:
             self.problems.append(f'last_checkpoint names {named}, which {problem}, after '

@@ -84,8 +84,9 @@ def accumulation(s: Subject) -> Hits:
 def _argument(part: Part, cls: type, name: str) -> Any:
     """Return what a class is built with: of the config, or the default of its constructors."""
     constructors = [vars(base)['__init__'] for base in cls.__mro__ if '__init__' in vars(base)]
-    defaults = (inspect.signature(one).parameters.get(name) for one in constructors)
-    found = next((one.default for one in defaults if one is not None), None)
+    defaults = (inspect.signature(constructor).parameters.get(name)
+                for constructor in constructors)
+    found = next((parameter.default for parameter in defaults if parameter is not None), None)
     return part.node.get(name, None if found is inspect.Parameter.empty else found)
 
 

@@ -22,7 +22,7 @@ OWNER = os.path.join('mmrepro', 'owner.json')  # in a work directory: who trains
 SHARE = 'MMREPRO_SHARE_WORK_DIR'  # variable: =1 lets several runs write to one folder
 
 
-def pointed(folder: str) -> str:
+def last_checkpoint_of(folder: str) -> str:
     """Return the path in ``last_checkpoint`` of a work directory, or ''."""
     pointer = os.path.join(folder, 'last_checkpoint')
     if not os.path.isfile(pointer):
@@ -38,7 +38,8 @@ def lies_in(path: str, folder: str) -> bool:
         return parent if '://' in name else os.path.realpath(os.path.dirname(name) or '.')
 
     return home(os.path.expanduser(path)) in (
-        os.path.realpath(folder), *(home(named) for named in [pointed(folder)] if named))
+        os.path.realpath(folder),
+        *(home(named) for named in [last_checkpoint_of(folder)] if named))
 
 
 def _beside(path: str, named: str) -> str:
@@ -65,7 +66,7 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
     the original: the file beside ``last_checkpoint`` counts, and no other folder. ``refuse``
     returns the problem of a file, or None.
     """
-    pointer, named = os.path.join(folder, 'last_checkpoint'), pointed(folder)
+    pointer, named = os.path.join(folder, 'last_checkpoint'), last_checkpoint_of(folder)
     beside = _beside(pointer, named)
     candidates, passed, folders = [], [], [folder]
     if named and _is_copied(pointer, named):

@@ -263,7 +263,7 @@ def _aliases(things: Iterable[tuple[str, int]]) -> dict[str, str]:
     names: dict[int, list[str]] = defaultdict(list)
     for name, key in things:
         names[key].append(name)
-    return {f'alias.{name}': ' '.join(one for one in several if one != name)
+    return {f'alias.{name}': ' '.join(other for other in several if other != name)
             for several in names.values() if len(several) > 1 for name in several}
 
 

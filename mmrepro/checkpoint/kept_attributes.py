@@ -194,7 +194,8 @@ def owners_of(runner: Any) -> Owners:
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
         things[f'wrapper:{name}'], things[f'optimizer:{name}'] = wrapper, wrapper.optimizer
     for name, schedules in param_schedulers(runner).items():
-        things.update((f'schedule:{name}:{number}', one) for number, one in enumerate(schedules))
+        things.update((f'schedule:{name}:{number}', schedule)
+                      for number, schedule in enumerate(schedules))
     things.update((f'average:{path}', average)
                   for path, average in held_averages(runner.hooks).items())
     for name, hook in named_hooks(runner.hooks):

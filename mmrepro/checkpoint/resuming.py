@@ -22,7 +22,7 @@ from ..facts import compatibility, own_code
 from ..objects.digests import exact_digest
 from ..util.text import listed
 from . import rank_state
-from .choosing import lies_in, newest_good, pointed, with_paths_beside
+from .choosing import last_checkpoint_of, lies_in, newest_good, with_paths_beside
 from .files import load, without_code
 from .fit import Compatibility, is_weights, judge, lacks, left_out, stock_facts
 
@@ -137,8 +137,8 @@ class Resume:
 
     def _take_own(self, folder: str) -> None:
         """Choose the newest complete checkpoint of the work directory, if there is one."""
-        if '://' in pointed(folder):
-            self._take(pointed(folder))
+        if '://' in last_checkpoint_of(folder):
+            self._take(last_checkpoint_of(folder))
         else:
             _, self.passed_over = newest_good(folder, self._refuse)
 

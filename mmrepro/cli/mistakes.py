@@ -61,7 +61,7 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
         if isinstance(error, kind) and re.search(pattern, text):
             first = ' '.join(text.partition('. ')[0].split()[-40:])
             return ConfigError(f'{first}; {meaning}')
-    key = _being_built(error) or _using(error)
+    key = _being_built(error) or _part_in_use(error)
     if key is not None:
         return _of_setting(cfg, key, error)
     if any(frame.f_code.co_name == 'pretty_text' for frame in _frames(error)):
@@ -77,7 +77,7 @@ def _of_shapes(runner: Any, error: Exception) -> ConfigError | None:
         return None
     names = {id(module): name for name, module in unwrap(runner.model).named_modules()}
     owners = (frame.f_locals.get('self') for frame in reversed(_frames(error)))
-    owner = next((one for one in owners if names.get(id(one))), None)
+    owner = next((module for module in owners if names.get(id(module))), None)
     if owner is None:
         return None
     return ConfigError(f'model.{names[id(owner)]} ({type(owner).__name__}) does not fit what the '
@@ -108,7 +108,7 @@ def _is_in_library(error: BaseException) -> bool:
                    for frame in _frames(error))
 
 
-def _using(error: Exception) -> str | None:
+def _part_in_use(error: Exception) -> str | None:
     """Return the key of the part of the run whose own code has raised; None for no part."""
     frames = _frames(error)
     if not frames or not _is_in_library(error):

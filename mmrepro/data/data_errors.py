@@ -60,7 +60,7 @@ def sample_error(dataset: Any, index: Any, error: Exception) -> SampleError:
     meaning = next((meaning for (name, part), meaning in _MEANINGS.items()
                     if name == transform and part in what), None)
     if what.startswith('Exception: Cannot find valid image'):
-        meaning = _refusing(dataset, index)
+        meaning = _rejecting_transform(dataset, index)
     details = [f'file {file}'] if file and file not in what else []
     details += [meaning] if meaning else []
     return SampleError(
@@ -92,7 +92,7 @@ def _names(dataset: Any) -> str:
     return ' of '.join(type(asked).__name__ for asked in dataset_tree.datasets(dataset))
 
 
-def _refusing(dataset: Any, index: Any) -> str | None:
+def _rejecting_transform(dataset: Any, index: Any) -> str | None:
     """Return which transform returns None for a sample; a dataset then takes other samples."""
     try:
         results = dataset.get_data_info(index)
@@ -124,15 +124,16 @@ class _Annotations:
 
         def create_index(coco: Any) -> Any:
             result = stock(coco)
-            self.categories.update((str(one['name']), None) for one in coco.dataset.get(
+            self.categories.update((str(category['name']), None) for category in coco.dataset.get(
                 'categories', ()))
-            known = {one['id'] for one in coco.dataset.get('categories', ())}
-            self.unknown.update(one['category_id'] for one in coco.dataset.get('annotations', ())
-                                if 'category_id' in one and one['category_id'] not in known)
+            known = {category['id'] for category in coco.dataset.get('categories', ())}
+            self.unknown.update(
+                annotation['category_id'] for annotation in coco.dataset.get('annotations', ())
+                if 'category_id' in annotation and annotation['category_id'] not in known)
             images = coco.dataset.get('images', ())
             if len(images) > len(coco.imgs):
                 self.repeated.update({image: count for image, count in Counter(
-                    one['id'] for one in images).items() if count > 1})
+                    entry['id'] for entry in images).items() if count > 1})
             return result
 
         with replaced(api, createIndex=create_index):

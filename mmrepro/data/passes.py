@@ -81,9 +81,9 @@ class LoaderIterator:
             self._drawn, self._history = self._loader_position.drawn, self._loader_position.begun
         # another pass may have begun in between
         self._loader_position.drawn, self._loader_position.begun = self._drawn, self._history
-        return self._settled(batch) if isinstance(batch, Disputed) else batch
+        return self._judged(batch) if isinstance(batch, Disputed) else batch
 
-    def _settled(self, disputed: Disputed) -> Any:
+    def _judged(self, disputed: Disputed) -> Any:
         """Return the batch, unless its samples must not differ when they are loaded again.
 
         Raises:

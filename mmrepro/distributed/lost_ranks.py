@@ -107,14 +107,14 @@ class _Block:
             reasons = {rank: self._store.get(key).decode() if self._store.check([key]) else None
                        for rank, key in enumerate(keys)}
             text = '; '.join(filter(None, reasons.values())) or '; '.join(
-                self._silent(rank) for rank, reason in reasons.items() if reason is None)
+                self._how_ended(rank) for rank, reason in reasons.items() if reason is None)
             self._let_others_read(reasons)
         except RuntimeError:
             return ('rank 0 has ended, and with it the store of the process group; its own output '
                     'says why')
         return text or 'a connection between the ranks was lost, and all ranks have noticed'
 
-    def _silent(self, rank: int) -> str:
+    def _how_ended(self, rank: int) -> str:
         """Return how a rank ended that left no reason."""
         key = f'process{rank}'
         if not self._store.check([key]):

@@ -200,13 +200,13 @@ def _by_measurement(name: str, before: Any, after: Any, judged: tuple[str, str],
     package = name[len(VERSION):]
     if not name.startswith(VERSION) or judged[0] == HARMLESS:
         return judged
-    found = effect(package, before, after, *runs)
-    if found is None:
+    measured = effect(package, before, after, *runs)
+    if measured is None:
         return judged
     # of NumPy, the table has a few of many calls
-    if found.all_equal and package != 'numpy':
-        return MAY, _MEASURED + found.text()
-    return judged[0], _MEASURED + found.text()
+    if measured.all_equal and package != 'numpy':
+        return MAY, _MEASURED + measured.text()
+    return judged[0], _MEASURED + measured.text()
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[FactDifference]:
@@ -280,11 +280,11 @@ def check(path: str, rows: Sequence[FactDifference], strict: bool) -> list[str]:
         lines.append(f'what differs from the run that wrote {path}, and may change bits: '
                      f'{"; ".join(may[:MAX_DOUBTS])}'
                      + (f'; and {len(may) - MAX_DOUBTS} more' if len(may) > MAX_DOUBTS else '')
-                     + ''.join(f'; {one}' for one in _measurements(rows, MAY)))
+                     + ''.join(f'; {text}' for text in _measurements(rows, MAY)))
     if serious:
         lines.append(inexact(
             f'This run differs from the one that wrote {path}:\n{table(serious)}\n'
-            + ''.join(f'{one}\n' for one in _measurements(rows, CHANGES)), strict,
+            + ''.join(f'{text}\n' for text in _measurements(rows, CHANGES)), strict,
             'Put the settings back; or begin a new run from these weights: load_from=..., '
             'resume=False'))
     if harmless:

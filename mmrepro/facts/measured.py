@@ -137,8 +137,8 @@ def _has_instructions(facts: Mapping[str, Any]) -> bool:
 
 def _positions(versions: Sequence[str], version: str) -> list[int]:
     """Return where a version stands: several times where OpenCV built one more than once."""
-    return [number for number, one in enumerate(versions)
-            if one == version or re.fullmatch(re.escape(version) + r'\.\d+', one)]
+    return [number for number, built in enumerate(versions)
+            if built == version or re.fullmatch(re.escape(version) + r'\.\d+', built)]
 
 
 def _type(name: str) -> str:

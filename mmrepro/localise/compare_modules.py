@@ -366,12 +366,12 @@ def _predict(runner: Any, data: Any) -> tuple[Any, dict[Any, torch.Tensor]]:
 def _first_modules(a: dict[Any, torch.Tensor], b: dict[Any, torch.Tensor]) -> list[tuple[str, str]]:
     """Return the first module whose output differs, and the first by more than rounding."""
     differences = {}
-    for key, one in a.items():
+    for key, output in a.items():
         # what belongs to the first image: the first pixels of maps, the first rows
-        other = b.get(key, one)[:len(one)]
-        if one.dim() == 4:
-            other = other[:, :, :one.shape[2], :one.shape[3]]
-        difference = compare_tensors(one, other) if one.shape == other.shape else None
+        other = b.get(key, output)[:len(output)]
+        if output.dim() == 4:
+            other = other[:, :, :output.shape[2], :output.shape[3]]
+        difference = compare_tensors(output, other) if output.shape == other.shape else None
         if difference is not None:
             differences[key] = difference
     if not differences:
@@ -396,11 +396,11 @@ def compare_detections(a: Any, b: Any, threshold: float) -> dict[str, Any]:
     fit = torch.where(near > IOU, near + alike, 0)
     of_a, of_b = map(torch.from_numpy, linear_sum_assignment(fit, maximize=True))
     of_a, of_b = (indices[fit[of_a, of_b] > 0] for indices in (of_a, of_b))
-    shown = [one.scores >= threshold for one in (a, b)]
+    shown = [detections.scores >= threshold for detections in (a, b)]
     both = shown[0][of_a] & shown[1][of_b]
     boxes, scores = (max((x[of_a] - y[of_b]).abs().flatten().tolist(), default=0.)
                      for x, y in ((a.bboxes, b.bboxes), (a.scores, b.scores)))
-    vanish, appear = (int(one.sum() - both.sum()) for one in shown)
+    vanish, appear = (int(scored.sum() - both.sum()) for scored in shown)
     relabeled = int((both & ~alike[of_a, of_b]).sum())
     same = state_digest(tensors(a)) == state_digest(tensors(b))
     text = 'same bits' if same else (

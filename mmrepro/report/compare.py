@@ -17,8 +17,8 @@ from .comparison import (
     columns,
     compare_paths,
     differing_parts,
+    has_objects,
     is_known,
-    says_something,
 )
 from .plots import PLOTS
 from .report import Figure, Report, Table
@@ -62,7 +62,7 @@ def report_of(comparison: Comparison, tolerance: Tolerance | None = None) -> Rep
         tables += _columns('loss', comparison.losses)
     if not comparison.equal or any(comparison.lone_vals):
         tables += _columns('metric', {name: column for name, column in comparison.vals.items()
-                                      if says_something(column)}, comparison.lone_vals)
+                                      if has_objects(column)}, comparison.lone_vals)
     if comparison.weights:
         tables.append(_weights(comparison))
     if tolerance is not None:

@@ -236,7 +236,7 @@ def columns(a: dict[int, dict[str, float]],
     return shared
 
 
-def says_something(column: Column) -> bool:
+def has_objects(column: Column) -> bool:
     """Whether a metric has another value than COCO's for "no such object"."""
     return any(value != NOT_COUNTED for value in (*column.a, *column.b))
 

@@ -15,7 +15,7 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from ..errors import MissingPackageError
-from .comparison import NOT_COUNTED, Column, Comparison, says_something
+from .comparison import NOT_COUNTED, Column, Comparison, has_objects
 
 # Okabe and Ito's colors (jfly.uni-koeln.de/color), told apart with any color vision
 A, B, DIFFERENCE, INK, SOFT = '#0072B2', '#D55E00', '#009E73', '#22272e', '#8b949e'
@@ -182,7 +182,7 @@ def loss_differences(comparison: Comparison) -> bytes | None:
 
 def metrics(comparison: Comparison) -> bytes | None:
     """Draw the metrics of the validations."""
-    names = [name for name, column in comparison.vals.items() if says_something(column)][:6]
+    names = [name for name, column in comparison.vals.items() if has_objects(column)][:6]
     if not names:
         return None
     with figure(figsize=(8, 3.4)) as (fig, axes):

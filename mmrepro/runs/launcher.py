@@ -52,14 +52,15 @@ class TrainingFailed(TrainingError):
     def __init__(self, code: int, log: str) -> None:
         with open(log, encoding='utf-8', errors='replace') as file:
             lines = file.readlines()
-        self.finding, self.refusal = _told(lines, FINDING), _told(lines, REFUSAL)
+        self.finding = _message_with_prefix(lines, FINDING)
+        self.refusal = _message_with_prefix(lines, REFUSAL)
         super().__init__(
             f'{self.finding or "".join(lines[-LOG_TAIL:])}\nthe training ended with exit code '
             f'{code} ({meaning(code)}); all of its output is in {log}')
         self.code, self.log = code, log
 
 
-def _told(lines: Sequence[str], prefix: str) -> str | None:
+def _message_with_prefix(lines: Sequence[str], prefix: str) -> str | None:
     """Return the message in the first line of the output with this prefix; None without one."""
     return next((json.loads(line[len(prefix):]) for line in lines if line.startswith(prefix)),
                 None)
@@ -191,7 +192,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
     """
     running: dict[str, LaunchedTraining] = {}
 
-    def looks(run: PlannedRun) -> Iterator[None]:
+    def polls(run: PlannedRun) -> Iterator[None]:
         """Start the launches of a run one after the other, and yield while they train."""
         for launch in run.launches:
             training = running[run.name] = LaunchedTraining(launch)
@@ -200,7 +201,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int = 1,
         del running[run.name]
         done(run)
 
-    waiting = [looks(run) for run in runs]
+    waiting = [polls(run) for run in runs]
     with killed_at_exit(running):
         while waiting:
             ended = [run for run in waiting[:jobs] if next(run, True)]

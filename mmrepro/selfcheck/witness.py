@@ -178,7 +178,7 @@ class Witness:
     def _is_short(self, done: int) -> bool:
         """Whether one process tries everything at the end, as far as ``done`` iterations tell."""
         return 0 < self._total - self._first < MIN_ITERATIONS or (
-            0 < self._each(done) * self._total < SHORT_SECONDS)
+            0 < self._seconds_per_iteration(done) * self._total < SHORT_SECONDS)
 
     def _readable(self, path: str, iteration: int, number: int) -> Saved | None:
         try:
@@ -253,7 +253,7 @@ class Witness:
             self.not_tried = short[0]
         return not short
 
-    def _each(self, done: int) -> float:
+    def _seconds_per_iteration(self, done: int) -> float:
         """Return the seconds of processor time of an iteration, when ``done`` were trained."""
         return (time.process_time() - self._clock) / max(done - self._first, 1)
 
@@ -268,7 +268,7 @@ class Witness:
         first = len(ordered)
         if ends:
             ordered, first = ordered[-1:] + ordered[:-1], 1
-        room = self._room(len(complete) + self._seed_is_due, done, ends)
+        room = self._affordable_count(len(complete) + self._seed_is_due, done, ends)
         repeats = self._seed_is_due and room > first
         kept, left = ordered[:room - repeats], ordered[room - repeats:]
         self._skipped += len(left)
@@ -284,11 +284,11 @@ class Witness:
             starts.insert(0, Start(REPEATED, self._first, until, origin, other_workers=True))
         return starts
 
-    def _room(self, wanted: int, done: int, ends: bool) -> int:
+    def _affordable_count(self, wanted: int, done: int, ends: bool) -> int:
         """Return how many of ``wanted`` trainings there is time for."""
         if self._mode is True:
             return wanted
-        each = self._each(done)
+        each = self._seconds_per_iteration(done)
         start = self._cost or self._set_up + REPEATED_ITERATIONS * each  # a guess, for the first
         left = FREE_SECONDS + MAX_TIME_SHARE * each * max(self._total, done) - self._spent
         left -= self._imports
@@ -351,7 +351,7 @@ class Witness:
                          f'may be the cause: {listed(lacks)}')
             self._report(runner, text, not lacks)
             return
-        others = self._others(runner, start)
+        others = self._repeat_with_same_workers(runner, start)
         text, certain = witness_verdict.repeated_text(finding, others, start.until)
         self._report(runner, text, certain)
 
@@ -386,7 +386,7 @@ class Witness:
         self.notes.append(text.splitlines()[0])
         runner.logger.warning(text)
 
-    def _others(self, runner: Any, start: Start) -> list[Any]:
+    def _repeat_with_same_workers(self, runner: Any, start: Start) -> list[Any]:
         """Return the findings of two more processes that load with as many workers as the run."""
         findings: list[Any] = []
         lines: list[str] = []

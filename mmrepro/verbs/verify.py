@@ -195,7 +195,7 @@ SHAPE = {'runner': str, 'registered': [[str]], 'path': [str], 'folder': str,
 _SAME_BITS = 'SAME BITS: '
 
 
-class _Try(NamedTuple):
+class _Trial(NamedTuple):
     """A repetition or resume for a witness."""
     title: str
     start: Start | None
@@ -234,7 +234,7 @@ def verify_run(work_dir: str, on_progress: Callable[[str], None] = lambda text: 
         noted['path'], noted['folder'], dict(os.environ), noted['script'], noted['arguments'],
         names=noted['names'])
     metrics = witness_verdict.metrics_of(lines)
-    starts = [one.start._replace(metrics=metrics) for one in tries if one.start is not None]
+    starts = [trial.start._replace(metrics=metrics) for trial in tries if trial.start is not None]
     notes = []
     if noted['hooks']:
         notes.append('hooks that code has registered are left out: '
@@ -243,18 +243,18 @@ def verify_run(work_dir: str, on_progress: Callable[[str], None] = lambda text: 
     return _report(work_dir, tries, outcomes, notes)
 
 
-def _repetition(noted: Any, steps: set[int]) -> list[_Try]:
+def _repetition(noted: Any, steps: set[int]) -> list[_Trial]:
     title = 'repeated from the seed, with another number of workers'
     if noted['first'] != 0:
-        return [_Try(title, None, 'this run was resumed itself')]
+        return [_Trial(title, None, 'this run was resumed itself')]
     until = next((number for number in range(REPEATED_ITERATIONS) if number not in steps),
                  REPEATED_ITERATIONS)
     if until == 0:
-        return [_Try(title, None, 'its first iterations were not noted')]
-    return [_Try(title, Start('repeated', 0, until, None, other_workers=True))]
+        return [_Trial(title, None, 'its first iterations were not noted')]
+    return [_Trial(title, Start('repeated', 0, until, None, other_workers=True))]
 
 
-def _resumes(work_dir: str, steps: set[int]) -> list[_Try]:
+def _resumes(work_dir: str, steps: set[int]) -> list[_Trial]:
     """Return the checkpoints in a work directory, in the order of their iterations."""
     found = []
     for name in os.listdir(work_dir):
@@ -266,19 +266,19 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Try]:
             content = load(path, mapped=True)
             iteration = content['meta']['iter']
         except (CheckpointError, KeyError, TypeError) as error:
-            found.append((0, _Try(title, None, f'it cannot be read: {error}')))
+            found.append((0, _Trial(title, None, f'it cannot be read: {error}')))
             continue
         problem = lacks(content)
         behind = [step for step in range(iteration, iteration + RESUMED_ITERATIONS)
                   if step in steps]
         if problem is not None:
-            found.append((iteration, _Try(title, None, problem)))
+            found.append((iteration, _Trial(title, None, problem)))
         elif not behind:
-            found.append((iteration, _Try(title, None, 'no iteration behind it was noted')))
+            found.append((iteration, _Trial(title, None, 'no iteration behind it was noted')))
         else:
-            found.append((iteration, _Try(title, Start(
+            found.append((iteration, _Trial(title, Start(
                 f'resumed{len(found)}', iteration, behind[-1] + 1, os.path.abspath(path)))))
-    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+    return [trial for _, trial in sorted(found, key=lambda pair: pair[0])]
 
 
 def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dict[str, str],
@@ -313,23 +313,23 @@ def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dic
         process.kill()
 
 
-def _report(work_dir: str, tries: list[_Try], outcomes: dict[str, str], notes: list[str]
+def _report(work_dir: str, tries: list[_Trial], outcomes: dict[str, str], notes: list[str]
             ) -> Report:
     rows, styles, different, same = [], [], [], []
-    for one in tries:
-        outcome = one.why_not if one.start is None else outcomes[one.start.name]
-        if one.start is None or outcome.startswith('not compared'):
-            rows.append((one.title, outcome))
+    for trial in tries:
+        outcome = trial.why_not if trial.start is None else outcomes[trial.start.name]
+        if trial.start is None or outcome.startswith('not compared'):
+            rows.append((trial.title, outcome))
             styles.append('soft')
         elif outcome:
-            rows.append((one.title, f'DIFFERENT  {outcome.splitlines()[0]}'))
+            rows.append((trial.title, f'DIFFERENT  {outcome.splitlines()[0]}'))
             styles.append('bad')
             different.append(outcome)
         else:
-            rows.append((one.title, f'equal, iterations {one.start.begin} to '
-                         f'{one.start.until - 1}'))
+            rows.append((trial.title, f'equal, iterations {trial.start.begin} to '
+                         f'{trial.start.until - 1}'))
             styles.append('good')
-            same.append(one.title)
+            same.append(trial.title)
     code, verdict = DONE, f'{_SAME_BITS}{len(same)} of {len(tries)} were compared'
     if different:
         code, verdict = DIFFERENT, '\n'.join([

@@ -25,7 +25,7 @@ BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
 _SUM = dist.ReduceOp.SUM
 
 
-def _uses(flat: Tensor) -> Any:
+def _reference_count(flat: Tensor) -> Any:
     """Count the references to the memory of a tensor."""
     # torch 2.1 has no use count: the memory counts as shared
     count = getattr(torch._C, '_storage_Use_Count', lambda pointer: object())
@@ -38,11 +38,11 @@ class _Row:
     def __init__(self, bucket: _Bucket) -> None:
         self.flat = bucket.like.new_zeros(bucket.size + bucket.rest)
         self.views = bucket.split(self.flat)
-        self._uses = _uses(self.flat)
+        self._references = _reference_count(self.flat)
 
     def is_free(self) -> bool:
         """Whether no gradient is a view of the memory."""
-        return bool(_uses(self.flat) == self._uses)
+        return bool(_reference_count(self.flat) == self._references)
 
 
 class _Bucket:
@@ -57,7 +57,7 @@ class _Bucket:
     """
 
     def __init__(self, tensors: dict[int, Tensor], processes: int, nodes: int) -> None:
-        self.numbers, self._shapes = list(tensors), [one.shape for one in tensors.values()]
+        self.numbers, self._shapes = list(tensors), [tensor.shape for tensor in tensors.values()]
         self.size = sum(shape.numel() for shape in self._shapes)
         self.rest = -self.size % processes  # each process adds up a part of the same size
         self.like = next(iter(tensors.values())).detach()
@@ -111,7 +111,7 @@ class GradientSums:
 
     def open(self, tensors: Sequence[Tensor]) -> None:
         """Take on the gradients of a pass, which are like ``tensors``; every rank calls it."""
-        kinds = [(one.shape, one.dtype, one.device) for one in tensors]
+        kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
         if self._trees and kinds != self._kinds:
             raise CollectiveMismatch('the trainable parameters of this rank have other shapes or '
                                      'types than those of another rank')
@@ -134,7 +134,7 @@ class GradientSums:
             tensor = tensors[number]
             group = filling.get((tensor.dtype, tensor.device))
             if group is None or sum(
-                    one.numel() * one.element_size() for one in group.values()) >= BUCKET:
+                    member.numel() * member.element_size() for member in group.values()) >= BUCKET:
                 group = filling[tensor.dtype, tensor.device] = {}
                 groups.append(group)
             group[number] = tensor
@@ -354,7 +354,7 @@ class VirtualDataParallel(nn.Module):
         # without the graph that create_graph=True gives it
         self._sums.put(self._group.rank(), number, gradient.detach(), 1. / self._group.size())
 
-    def _rest(self) -> Tensor:
+    def _move_remaining(self) -> Tensor:
         """Move the remaining gradients; return which parameters have one."""
         for number in list(self._missing):
             self._move_gradient(number)
@@ -373,7 +373,8 @@ class VirtualDataParallel(nn.Module):
         self._views = self.sharing is not None and self.sharing.views
         self._sums.coming += 1
         *means, counts = self._group.meet(
-            f'the average of {len(self._trained)} gradients', self._rest, lambda: self._sums)
+            f'the average of {len(self._trained)} gradients', self._move_remaining,
+            lambda: self._sums)
         taken: set[int] = set()
         for parameter, mean, count in zip(self._trained, means, counts.tolist()):
             if count and self._views:

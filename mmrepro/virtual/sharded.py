@@ -152,7 +152,7 @@ class Sharding:
                 value.grad = None
 
     @contextmanager
-    def whole(self, folder: str | None) -> Iterator[Callable[[], None]]:
+    def gathered(self, folder: str | None) -> Iterator[Callable[[], None]]:
         """Gather weights and the optimizer's state: rank 0 saves them inside of the block.
 
         A collective operation. Tensors are gathered one at a time.
@@ -170,8 +170,9 @@ class Sharding:
         divided = [*weights_of, *(value for state in states_of for value in state.values())]
         with TensorFile(folder if is_main_process() else None,
                         filter(is_sharded, divided)) as file:
-            weights = {id(value): _kept(value, file) for value in weights_of if is_sharded(value)}
-            states = [{key: _kept(value, file) for key, value in state.items()}
+            weights = {id(value): _gathered_on_rank_0(value, file)
+                       for value in weights_of if is_sharded(value)}
+            states = [{key: _gathered_on_rank_0(value, file) for key, value in state.items()}
                       for state in states_of]
             with self._shown(weights, states) if is_main_process() else nullcontext():
                 yield file.let_go
@@ -194,7 +195,7 @@ class Sharding:
             yield
 
 
-def _kept(value: Any, file: TensorFile) -> Any:
+def _gathered_on_rank_0(value: Any, file: TensorFile) -> Any:
     """Return all of a divided tensor on rank 0, in the file; others as they are. Collective."""
     if not is_sharded(value):
         return value
@@ -276,10 +277,10 @@ def gathered_weights(runner: Any, folder: str | None
                      ) -> AbstractContextManager[Callable[[], None]]:
     """Let rank 0 see whole weights in state dicts inside the block; collective if divided.
 
-    Arguments and value are those of :meth:`Sharding.whole`.
+    Arguments and value are those of :meth:`Sharding.gathered`.
     """
     sharding = getattr(runner.model, 'sharding', None)
-    return nullcontext(lambda: None) if sharding is None else sharding.whole(folder)
+    return nullcontext(lambda: None) if sharding is None else sharding.gathered(folder)
 
 
 ALIGNMENT = 64  # bytes at which a tensor begins
