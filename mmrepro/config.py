@@ -40,7 +40,7 @@ _UNUSED_STREAMS: dict[str, Sequence[str] | None] = {'mmengine': None, 'worker': 
 
 @dataclass(frozen=True)
 class Numerics:
-    """How numbers are computed; None leaves a setting as the libraries have it.
+    """Settings of numerics; None leaves a setting as the libraries have it.
 
     Attributes:
         cpu: 'avx2': all libraries use AVX2 and nothing above it, so that CPUs of one maker with and
@@ -69,7 +69,7 @@ class Numerics:
 
 @dataclass(frozen=True)
 class SelfChecks:
-    """How a run with ``deterministic=True`` checks its own bits.
+    """The self-checks of a run with ``deterministic=True``.
 
     Attributes:
         samples: load at least one of so many samples twice; 0: none.

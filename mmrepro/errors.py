@@ -199,7 +199,7 @@ MEANINGS = {
 
 
 def meaning(code: int) -> str:
-    """Return what an exit code says; a negative code is the number of a signal.
+    """Return the meaning of an exit code; a negative code is the number of a signal.
 
     >>> meaning(-9), meaning(-40)
     ('killed by SIGKILL', 'killed by signal 40')

@@ -82,7 +82,7 @@ def accumulation(s: Subject) -> Hits:
 
 
 def _argument(part: Part, cls: type, name: str) -> Any:
-    """Return what a class is built with: of the config, or the default of its constructors."""
+    """Return an argument of a class: from the config, or the default of its constructors."""
     constructors = [vars(base)['__init__'] for base in cls.__mro__ if '__init__' in vars(base)]
     defaults = (inspect.signature(constructor).parameters.get(name)
                 for constructor in constructors)

@@ -317,7 +317,7 @@ def _changes(code: Running) -> Iterator[Hit]:
 
 
 def _changed(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, str, bool]]:
-    """Yield what a function changes, with its path, and whether that is in place."""
+    """Yield the values that a function changes, with their paths, and whether in place."""
     for node in ast.walk(function):
         targets = [(target, isinstance(node, ast.AugAssign)) for target, _ in assignments(node)]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) \

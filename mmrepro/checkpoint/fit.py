@@ -365,7 +365,7 @@ class Compatibility:
         self._at_the_start = parts_of(runner)
 
     def check_set_up(self, runner: Any) -> None:
-        """Compare what hooks set up, before the first step of the resumed training.
+        """Compare the parts that hooks set up, before the first step of the resumed training.
 
         A hook may change a part when its epoch begins, and the checkpoint may be of before or
         after that: a part fits if it does so at the start of the training, or now.

@@ -28,7 +28,7 @@ from . import kept_attributes
 
 
 def local_state(runner: Any, missing: list[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return what no ``state_dict`` of rank 0 holds, ``{part: {name: value}}``.
+    """Return the state that no ``state_dict`` of rank 0 holds, ``{part: {name: value}}``.
 
     ``missing`` gets the attributes to keep that objects do not have.
     """

@@ -382,10 +382,10 @@ class Resume:
                 and _validates_here(runner, self._cursor))
 
     def check_set_up(self, runner: Any) -> None:
-        """Compare what hooks have set up, before a step; does so once.
+        """Compare the parts that hooks have set up, before the first step.
 
         Raises:
-            ResumeError: it is not what the resumed run had, with ``resume_strict``.
+            ResumeError: they differ from those of the resumed run, with ``resume_strict``.
         """
         if self._compatibility is not None:
             self._compatibility.check_set_up(runner)

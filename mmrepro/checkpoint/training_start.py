@@ -131,8 +131,8 @@ class TrainingStart:
             still = set(determinism.unwritten(unwrap(runner.model)))
             names = [name for name in self._unwritten if name in still]
             text = (f'{listed(names)} of {type(unwrap(runner.model)).__name__}: nothing has '
-                    'initialized these weights (torch.empty, torch.Tensor(size)), they are what '
-                    'was in memory before. Write them in __init__ or in init_weights')
+                    'initialized these weights (torch.empty, torch.Tensor(size)), they hold '
+                    'the old content of the memory. Write them in __init__ or in init_weights')
             if names and self._config.deterministic is True:
                 raise RandomnessError(text)
             if names:

@@ -190,7 +190,7 @@ class DatasetSnapshot:
         return None if same else next((change.path for change in self.changes()), None)
 
     def changes(self) -> Iterator[Change]:
-        """Yield what has changed."""
+        """Yield the changes."""
         for number, thing, before in zip(self._dict_numbers, self._dicts, self._copies):
             if not _equal(before, thing):
                 yield from self._changes_in_dict(number, before, thing)

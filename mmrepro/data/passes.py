@@ -191,7 +191,7 @@ def judge_disputed(loader: Any, judge: Callable[[Disputed], None] | None) -> Non
 
 
 class DataCursor(NamedTuple):
-    """How far a run is in its data: pass over the data, and batches of that pass that are done."""
+    """The position of a run in its data: the pass, and the batches of it that are done."""
     epoch: int
     batches: int
 

@@ -154,7 +154,7 @@ def combine_of(op: Any) -> Combine:
 
 
 def finish_of(op: Any, leaves: int) -> Callable[[Tensor], Tensor]:
-    """Return what is applied to the root: ``AVG`` divides the sum by the number of leaves."""
+    """Return the function that is applied to the root: ``AVG`` divides by the number of leaves."""
     if op == _Op.AVG:
         return lambda root: root.div_(leaves)
     return lambda root: root

@@ -126,7 +126,7 @@ class _Process:
 
 
 def _store() -> Any:
-    """Return what all processes of the run can read and write; None: there is no such thing."""
+    """Return the store that all processes of the run can read and write; None without one."""
     store = c10d._get_default_store()
     inner = store
     while hasattr(inner, 'underlying_store'):

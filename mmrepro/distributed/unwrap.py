@@ -87,9 +87,9 @@ def held_averages(hooks: Iterable[Any]) -> dict[str, BaseAveragedModel]:
 
 
 def nested_items(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """Yield what a value holds by path, if it is a list, tuple or dict, also of such; else itself.
+    """Yield the items of nested lists, tuples and dicts by path; another value yields itself.
 
-    Long ones hold annotations, and yield nothing.
+    Long containers hold annotations, and yield nothing.
     """
     if not has_class(value):
         return

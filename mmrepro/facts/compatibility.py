@@ -174,7 +174,7 @@ _UNKNOWN = ('unavailable', 'mmcv is not in use')
 
 
 def severity(name: str, facts: Mapping[str, Any]) -> str:
-    """Return what would follow if the fact ``name`` changed: one of :data:`SEVERITIES`."""
+    """Return the severity of a change of the fact ``name``: one of :data:`SEVERITIES`."""
     return _judged(_rule(name), facts)[0]
 
 

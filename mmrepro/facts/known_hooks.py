@@ -98,7 +98,7 @@ def is_watching(name: str, facts: Mapping[str, Any]) -> bool:
 
 
 def _ends_with_the_training(name: str, facts: Mapping[str, Any]) -> str:
-    """Return what may depend on where the training ends because of a setting; ''."""
+    """Return the part that a setting may make depend on the end of the training, or ''."""
     value, (hook, kind) = facts[name], _hook(name, facts)
     setting = name.removeprefix('config.')
     if hook and kind is not None:

@@ -1,4 +1,4 @@
-"""What another version of a library changes in the parts of a config, as it was measured.
+"""Measured changes of another version of a library, by the parts of a config.
 
 ``measured.json`` is made by ``python -m dev.versions``. For each package it holds the versions
 that were measured, oldest first, and for each part (a transform, say) and each of its outputs the
@@ -43,7 +43,7 @@ _TO_FLOAT32 = ('PhotoMetricDistortion', 'Normalize')
 
 
 class Effect(NamedTuple):
-    """What a package changes between two versions, by the parts of a config.
+    """The changes of a package between two versions, by the parts of a config.
 
     ``changed`` are parts, with those of their outputs that differ. Of ``equal`` parts, all outputs
     that the config has were measured as equal. ``unknown`` parts were not measured at this pair of
@@ -59,7 +59,7 @@ class Effect(NamedTuple):
         return not self.changed and not self.unknown
 
     def text(self) -> str:
-        """Say what was measured, in one line."""
+        """Return the measurement in one line."""
         said = ('other results from', self.changed), ('the same from', self.equal), (
             'not measured:', self.unknown)
         return '; '.join(f'{words} {listed(names, 8)}' for words, names in said if names)
@@ -72,7 +72,7 @@ class _Part(NamedTuple):
 
 
 def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effect | None:
-    """Return what changes between two versions of ``package`` in the configs of runs.
+    """Return the changes between two versions of ``package`` in the configs of runs.
 
     Args:
         package: its name among the facts, without ``version.``.
@@ -208,7 +208,7 @@ def _transforms(facts: Mapping[str, Any]) -> Iterator[_Part]:
 
 
 def _parts(facts: Mapping[str, Any], prefixes: tuple[str, ...]) -> Iterator[_Part]:
-    """Yield what has a type in the settings whose names begin with one of ``prefixes``."""
+    """Yield the parts with a type in the settings whose names begin with one of ``prefixes``."""
     types = {name.rpartition('.')[0]: value.rpartition('.')[2] for name, value in facts.items()
              if name.startswith(prefixes) and name.endswith('.type') and isinstance(value, str)}
     settings: dict[str, dict[str, Sequence[Any]]] = {path: {} for path in types}

@@ -121,7 +121,7 @@ def _digest(file: str, loader: Any = None) -> str:
 
 
 def _content(file: str, loader: Any = None) -> bytes | None:
-    """Return what is in a file, which may lie in a zip file; None if there is no such file."""
+    """Return the content of a file, which may lie in a zip file; None if there is no such file."""
     try:
         with open(file, 'rb') as opened:
             return opened.read()

@@ -56,7 +56,8 @@ def training_data(dataset: Any) -> dict[str, Any]:
 
 
 def training_facts(dataset: Any) -> dict[str, Any]:
-    """Return what a resume compares: numbers and strings, whatever folder the data lie in.
+    """Return the facts that a resume compares, numbers and strings, whatever folder the data lie
+    in.
 
     Annotations that are no local file, and images beyond :data:`MAX_LISTED`, are left out.
     """

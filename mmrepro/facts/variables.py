@@ -74,7 +74,8 @@ def share() -> None:
 
 
 def reads() -> list[Read]:
-    """Return what code outside of libraries has read until now, here and in forked workers."""
+    """Return the variables that code outside of libraries has read until now, also in forked
+    workers."""
     from ..util.libraries import is_code_of_user  # it is not needed to note a read
     found = list(_reads.values())
     if _shared is not None:

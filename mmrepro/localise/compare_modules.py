@@ -40,7 +40,7 @@ GROWTH = 10.  # rounding grows from module to module, but by no such factor in o
 
 
 class ModuleRecord(NamedTuple):
-    """What a module was given, or what it returned. The first four fields say which."""
+    """An input or output of a module. The first four fields say which."""
     mode: str  # of the model
     module: str  # path; '' for the model
     call: int  # number of the call of the module in this mode
@@ -89,7 +89,8 @@ def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: st
     found, compared, largest = _first_difference(_events(first), _events(second), tolerance)
     tables = [_outcomes(name, first[name], second[name]) for name in ('losses', 'predictions')]
     if found is None and largest > tolerance:
-        found = f'no module stands out: it grows from module to module, up to {largest:.2g}'
+        found = ('no module stands out: the difference grows from module to module, up to '
+                 f'{largest:.2g}')
     verdict = f'DIFFERENT: {found}' if found else (
         f'NOTHING DIFFERS: {compared} inputs and outputs of modules '
         + (f'are at most {largest:.2g} apart' if largest else 'have the same values'))
@@ -134,7 +135,8 @@ def _events(recording: Any) -> list[ModuleRecord]:
 
 def _first_difference(a: Sequence[ModuleRecord], b: Sequence[ModuleRecord], tolerance: float
                       ) -> tuple[str | None, int, float]:
-    """Return what differs first, how many inputs and outputs agree, and their largest distance."""
+    """Return the first difference, how many inputs and outputs agree, and their largest
+    distance."""
     others = {event[:4]: event for event in b}
     found = first_apart(((number, _distance(event, others.get(event[:4])))
                          for number, event in enumerate(a)), tolerance, GROWTH)
@@ -200,7 +202,7 @@ ROUNDING = 8 * torch.finfo(torch.float32).eps  # of a relative difference: units
 
 def recorded_outputs(run: Callable[[], Any], paths: Mapping[Any, str]
                      ) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
-    """Return what ``run`` returns, and path and output of the modules in the order of calls."""
+    """Return the result of ``run``, and path and output of the modules in the order of calls."""
     records: list[tuple[str, torch.Tensor]] = []
 
     def keep(module: Any, args: Any, result: Any) -> None:
@@ -283,7 +285,7 @@ class FirstApart(NamedTuple):
 
 def first_apart(distances: Iterable[tuple[Any, float]], tolerance: float,
                 growth: float = 0.) -> FirstApart:
-    """Find the first place whose distance is more than rounding.
+    """Find the first place whose distance exceeds rounding.
 
     Args:
         distances: places and relative distances, in the order of execution.

@@ -74,7 +74,7 @@ def dicts(value: Any) -> Iterator[Any]:
 
 
 class GeneratorKind(NamedTuple):
-    """How to change one class of generators in place."""
+    """The functions that change one class of generators in place."""
     cls: type
     seed: Callable[[Any, Any], Any]  # takes the :class:`mmrepro.seeds.Seeds` of a stream
     read: Callable[[Any], Any]
@@ -343,7 +343,7 @@ def _inside_object(thing: Any, path: str) -> Iterator[Named]:
 
 
 def direct_references(thing: Any, path: str) -> Iterable[Named]:
-    """Return what a thing holds, each with its path."""
+    """Return the values that a thing holds, each with its path."""
     if isinstance(thing, types.FunctionType):
         return _inside_function(thing, path)
     if isinstance(thing, (types.MethodType, types.BuiltinMethodType)):
@@ -357,8 +357,8 @@ def direct_references(thing: Any, path: str) -> Iterable[Named]:
 
 
 def indirect_references(thing: Any, path: str) -> Iterator[Named]:
-    """Yield what a thing reaches beside what it holds: through decorators, methods of any kind,
-    slots, class attributes, and what its functions name in other modules of the user.
+    """Yield values that a thing reaches beside those that it holds: through decorators, methods of
+    any kind, slots, class attributes, and names of its functions in other modules of the user.
     """
     if isinstance(thing, types.FunctionType):
         yield from items(vars(thing), path, attributes=True)

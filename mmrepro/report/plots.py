@@ -94,7 +94,7 @@ class Drawing(bytes):
 
 
 def png(fig: Any) -> Drawing:
-    """Return what a figure looks like."""
+    """Return the figure as the bytes of a PNG file."""
     files = {}
     for kind, metadata in (('png', 'Software'), ('svg', 'Date')):
         buffer = io.BytesIO()

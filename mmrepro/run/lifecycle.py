@@ -1,4 +1,4 @@
-"""What mmrepro does in a run, from its first moment to its last, in order.
+"""The actions of mmrepro in a run, from its first moment to its last, in order.
 
 :class:`mmrepro.ReproRunner` calls the method of each moment. Methods with the name of an event of
 MMEngine are generators: the code before ``yield`` runs before all hooks of the event, the code

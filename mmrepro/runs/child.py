@@ -22,7 +22,7 @@ REFUSAL = '@mmrepro-refusal '
 
 
 class Training(NamedTuple):
-    """What to train, and how far."""
+    """The config to train, and the iterations."""
     config: str  # path
     work_dir: str | None = None  # instead of the config's
     settings: dict[str, Any] = {}  # changes of the config, by dotted key

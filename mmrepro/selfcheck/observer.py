@@ -108,7 +108,7 @@ class Observer:
             owner, **{name: partial(watched, getattr(owner, name))}))
 
     def finish(self) -> None:
-        """Digest what the pass has computed, once: at its end or at the optimizer."""
+        """Digest the losses and gradients of the pass, once: at its end or at the optimizer."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is None:
             return

@@ -48,7 +48,7 @@ class Registered(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How to build a run again.
+    """The inputs from which a run is built again.
 
     Attributes:
         runner: 'module:qualified name' of the runner's class.

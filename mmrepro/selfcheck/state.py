@@ -47,7 +47,7 @@ MACHINERY = ('_modules', '_non_persistent_buffers_set', '_is_full_backward_hook'
 
 
 class _Kind(NamedTuple):
-    """How to read and write the content of one kind of object in place."""
+    """The functions that read and write the content of one kind of object in place."""
     cls: tuple[type, ...]
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], Any] | None  # None: attributes are written one by one
@@ -318,7 +318,8 @@ def _saves_by_code(module: nn.Module) -> bool:
 
 
 def _saved(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a module's own code saves beside its parameters and buffers, and metadata."""
+    """Return the state that a module's own code saves beside parameters and buffers, and
+    metadata."""
     state: dict[str, Any] = {}
     metadata = dict(version=module._version)
     module._save_to_state_dict(state, '', False)

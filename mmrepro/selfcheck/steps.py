@@ -72,7 +72,7 @@ class StepCheck:
 
     @large_blocks_apart()
     def __call__(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what ``step``, the model's ``train_step``, returns.
+        """Return the result of ``step``, the model's ``train_step``.
 
         Raises:
             StepDiffersError: on every rank, if the bits of a pass differ on one of them.

@@ -134,7 +134,7 @@ class Witness:
 
     @property
     def recipe(self) -> Recipe | str:
-        """How to build the runner again, or why that cannot be done."""
+        """The recipe to build the runner again, or why that cannot be done."""
         return self._recipe
 
     def add_hooks(self, hooks: list[Any]) -> None:
@@ -219,7 +219,7 @@ class Witness:
         try:
             self._process = self._started(runner, starts, quiet=not ends)
         except (OSError, pickle.PicklingError, AttributeError, TypeError) as error:
-            self.not_tried = f'it could not be started: {type(error).__name__}: {error}'
+            self.not_tried = f'the witness could not be started: {type(error).__name__}: {error}'
             self.close()
 
     def _started(self, runner: Any, starts: list[Start], quiet: bool) -> WitnessProcess:

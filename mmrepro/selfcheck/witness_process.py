@@ -140,8 +140,8 @@ class WitnessProcess:
                 found.append(Result(**read_json(path, RunError)))
             else:
                 code = self._process.returncode
-                found.append(Result(start.name, f'it ended with exit code {code}: {self._tail()}',
-                                    '', 0))
+                found.append(Result(
+                    start.name, f'its process ended with exit code {code}: {self._tail()}', '', 0))
         return found
 
     def _tail(self) -> str:

@@ -66,7 +66,7 @@ _STOCK = '_mmrepro_stock'  # the class of before, unless it is given another nam
 
 
 def extend(obj: Any, methods: Mapping[str, Any], prefix: str = '', stock: str = _STOCK) -> None:
-    """Move an object to a subclass of its own class; one that was moved before stays as it is.
+    """Move an object to a subclass of its own class; an object that was moved before stays.
 
     Args:
         obj: the object.

@@ -1,4 +1,4 @@
-"""What decides about bits on this machine: hardware, versions, settings, packages, operators.
+"""Report what decides about bits on this machine: hardware, versions, packages, operators.
 
 Names of hosts and users stay out.
 """

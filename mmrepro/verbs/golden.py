@@ -133,7 +133,7 @@ def check_goldens(configs: Sequence[str] = (), *, goldens: str = GOLDENS, missin
 
 
 class GoldenRecipe(NamedTuple):
-    """What is trained. Paths are relative to the folder in which the command is started."""
+    """The training of a golden. Paths are relative to the folder in which the command starts."""
     config: str
     iterations: int
     level: str = 'step'  # of the fingerprints
@@ -397,7 +397,7 @@ class KeptBits:
                 f'{again}')
 
     def missing(self) -> str:
-        """Return what a test that has ended did not compare; '' for nothing."""
+        """Return the calls that a finished test did not compare, as text; '' for none."""
         kept = self._read()['bits'].get(class_name(_facts_here()), {}).get(self.test, [])
         return '' if len(self._calls) >= len(kept) else (
             f'same_bits was called {len(self._calls)} times in {self.test}, and {self.path} has '

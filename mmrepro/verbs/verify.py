@@ -166,8 +166,8 @@ def _cause(results: Sequence[VariationResult], work_dir: str, iterations: int,
     name = first.name
     # both runs of a variation with `only` differ by design from iteration 0 on
     if VARIATIONS[name].prepare or VARIATIONS[name].elsewhere or VARIATIONS[name].only:
-        print(f'\n{name}: mmrepro localise cannot repeat what surrounds this run; the first field '
-              f"that differs says where to look ({page('how-to/my-runs-differ.md')})",
+        print(f'\n{name}: mmrepro localise cannot repeat the surroundings of this run; the field '
+              f"that differs first says where to look ({page('how-to/my-runs-differ.md')})",
               file=sys.stderr)
         return None
     reference, run = (os.path.join(work_dir, which) for which in (first.reference, name))
@@ -266,7 +266,7 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Trial]:
             content = load(path, mapped=True)
             iteration = content['meta']['iter']
         except (CheckpointError, KeyError, TypeError) as error:
-            found.append((0, _Trial(title, None, f'it cannot be read: {error}')))
+            found.append((0, _Trial(title, None, f'the file cannot be read: {error}')))
             continue
         problem = lacks(content)
         behind = [step for step in range(iteration, iteration + RESUMED_ITERATIONS)
@@ -274,7 +274,8 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Trial]:
         if problem is not None:
             found.append((iteration, _Trial(title, None, problem)))
         elif not behind:
-            found.append((iteration, _Trial(title, None, 'no iteration behind it was noted')))
+            found.append((iteration, _Trial(
+                title, None, 'no iteration after the checkpoint was noted')))
         else:
             found.append((iteration, _Trial(title, Start(
                 f'resumed{len(found)}', iteration, behind[-1] + 1, os.path.abspath(path)))))

@@ -35,13 +35,13 @@ def library() -> Any:
 
 
 def problem() -> str:
-    """Return what this release of torch lacks; '' for nothing."""
+    """Return the names that this release of torch lacks, as text; '' for none."""
     missing = [name for name in OF_TORCH if not hasattr(library().FSDPModule, name)]
     return _unknown([f'FSDPModule.{name}' for name in missing]) if missing else ''
 
 
 def remark() -> str:
-    """Return that this release of torch was not tried; '' if it was."""
+    """Return a warning if this release of torch was not tried, else ''."""
     if '.'.join(torch.__version__.split('.')[:2]) in TRIED:
         return ''
     return (f'sharded weights were tried with torch {listed(TRIED)}, and this is torch '

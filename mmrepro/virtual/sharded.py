@@ -137,7 +137,7 @@ class Sharding:
         self._sums.hide()
 
     def end_backward(self, average: bool) -> None:
-        """Show what this rank has added up; or drop the gradients that no rank has computed."""
+        """Show the sums of this rank, or drop the gradients that no rank has computed."""
         if not average:
             self._sums.show_all()
             return

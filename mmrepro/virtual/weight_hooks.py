@@ -21,7 +21,7 @@ from .fsdp2 import is_sharded, part_of, whole_tensor
 
 
 class Adapter(NamedTuple):
-    """How a hook that changes weights takes part."""
+    """The functions by which a hook that changes weights takes part."""
     problem: Callable[[Any], str]  # returns why the hook cannot take part; ''
     # replaces methods of the hook, given a Member of :mod:`.shared_weights` and whether it is the
     # owner: the hook of the owner changes what is shared, those of other ranks leave it alone

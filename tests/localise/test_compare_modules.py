@@ -105,7 +105,7 @@ def test_a_difference_within_the_tolerance_is_said_to_be_one(capsys, monkeypatch
                         lambda a, b, tolerance: (None, 24, .5))
     code, verdict, *_ = traced(capsys, *words)
     assert code == 1 and verdict == (
-        'DIFFERENT: no module stands out: it grows from module to module, up to 0.5')
+        'DIFFERENT: no module stands out: the difference grows from module to module, up to 0.5')
 
 
 def test_another_interpreter_needs_no_mmrepro_and_its_difference_is_named(capsys):

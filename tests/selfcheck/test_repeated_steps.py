@@ -98,7 +98,7 @@ def test_several_optimizers(tmp_path):
     assert checked == plain and plain[1] == 12
     log, = (tmp_path / '1').glob('*/*.log')
     text = log.read_text()
-    assert 'Players has a train_step of its own: what comes before its first' in text
+    assert 'Players has a train_step of its own: only the part before its first' in text
     assert 'and 12 steps were repeated: same bits' in text
 
 

@@ -408,7 +408,7 @@ def test_verify_repeats_a_run_that_has_ended(base, tmp_path):
     assert report.exit_code == 0, str(report)
     assert [row['outcome'] for row in report.data['tries']] == [
         'equal, iterations 0 to 3', 'equal, iterations 4 to 5', 'equal, iterations 8 to 9',
-        'no iteration behind it was noted']
+        'no iteration after the checkpoint was noted']
     assert before == sorted((path, path.stat().st_mtime_ns) for path in base.rglob('*'))
 
 
@@ -564,7 +564,7 @@ def test_a_witness_that_is_killed_ends_no_run(tmp_path, monkeypatch):
         os.killpg(self._process.pid, signal.SIGKILL)
     monkeypatch.setattr(WitnessProcess, '__init__', killed)
     train(config(tmp_path))
-    assert 'it ended with exit code -9' in log_of(tmp_path).splitlines()[-1]
+    assert 'its process ended with exit code -9' in log_of(tmp_path).splitlines()[-1]
 
 
 def test_imports_are_paid_once_for_all_checkpoints_of_a_process(monkeypatch):

@@ -88,7 +88,7 @@ def _function(name: str) -> list[Tensor]:
 
 
 def _rows() -> dict[str, Callable[[], Sequence[Tensor]]]:
-    """Return what is computed, by name."""
+    """Return the computations, by name."""
     x = numbers(6, 40, scale=8.)
     image = numbers(2, 8, 9, 11)
     return {
@@ -174,7 +174,7 @@ def answers(version: str = torch.__version__) -> dict[str, str]:
 
 @functools.cache
 def check() -> None:
-    """Compare what this CPU computes with what is known.
+    """Compare the results of this CPU with the recorded digests.
 
     Raises:
         DeterminismError: a result differs; names it.

@@ -51,7 +51,7 @@ def version() -> str | None:
 
 
 def requirement() -> str:
-    """Return what these kernels lack here, as a sentence; '' if nothing."""
+    """Return the requirement that these kernels lack here, as a sentence, or ''."""
     found = version()
     if found is None:
         return ('the package triton is not installed; it comes with the CUDA builds of torch: '

@@ -204,7 +204,7 @@ _REAL = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 class _Faults(NamedTuple):
-    """What kernels found wrong with RoIs: too high an image, one below 0, too many samples."""
+    """Faults of RoIs that kernels found: image index too high, below 0, too many samples."""
 
     found: Tensor
     seen: Tensor  # a copy on the host, that arrives when the device is there

@@ -23,8 +23,8 @@ from ...util.scoped import around_next_step
 from ...util.text import listed
 
 NOT_REPEATED = 'steps are not repeated: {}'
-UNREAD = ('{}: samples that are loaded twice differ in {}. The training does not read it: losses '
-          'and gradients are the same with both')
+UNREAD = ('{}: samples that are loaded twice differ in {}. The training does not read these '
+          'fields: losses and gradients are the same with both results')
 
 
 @HOOKS.register_module()
@@ -58,8 +58,8 @@ class SelfCheckHook(Hook):
             runner.logger.warning(NOT_REPEATED.format(self._not_repeated))
         elif getattr(model_class, 'train_step', None) is not BaseModel.train_step:
             runner.logger.info(
-                f'{model_class.__name__} has a train_step of its own: what comes before its first '
-                'optimizer step is repeated')
+                f'{model_class.__name__} has a train_step of its own: only the part before its '
+                'first optimizer step is repeated')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._not_repeated:

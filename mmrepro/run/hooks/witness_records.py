@@ -309,7 +309,7 @@ def begin_witness(runner: Any, witness: Witness, records: WitnessRecords, worker
     """
     reason = ''
     if get_world_size() > 1 and current() is None:
-        reason = 'a witness is one process, and these ranks are several without virtual ranks'
+        reason = 'a witness is one process, and this run has several without virtual ranks'
     elif runner.cfg.get('compile') and hasattr(
             runner.model.train_step, '_torchdynamo_orig_callable'):
         reason = 'a second process would compile the model again'
