@@ -86,7 +86,7 @@ class RootSeed:
         return self.streams.get(stream, self.seed)
 
 
-Root = Union[int, RootSeed]  # what functions here accept
+Root = Union[int, RootSeed]  # roots that functions here accept
 
 _root: RootSeed | None = None
 _seed_of_program: int | None = None

@@ -9,7 +9,7 @@ MAY = 'may change bits'  # depends on the data, the machine or an interruption, 
 HINT = 'hint'  # runs repeat; something around them deserves attention
 SEVERITIES = (CHANGES, MAY, HINT)
 
-# what attaches mmrepro to any config that is not pure Python
+# settings that attach mmrepro to any config that is not pure Python
 TWO_LINES: dict[str, dict[str, Any]] = dict(
     custom_imports=dict(imports=['mmrepro'], allow_failed_imports=False),
     randomness=dict(seed=42, deterministic=True))

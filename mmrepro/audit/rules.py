@@ -199,7 +199,7 @@ RULES: tuple[AuditRule, ...] = (
         lambda s: s.device != 'cpu' and not checks.has_cuda(), '--device cuda',
         'no CUDA device here: judged by the tables alone'),
         why='no GPU was queried', fix='audit again on the machine that trains', link=_AUDIT),
-    # what the user's own files hold: transforms, datasets, modules, hooks, samplers
+    # the user's own files: transforms, datasets, modules, hooks, samplers
     AuditRule('foreign-generator', CHANGES, source_hits('foreign-generator'),
         why='no seed reaches it',
         fix="draw from numpy.random, random or torch's functions: each sample and step has its "

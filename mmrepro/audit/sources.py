@@ -20,7 +20,7 @@ from ..util.text import shorten
 from .findings import CHANGES, MAY
 
 # rule; which calls: None: all, False: without an argument (or with None), True: with an argument;
-# what is said of the call; full dotted names (import aliases resolved), as in `fnmatch`
+# text on the call; full dotted names (import aliases resolved), as in `fnmatch`
 CALLS: tuple[tuple[str, bool | None, str, tuple[str, ...]], ...] = (
     # generators that the operating system seeds
     ('foreign-generator', False, 'seeded by the system', (

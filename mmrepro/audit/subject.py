@@ -286,13 +286,12 @@ def _reads(source: SourceFile, running: set[ast.FunctionDef]) -> Iterator[Hit]:
 
 
 def _changes(code: Running) -> Iterator[Hit]:
-    """Yield changed variables of modules and classes, and changed attributes of hooks and the
-    like."""
+    """Yield variables of modules and classes that change, and such attributes of hooks."""
     source, cls, function = code
     body = cls.body if cls else []
     methods = [node for node in body if isinstance(node, ast.FunctionDef)]
     lost = cls is not None and not names_class(cls.name) and not source.is_repeated(cls)
-    # what a method puts back is not lost
+    # values that a method puts back are not lost
     said = {path for method in methods if method.name in _RESTORES
             for _, path, _ in _changed(method)}
     # containers of the class that no method replaces by the object's own
@@ -360,6 +359,3 @@ def _local_names(function: ast.FunctionDef) -> set[str]:
              if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     bound.difference_update(*(node.names for node in nodes if isinstance(node, ast.Global)))
     return bound | {node.arg for node in nodes if isinstance(node, ast.arg)} - lasting
-
-
-# what a training step depends on

@@ -142,7 +142,7 @@ def is_written(folder: str) -> bool:
     owner = os.path.join(folder, OWNER)
     if '://' in folder or os.environ.get(SHARE) == '1' or os.path.realpath(folder) in _owned:
         return False
-    if not os.path.exists(owner):  # nobody has trained there
+    if not os.path.exists(owner):  # no run has trained there
         return False
     file, is_ours = _opened(owner)
     with file:

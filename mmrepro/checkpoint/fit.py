@@ -38,7 +38,7 @@ from ..util.libraries import belongs_to_user
 from ..util.text import listed, qualified_name, shorten
 from .safe_loading import ADDING, safe_load
 
-# what MMEngine's ``Runner.resume`` reads; a run without it is a different run
+# parts that MMEngine's ``Runner.resume`` reads; a run without it is a different run
 PARTS = {
     'message_hub': 'no message hub (the best score, the logged values)',
     'optimizer': 'no optimizer (its momenta, its learning rates)',
@@ -47,7 +47,7 @@ PARTS = {
 _OF_RANK = {'attributes?': {str: {str: object}}, 'gradients?': {str: torch.Tensor},
             'buffers?': {str: torch.Tensor},
             'order?': {'states?': [{str: {str: object}}], 'draws?': {str: [int]}}}
-# what mmrepro reads, see docs/reference/checkpoints.md
+# parts that mmrepro reads, see docs/reference/checkpoints.md
 _SHAPE = {
     'meta': {
         'epoch': int, 'iter': int, 'mmrepro?': {

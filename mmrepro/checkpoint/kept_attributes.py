@@ -109,7 +109,7 @@ def names_class(name: str) -> bool:
 class _Attribute(NamedTuple):
     """An attribute to keep; ``owner`` None: a part on the path to it does not exist."""
     key: str  # of the object that has it
-    path: str  # that the row gives
+    path: str  # path of the attribute in the row
     owner: Any
     name: str
     row: str  # key of :data:`KEPT`

@@ -133,8 +133,7 @@ def _order(runner: Any) -> dict[str, Any]:
 
 
 def _gradients(runner: Any) -> dict[str, torch.Tensor]:
-    """Return gradients summed up for the next step: unfinished cycles, losses of other
-    optimizers."""
+    """Return gradients for the next step: of unfinished cycles, of losses of other optimizers."""
     wrappers = [*optim_wrappers(runner.optim_wrapper).values()]
     if len(wrappers) < 2 and all(wrapper._inner_count % wrapper._accumulative_counts == 0
                                  for wrapper in wrappers):

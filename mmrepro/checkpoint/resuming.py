@@ -31,10 +31,10 @@ from .fit import Compatibility, is_weights, judge, lacks, left_out, stock_facts
 class ResumePoint:
     """A checkpoint to resume from."""
     path: str
-    epoch: int  # that continues or begins
-    iteration: int  # that comes next, counted from 0
+    epoch: int  # the epoch that continues or begins
+    iteration: int  # the next iteration, counted from 0
     seed: int | None  # of the run that wrote it; None when unknown
-    # what mmrepro wrote about that run; empty for a checkpoint of stock MMEngine
+    # facts that mmrepro wrote about that run; empty for a checkpoint of stock MMEngine
     written_by: Mapping[str, Any]
     # of that run, see :mod:`mmrepro.facts.collect`; of stock MMEngine's, the settings
     facts: Mapping[str, Any]
@@ -93,7 +93,7 @@ class Resume:
         # lines for the log: files that a run cannot continue from, how it differs from the resumed
         self.passed_over: list[str] = []
         self.differences: list[str] = []
-        self.doubts: list[str] = []  # what differs, and may change bits
+        self.doubts: list[str] = []  # differences that may change bits
         self._said: set[str] = set()  # names of the facts that differ
         self._strict = strict
         self._asked, self._folder = settings.get('resume'), settings.get('work_dir', '')
@@ -101,7 +101,7 @@ class Resume:
         self._state: dict[str, Any] = {}
         self._compatibility: Compatibility | None = None
         self._start: int | None = None  # iteration to which the data still have to move
-        self._order: dict[str, Any] = {}  # what the order of data was drawn from
+        self._order: dict[str, Any] = {}  # state from which the order of data was drawn
         self.loop: Any = None  # the training loop, once it was built and moved
         if not self._asked:
             return
@@ -373,7 +373,7 @@ class Resume:
         for name in lost:
             runner.logger.warning(f'the checkpoint has state of {name}, which this run lacks')
         if state.get('metrics') is not None:
-            # it was written for a new best score; EarlyStoppingHook had not seen the metrics yet
+            # written for a new best score: EarlyStoppingHook had not seen the metrics yet
             seen = [number for number, hook in enumerate(runner.hooks)
                     if isinstance(hook, CheckpointHook)]
             for hook in runner.hooks[seen[-1] + 1:] if seen else ():

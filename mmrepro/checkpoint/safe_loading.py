@@ -158,6 +158,6 @@ def _load(file: Any, **options: Any) -> Any:
     return _Unpickler(file, **options).load()
 
 
-# what torch takes for a pickle module
+# torch takes this for a pickle module
 _MODULE = types.SimpleNamespace(
     __name__='mmrepro.checkpoint.safe_loading', Unpickler=_Unpickler, load=_load)

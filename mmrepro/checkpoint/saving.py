@@ -55,7 +55,7 @@ class CheckpointWriter:
         self._passes = 0  # over the data that have ended in this epoch
         self._validated: int | None = None  # iterations before the last completed validation
         self._metrics: Mapping[str, Any] | None = None
-        self._named: set[str] = set()  # what a warning has named: loaders, attributes
+        self._named: set[str] = set()  # loaders and attributes that a warning has named
         self._missing: list[str] = []  # attributes to keep that objects do not have
         self._save: _Save | None = None
 

@@ -32,8 +32,7 @@ _by_script: _SeededByScript | None = None
 
 
 def seeded_by_script(seed: int) -> None:
-    """Note that a script has seeded this process: objects built from now on follow from the
-    seed."""
+    """Note that a script has seeded this process: later objects follow from the seed."""
     global _by_script
     if _by_script is None or _by_script.seed != seed:
         _by_script = _SeededByScript(seed, WeakValueDictionary({

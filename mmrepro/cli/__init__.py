@@ -35,7 +35,7 @@ VERBS = {
     'seeds': 'train several seeds: mean, spread, paired test',
     'doctor': "check the environment, the packages and mmcv's operators",
 }
-# what goes on where it was interrupted
+# verbs that continue where they were interrupted
 CONTINUED = {
     'train': '; the same command with --resume continues from the latest checkpoint, if one was '
              'written',
@@ -107,7 +107,7 @@ def _reader_has_left() -> bool:
         sys.stdout.flush()
         return False
     except BrokenPipeError:
-        # what is left in the buffer would raise once more when Python ends
+        # text that is left in the buffer would raise once more when Python ends
         with open(os.devnull, 'w') as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
         return True

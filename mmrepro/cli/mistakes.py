@@ -18,7 +18,7 @@ from ..runs.config_edits import missing_file
 from ..util.libraries import is_code_of_user
 from ..util.text import class_name, did_you_mean, listed, shorten
 
-# what MMEngine raises for a config: class, a pattern of its message, what to do
+# errors of MMEngine for a config: class, a pattern of the message, the fix
 _MISTAKES = (
     (KeyError, r'is not in the \S+ registry', 'correct the name, or import the module that '
      'registers it: custom_imports = dict(imports=[...], allow_failed_imports=False)'),
@@ -40,7 +40,7 @@ _BUILDERS = dict(
 _PARTS = ((BaseLoop, 'train_cfg'), ((BaseMetric, Evaluator), 'val_evaluator'))
 # messages that say no more than that a number of a class is too large
 _CLASSES = re.compile('num_classes|out of bounds|out of range|device-side assert')
-# what torch says where the output of a layer does not fit the next one
+# messages of torch where the output of a layer does not fit the next one
 _SHAPES = re.compile('expected input|size of tensor|cannot be multiplied|should contain|'
                      'normalized_shape|must match|invalid for input of size')
 

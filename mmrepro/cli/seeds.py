@@ -42,8 +42,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train the missing runs and report; 1: no significant difference, or a run without a
-    result."""
+    """Train missing runs and report; 1: no significant difference, or a failed run."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.vary:

@@ -47,7 +47,7 @@ MAX_COPIED = 1 << 18  # bytes; of larger arrays a checksum is kept
 _PROCESS = (types.ModuleType, types.CodeType, types.FrameType, logging.Filterer, weakref.ref,
             np.generic, torch.device, torch.dtype, type(vars(collections.abc.Sized)['_abc_impl']))
 _SEQUENCES = (list, tuple, deque)
-_KINDS = (dict, type, torch.Tensor, np.ndarray, *GENERATORS)  # that are read in ways of their own
+_KINDS = (dict, type, torch.Tensor, np.ndarray, *GENERATORS)  # classes with special ways to read
 
 
 class State(NamedTuple):

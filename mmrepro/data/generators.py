@@ -141,7 +141,7 @@ def isolated(generators: Generators) -> Iterator[None]:
 _SIGNAL = signal.SIGURG
 
 
-_threads: WeakSet[threading.Thread] = WeakSet()  # that train: one, or virtual ranks by turns
+_threads: WeakSet[threading.Thread] = WeakSet()  # training threads: one, or virtual ranks by turns
 _take_turns = False
 _refusal = ''  # the message of an error that the main thread has not raised yet
 

@@ -54,7 +54,7 @@ class LoaderIterator:
         self._first = self._done = 0  # batches before the first one, and since
         self._snapshot: DatasetSnapshot | None = None  # of the dataset that the workers have
         self._drawn: Any = None
-        self._history: Any = None  # what the order is drawn from
+        self._history: Any = None  # state from which the order is drawn
 
     def __iter__(self) -> LoaderIterator:
         return self

@@ -45,7 +45,7 @@ from .batch_context import EXTRA_SAMPLES, BatchContext, Handle, loading
 Explain = Callable[[Sequence[Any], Callable[[], Any], Callable[[], Any]], list[str]]
 
 _LOADED, _REPEATED, _SEEN = 0, 1, 2  # columns of a worker; from _SEEN on, marks of pipelines
-_NEW_PIPELINES = 16  # that hooks may bring
+_NEW_PIPELINES = 16  # pipelines that hooks may bring
 # streams of samples, in the user's words
 _PURPOSES = {'sample': 'training', 'val': 'validation', 'test': 'test'}
 

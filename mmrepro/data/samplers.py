@@ -156,7 +156,7 @@ def _sampler_set_epoch(self: Any, epoch: int) -> None:
     if is_endless(self):
         return
     if epoch != loader_position.epoch:
-        # what a resumed run leaves out belongs to the epoch in which it was interrupted
+        # samples that a resumed run leaves out belong to the epoch in which it was interrupted
         loader_position.skip = loader_position.resumed = 0
         loader_position.again = {}
     loader_position.epoch = epoch
@@ -217,7 +217,7 @@ def _batch_sampler_iter(self: Any) -> Iterator[list[Any]]:
     loader_position = self._mmrepro_loader_position
     loader_position.generator.manual_seed(
         seeds.derive(loader_position.root, 'worker', 'base', loader_position.epoch).torch)
-    # it calls iter() twice and uses the last: nothing may be reset before the first next()
+    # DataLoader calls iter() twice and uses the last: nothing may be reset before the first next()
     return _batches(self)
 
 

@@ -168,7 +168,7 @@ class ReductionTree:
 
     def __init__(self, combine: Combine) -> None:
         self._combine = combine
-        self.nodes: list[Node] = []  # that no other node covers
+        self.nodes: list[Node] = []  # nodes that no other node covers
 
     def add(self, node: Node) -> None:
         """Add a node. Raises ValueError if a leaf came out of order."""

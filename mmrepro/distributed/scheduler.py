@@ -204,7 +204,7 @@ class Baton:
                                     name=f'virtual rank {rank.number}') for rank in others]
         try:
             started = self._start(threads)
-            if started < len(threads):  # those that wait are stopped, as after any other error
+            if started < len(threads):  # waiting threads are stopped, as after any error
                 for rank in others[started:]:
                     rank.ended = 'was not started'
             first.baton.set()

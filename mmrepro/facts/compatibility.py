@@ -27,7 +27,7 @@ from .measured import effect
 from .own_code import MMREPRO, PREFIX
 
 CHANGES, MAY, HARMLESS = SEVERITIES = ('changes bits', 'may change bits', 'harmless')
-# what a row of the table is about, beside settings
+# subjects of rows of the table, beside settings
 START = 'start'  # when, where and how the process was started: a repetition differs in it by design
 WEIGHTS = 'weights'  # the weights that the training begins from: they may follow from other rows
 HISTORY = 'history'  # a fact: what earlier resumes of the run found different

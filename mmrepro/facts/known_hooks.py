@@ -66,7 +66,7 @@ def plays(kind: Any, *roles: str) -> bool:
     return not set(roles).isdisjoint(_roles(kind) or ())
 
 
-LOOPS = ('EpochBasedTrainLoop', 'IterBasedTrainLoop')  # they do not count from the end
+LOOPS = ('EpochBasedTrainLoop', 'IterBasedTrainLoop')  # loops that do not count from the end
 _HOOK = re.compile(r'config\.(?:custom_hooks\[(\d+)\]|default_hooks\.\w+)')
 
 

@@ -74,9 +74,8 @@ def share() -> None:
 
 
 def reads() -> list[Read]:
-    """Return the variables that code outside of libraries has read until now, also in forked
-    workers."""
-    from ..util.libraries import is_code_of_user  # it is not needed to note a read
+    """Return the reads by code outside of libraries until now, forked workers included."""
+    from ..util.libraries import is_code_of_user  # not needed to note a read
     found = list(_reads.values())
     if _shared is not None:
         size = os.fstat(_shared[0].fileno()).st_size

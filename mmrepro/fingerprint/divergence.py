@@ -115,7 +115,7 @@ def _first_call(stream: str, first: list[list[Any]], second: list[list[Any]]) ->
     are named only where the inputs of every forward call agree.
     """
     given: tuple[StreamCall, StreamCall] | None = None  # the first calls with different inputs
-    made: tuple[StreamCall, StreamCall] | None = None  # those with same inputs, different results
+    made: tuple[StreamCall, StreamCall] | None = None  # calls with same inputs, different results
     for a, b in ((call_of(stream, entry_a), call_of(stream, entry_b))
                  for entry_a, entry_b in zip(first, second) if entry_a != entry_b):
         if a.identity != b.identity:

@@ -48,7 +48,7 @@ WATCHED = {
 WRAPPERS = ('/random.py', '/secrets.py', '/glob.py', '/os.py', '/uuid.py')
 # wrappers that start threads, and read the clock for themselves
 THREAD_WRAPPERS = ('/threading.py', '/concurrent/futures/thread.py', '/multiprocessing/pool.py')
-NUMPY_BITS = 128  # that the constructors of NumPy's generators ask `secrets.randbits` for
+NUMPY_BITS = 128  # bits that NumPy's generators ask `secrets.randbits` for
 CALLS_KEPT = 50  # between two records
 FROM = ' from '  # in a call: between the line that asked and the line that called its function
 

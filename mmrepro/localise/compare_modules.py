@@ -34,7 +34,7 @@ from ..runs.launcher import LOG_TAIL
 from ..runs.startup import build_runner
 from ..util.text import listed, page
 
-SCRIPT = 'tools/record_modules.py'  # it imports nothing of mmrepro
+SCRIPT = 'tools/record_modules.py'  # imports nothing of mmrepro
 TOLERANCE = 1e-5  # between environments, where kernels round differently; within one, 0
 GROWTH = 10.  # rounding grows from module to module, but by no such factor in one
 
@@ -135,8 +135,7 @@ def _events(recording: Any) -> list[ModuleRecord]:
 
 def _first_difference(a: Sequence[ModuleRecord], b: Sequence[ModuleRecord], tolerance: float
                       ) -> tuple[str | None, int, float]:
-    """Return the first difference, how many inputs and outputs agree, and their largest
-    distance."""
+    """Return the first difference, and the number and largest distance of agreeing values."""
     others = {event[:4]: event for event in b}
     found = first_apart(((number, _distance(event, others.get(event[:4])))
                          for number, event in enumerate(a)), tolerance, GROWTH)
@@ -369,7 +368,7 @@ def _first_modules(a: dict[Any, torch.Tensor], b: dict[Any, torch.Tensor]) -> li
     """Return the first module whose output differs, and the first by more than rounding."""
     differences = {}
     for key, output in a.items():
-        # what belongs to the first image: the first pixels of maps, the first rows
+        # values of the first image: the first pixels of maps, the first rows
         other = b.get(key, output)[:len(output)]
         if output.dim() == 4:
             other = other[:, :, :output.shape[2], :output.shape[3]]

@@ -141,7 +141,7 @@ def _owners(nodes: Sequence[Any], model: torch.nn.Module) -> list[str]:
         scopes = [entry.value for entry in node.metadata_props if entry.key == SCOPES]
         scope = _innermost_scope(scopes[0]) if scopes else _scope_of_name(node.name)
         parts = scope.split('.')
-        while parts and parts[0] not in words:  # what the exporter wrapped the model in
+        while parts and parts[0] not in words:  # wrappers of the exporter
             del parts[0]
         # names lack modules of which other methods than forward are called, and count later calls
         name = ''.join(f'.{part}' for part in parts)

@@ -130,7 +130,7 @@ class _RecordingHook(Hook):
         runner.build_train_loop = recorded_loop
 
     def before_train(self, runner: Any) -> None:
-        loop = runner.train_loop  # it exists from here on
+        loop = runner.train_loop  # the loop exists from here on
         run_iter = loop.run_iter
 
         def recorded_run_iter(*args: Any) -> None:

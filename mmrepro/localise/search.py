@@ -73,7 +73,7 @@ class LocaliseResult(NamedTuple):
     positions: tuple[int, ...] | None = None  # of its samples, of all ranks; None: not recorded
     diagnosis: Any = None  # Diagnosis: the first difference
     values: ValueDifference | None = None  # how far the results of the operator are apart
-    notes: tuple[str, ...] = ()  # what a reader should know
+    notes: tuple[str, ...] = ()  # remarks for the reader
     # settings, versions, data or variables that differ, or may differ, between the runs
     unequal: tuple[str, ...] = ()
     # iterations at which repetitions differed before the iteration that they recorded
@@ -271,7 +271,7 @@ class Localiser:
                     return self._found(diagnosis, repeated, values, result._replace(
                         divergence=divergence, positions=positions))
                 continue
-            # that the runs have no fingerprints of it is no sign of chance
+            # missing fingerprints of an iteration are no sign of chance
             seen = all(first.iteration in log.steps for run in runs for log in run.ranks.values())
             values = values and not seen  # one more run would differ elsewhere
             why = ('the cause is intermittent' if seen else
@@ -288,7 +288,7 @@ class Localiser:
         """Complete a diagnosis: values, and what else differs between the runs."""
         iteration = result.divergence.iteration
         kept = self._values(diagnosis, iteration) if values else None
-        # what a variable does that the user varies is the question, not the answer
+        # a variable that the user varies is the question, not the answer
         asked = {**self.specs[0].asked, **self.specs[1].asked}
         variables = [row for row in differing_variables(repeated) if row.name not in asked]
         if variables:

@@ -139,7 +139,7 @@ class Walk:
                  known: Iterable[Any] = ()) -> None:
         # the objects are kept: a freed one would lend its id to another
         self._seen = {id(obj): obj for obj in known}
-        self.queue: list[tuple[Any, ...]] = []  # what was visited stays in it
+        self.queue: list[tuple[Any, ...]] = []  # visited objects stay in the queue
         self._limit = limit
         self.add(start)
 

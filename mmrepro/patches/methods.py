@@ -272,7 +272,7 @@ class _ByContent(pickle.Pickler):
     """Writes equal bytes for equal values, whichever parts are one object."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=2)  # that of MMEngine
+        super().__init__(file, protocol=2)  # the protocol of MMEngine
         self.fast = True  # a memo would tell one object from two equal ones
 
     def reducer_override(self, value: Any) -> Any:

@@ -17,7 +17,7 @@ from ..util.text import not_a
 from . import stock_runs
 from .stock_runs import MMCV_LOG
 
-# what MMEngine logs beside losses and metrics: it differs between any two runs, or counts
+# values that MMEngine logs beside losses and metrics: they differ between any two runs, or count
 NOT_RESULTS = {'time', 'data_time', 'memory', 'iter', 'epoch', 'step', 'eta'}
 LOGS = os.path.join('vis_data', 'scalars.json')
 _LOGGED = {'mode?': str, 'epoch?': int, 'iter?': int, str: Rule(

@@ -207,7 +207,7 @@ class Study(NamedTuple):
     """One metric over the seeds of configs; each other config is tested against the first."""
     metric: str
     pick: str  # the validation that counts: 'last' or 'best'
-    seeds: list[int]  # those of every config
+    seeds: list[int]  # seeds of every config
     values: dict[str, list[float]]  # label of the config -> a value per seed
     summaries: dict[str, Summary]  # label -> summary
     tests: dict[str, Paired]  # label of each other config -> it against the first

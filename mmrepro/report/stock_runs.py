@@ -34,7 +34,7 @@ _IN_PIPELINE = tuple((re.compile(old), new) for new, old in _TABLES['in pipeline
 NEVER = ('no log holds initial weights, data, changes of the code, environment variables and the '
          'number of threads: what differs in these cannot be known')
 
-# what decides a result in either dialect
+# settings that decide a result in either dialect
 _DECISIVE = tuple(f'config.{part}' for part in (
     'model.', 'train_dataloader.', 'train_cfg.', 'optim_wrapper.', 'param_scheduler', 'lr_config.',
     'auto_scale_lr.', 'custom_hooks', 'load_from', 'fp16'))
@@ -129,8 +129,7 @@ def facts_of(settings: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
 
 def across_dialects(a: Mapping[str, Any], b: Mapping[str, Any]
                     ) -> tuple[tuple[dict[str, Any], dict[str, Any]], list[str]]:
-    """Return the settings of both configs that decide a result, and notes on those that only one
-    has."""
+    """Return common settings that decide a result, and notes on settings of one config only."""
     a, b = ({_renamed(_by_type(name, run), _IN_PIPELINE): _last_name(name, value)
              for name, value in run.items() if not name.startswith('config.')
              or name.startswith(_DECISIVE)} for run in (a, b))

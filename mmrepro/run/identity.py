@@ -190,8 +190,7 @@ BY_ITEM = ('add_text', 'set')  # take a name and a text, which may be that of a 
 
 
 def track(runner: Any, **given: Callable[[], Any]) -> None:
-    """Give each tracker the results of these functions; a tracker that fails is named in a
-    warning."""
+    """Give each tracker the results of these functions; warn of a tracker that fails."""
     for name, backend in runner.visualizer._vis_backends.items() if is_main_process() else ():
         methods = TRACKERS.get(type(backend).__name__, {})
         for kind, value in given.items() if methods else ():

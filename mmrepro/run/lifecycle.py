@@ -230,13 +230,13 @@ class RunLifecycle:
         """
         if get_world_size() == 1:
             return
-        agreement.check_files('code', own_code.files())  # what was imported since the start
+        agreement.check_files('code', own_code.files())  # files that were imported since the start
         agreement.check_files('training data', sampled_files(runner.train_dataloader.dataset))
         start = {name: value for name, value in self.facts.items() if name.startswith('train_')}
         replicated = isinstance(runner.model,
                                 (DistributedDataParallel, virtual.VirtualDataParallel))
         if replicated and self.config.virtual_ranks.memory != 'sharded':  # compares by itself
-            # they are copied from rank 0 before a checkpoint is loaded, and never after that
+            # weights are copied from rank 0 before a checkpoint is loaded, and never after that
             start['weights at the start'] = exact_digest(
                 dict(unwrap(runner.model).named_parameters()))
         agreement.check_agreement({'resume.iteration': runner.iter, **start})
@@ -403,10 +403,9 @@ class RunLifecycle:
             track_results(runner, 'last', lambda: end().digests)
 
     def _by_program(self) -> str:
-        """Return the parts of the run that came from the program that built it, not from a
-        config."""
+        """Return the parts of the run that come from the program, not from its config."""
         hooks = [type(hook).__name__ for hook in self._by_code
-                 if not type(hook).__module__.startswith('mmrepro.')]  # these change no bits
+                 if not type(hook).__module__.startswith('mmrepro.')]  # ours change no bits
         if self._objects:
             return f'{", ".join(self._objects)} given as objects'
         return f'hooks that code has registered: {", ".join(hooks)}' if hooks else ''

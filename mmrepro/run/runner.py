@@ -226,7 +226,7 @@ class ReproRunnerMixin(_Base):
         return checkpoint
 
     def dump_config(self) -> None:
-        if not is_written(self.work_dir):  # it would replace the config of the run there
+        if not is_written(self.work_dir):  # the dump would replace the config of that run
             super().dump_config()
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ from .startup import build_runner, on_ranks, restart_for
 
 # prefix of the line of output with the message of a failed self-check, as JSON
 FINDING = '@mmrepro-finding '
-# the same for why a training has not begun
+# prefix of the line that says why a training has not begun
 REFUSAL = '@mmrepro-refusal '
 
 

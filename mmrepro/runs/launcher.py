@@ -113,7 +113,7 @@ class LaunchedTraining:
                         [sys.executable, '-m', *launch.command], stdout=output,
                         stderr=subprocess.STDOUT, cwd=launch.cwd, start_new_session=True,
                         env={name: value for name, value in env.items() if value is not None}))
-        except BaseException:  # nobody else knows the processes that have started
+        except BaseException:  # only this object knows the started processes
             self.kill()
             raise
 

@@ -45,7 +45,7 @@ from .startup import on_ranks
 from .stopping import StopTraining
 
 NICE = 19
-# what every training imports for a second or more: once, before processes are forked
+# modules that every training imports for a second or more: once, before processes are forked
 _OF_EVERY_TRAINING = ('mmrepro.run.runner', 'torch._dynamo', 'matplotlib.pyplot',
                       'matplotlib.backends.backend_agg', 'setuptools')
 POLL = 0.1  # seconds between two looks at a training

@@ -51,7 +51,7 @@ class Copy:
             self._process = os.fork()
         self.inside = self._process == 0
         if self.inside:
-            # it ends soon, and a look through all objects would copy the memory that both share
+            # the copy ends soon, and a collection would copy the memory that both share
             gc.disable()
         os.close(self._read if self.inside else self._write)
 

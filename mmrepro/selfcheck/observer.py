@@ -26,7 +26,7 @@ from ..util.scoped import replaced
 from ..virtual import large_blocks_apart
 from .state import StepState
 
-# what is compared, in causal order, and how a message calls a part of it
+# compared fields, in causal order, and the text of a part in a message
 FIELDS = {
     'losses': '{}',
     'gradients': 'gradient of {}',
@@ -35,7 +35,7 @@ FIELDS = {
 
 
 ADDED = 'loss'  # MMEngine adds up what has this in its name; the rest is only logged
-BACKWARD = 'loss (backward)'  # what the backward pass begins with
+BACKWARD = 'loss (backward)'  # the gradient that the backward pass begins with
 
 
 class PassDigests(NamedTuple):
@@ -168,7 +168,7 @@ class Observer:
         return f'{name}@{seen}' if seen else name
 
 
-TOPIC = 'step on samples that were loaded again'  # what the ranks compare
+TOPIC = 'step on samples that were loaded again'  # of the ranks' agreement
 
 
 class _Reached(BaseException):

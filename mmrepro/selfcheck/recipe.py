@@ -176,8 +176,7 @@ def _registries(registry: Registry) -> Iterator[Registry]:
 
 
 def _registered() -> list[Registered]:
-    """Return the objects that user code has registered, in order, without those that cannot be
-    imported."""
+    """Return the importable objects that user code has registered, in order."""
     found = []
     for root, registry in _roots():
         for child in _registries(registry):

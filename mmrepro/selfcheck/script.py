@@ -19,7 +19,7 @@ from mmengine.runner import Runner
 
 from ..util.scoped import replaced
 
-SECONDS = 60  # that a statement may take
+SECONDS = 60  # limit of a statement
 # audit events of what a script may not do, see the table in Python's documentation
 _REFUSED = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'os.link', 'os.symlink',
             'os.chmod', 'os.fork', 'os.forkpty', 'os.exec', 'os.posix_spawn', 'os.system',

@@ -318,8 +318,7 @@ def _saves_by_code(module: nn.Module) -> bool:
 
 
 def _saved(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the state that a module's own code saves beside parameters and buffers, and
-    metadata."""
+    """Return the state that a module's own code saves beside its tensors, and metadata."""
     state: dict[str, Any] = {}
     metadata = dict(version=module._version)
     module._save_to_state_dict(state, '', False)

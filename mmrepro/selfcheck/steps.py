@@ -42,7 +42,7 @@ from .forked import Copy, CopyFailed
 from .observer import FIELDS, Observer, PassDigests
 from .state import StepState
 
-TOPIC = 'repeated step'  # what the ranks compare
+TOPIC = 'repeated step'  # of the ranks' agreement
 CLOSURE = 'the optimizer computes the losses itself, by a closure'
 LEAST, PATIENCE = 60, 20  # seconds, and times the step, that a copy has for its answer
 EXPLAINING = 600  # seconds for the passes that explain a difference

@@ -33,7 +33,7 @@ _QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
 
 class Saved(NamedTuple):
     """A checkpoint that a witness may resume from."""
-    iteration: int  # that comes next, counted from 0
+    iteration: int  # the next iteration, counted from 0
     path: str  # of the file; of the open file, where it is local
     fd: int | None  # keeps a file readable that is removed meanwhile
     number: int  # of the checkpoints of the run, counted from 1; 0: written for the witness
@@ -121,8 +121,7 @@ class WitnessProcess:
         return self._process.poll() is not None
 
     def hurry(self) -> None:
-        """Raise the priority to that of the run, which waits for the witness; only root may do
-        so."""
+        """Raise the priority to that of the run, which waits for the witness; needs root."""
         with suppress(PermissionError, ProcessLookupError):
             os.setpriority(os.PRIO_PGRP, self._process.pid, 0)
 

@@ -245,7 +245,7 @@ def version_of(module: str) -> str | None:
 
 def _version(module: str, distribution: Distribution, own: str | None) -> str:
     same = distribution.name == module.lower().replace('_', '-') or distribution.name in _SAME_CODE
-    # what the module says of itself is more exact: 2.1.0+cpu
+    # the module's own version is more exact: 2.1.0+cpu
     return (own or distribution.version) if same else f'{distribution.name} {distribution.version}'
 
 

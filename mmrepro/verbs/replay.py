@@ -163,7 +163,7 @@ class _Watch:
                 rows = compare_manifests(self._manifest, read_manifest(self._work_dir))
                 self.environment = [row for row in rows if row.about != START]
                 self._tell(self.environment)
-        if self._differs():  # what differs first, of all that was written
+        if self._differs():  # the first difference in all lines that were written
             self.difference = compare_logs(
                 self._original.ranks, read_ranks(self._work_dir), self._end)
         text = f'iteration {min(self._done.values())} of {self._end}'

@@ -287,8 +287,7 @@ def _with_failed(report: Report, failed: Mapping[SeedJob, SeedFailed]) -> Report
 
 def _results(jobs: list[SeedJob], report_only: bool, on_progress: OnProgress
              ) -> tuple[dict[SeedJob, dict[str, Any]], dict[SeedJob, SeedFailed]]:
-    """Return the results of all jobs, after training those without a result, and the failed
-    jobs."""
+    """Train the jobs without a result; return the results of all jobs, and the failed jobs."""
     # all of them before the first training: a result of another config is an error
     earlier = {job: result_of(job) for job in jobs}
     results = {job: result for job, result in earlier.items() if result is not None}

@@ -20,7 +20,7 @@ from ..objects.digests import local_part
 from ..util.text import listed
 
 TRIED = ('2.13', )  # releases of torch that sharded weights were tried with
-# what FSDPModule has to have; releases before 2.13 lack the last, in which parameters without a
+# attributes of FSDPModule; releases before 2.13 lack the last, in which parameters without a
 # gradient take part in a sum
 OF_TORCH = ('set_custom_reduce_scatter', 'set_gradient_divide_factor',
             'set_force_sum_reduction_for_comms', 'set_requires_gradient_sync', '_get_fsdp_state',

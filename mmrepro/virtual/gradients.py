@@ -236,7 +236,7 @@ class VirtualDataParallel(nn.Module):
         self.sharding: Any = None  # its Sharding, of sharded weights
         self._sums: Any = None  # GradientSums of this process
         self._task: int | None = None  # the backward pass under way
-        self._streams: bool | None = None  # it moves gradients when they are made; None: the first
+        self._streams: bool | None = None  # gradients move when they are made; None: first pass
         self._nested = False  # a backward pass had others inside
         self._handles: list[Any] = []
         self._views = False  # gradients are parts of sums that other ranks have as well

@@ -151,7 +151,7 @@ class Shared:
         self.problem = next(filter(None, (start.problem for start in starts)), '') or next(
             filter(None, map(self.owner.difference, starts[1:])), '')
         self.steps = 0  # of the owner's optimizer
-        self.changes_made = 0  # those of hooks that the owner has finished
+        self.changes_made = 0  # changes by hooks that the owner has finished
         self.settings: list[dict[str, Any]] = []  # of the owner's optimizer at its last step
         self.sums: dict[str, Tensor] = {}  # checksums by kind of tensor
         # of the optimizer: a parameter, the entries of its state, and their values and versions
@@ -159,7 +159,7 @@ class Shared:
         if not self.problem:
             for start in starts[1:]:
                 self.lend(start)
-            heap.trim()  # it would keep the copies of the ranks, in pieces
+            heap.trim()  # the heap would keep the copies of the ranks, in pieces
             self.remember()
 
     def lend(self, start: _Start) -> None:

@@ -317,7 +317,7 @@ class Worlds:
         self.scheduler = Scheduler(self.shares[mine], ranks, processes)
         self._all = Processes(self.shares, mine, transport)
         self._store = dist.PrefixStore('virtual ranks', store)
-        self._groups = 0  # that were made
+        self._groups = 0  # number of groups made
         # torch keeps a registry of names for each thread, and the main thread stays: numbers that
         # neither an earlier run nor a group of the real processes has
         self._first_name = next(_runs) << 20

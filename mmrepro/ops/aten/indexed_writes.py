@@ -54,7 +54,7 @@ def index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor,
     if mask or there[-1].dtype in (torch.bool, torch.uint8):
         dims = there[0].dim()
         if scalar or len(there) > 1 or there[0].shape != self.shape[:dims]:
-            return stock(self, indices, values, accumulate, unsafe)  # that fills, or says why not
+            return stock(self, indices, values, accumulate, unsafe)  # torch fills, or says why not
         there = [there[0].reshape(-1).nonzero()[:, 0]]
         sizes = [self.shape[:dims].numel()]
     else:

@@ -67,7 +67,7 @@ def _sizes(shapes: Tensor, starts: Tensor) -> list[list[int]]:
 
     All layers of a decoder pass the same tensors; the host waits for them in the first one only.
     """
-    if shapes.is_inference() or starts.is_inference():  # they have no versions
+    if shapes.is_inference() or starts.is_inference():  # such tensors have no versions
         return torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
     versions = shapes._version, starts._version
     known: Any = getattr(shapes, '_mmrepro_sizes', (None, versions, []))

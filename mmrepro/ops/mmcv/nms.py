@@ -316,7 +316,7 @@ def _soft(cols: np.ndarray, scores: np.ndarray, method: int, threshold: np.float
     while position < count:
         best = position + _first_best(score[position:count])
         chosen = table[:, best, None].copy()
-        table[:, best] = table[:, position]  # nobody reads that of a chosen box again
+        table[:, best] = table[:, position]  # the entry of a chosen box is not read again
         for values in (score, box):
             values[position], values[best] = values[best], values[position]
         position += 1

@@ -63,7 +63,7 @@ def _add_kernel(source_of, row_of, weight_of, peaks, total, kinds, taps, per_bag
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     exists = tap < taps
     row = tl.load(row_of + tap, mask=exists, other=0).to(tl.int64)
-    exists = exists & (row < size)  # what is beyond is padding
+    exists = exists & (row < size)  # rows beyond are padding
     weight = tl.load(weight_of + tap, mask=exists, other=0.)
     bag = tap // per_bag
     here = exists[:, None] & (channel < channels)[None, :]
@@ -108,7 +108,7 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int) -> Ten
     source, index, weight = well_aligned(source, index, weight)
     with torch.cuda.device_of(source):
         count = size * channels
-        # one call for what begins with 0: sums, kinds (half as wide), and two peaks
+        # one call for all buffers that begin with 0: sums, kinds (half as wide), and two peaks
         total, kinds, peaks = torch.zeros(
             count + (count + 1) // 2 + 1, dtype=torch.int64, device=source.device).split(
                 (count, (count + 1) // 2, 1))

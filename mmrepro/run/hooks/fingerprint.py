@@ -202,8 +202,7 @@ class FingerprintHook(Hook):
                     **self._details, **details, **self.extra(runner))
 
     def extra(self, runner: Any) -> dict[str, Any]:
-        """Return fields that a subclass adds to the line of an iteration; comparisons ignore
-        them."""
+        """Return further fields of an iteration's line; comparisons ignore them."""
         return {}
 
     def _write(self, kind: str, **values: Any) -> None:

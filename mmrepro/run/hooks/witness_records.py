@@ -47,7 +47,7 @@ from .preempt import stop_announced
 VAL_BATCHES = 16  # of a validation that are compared, and that a witness predicts
 MAX_KEPT = 12  # notes on attributes that are kept beside the first
 MAX_DEPTH = 6  # of containers and data elements in a batch
-MAX_OBJECTS = 20_000  # that are looked at for attributes; the nearest ones first
+MAX_OBJECTS = 20_000  # objects whose attributes are read; the nearest ones first
 MAX_ITEMS = 2000  # of a container that is looked into
 MAX_BYTES = 1 << 20  # of a tensor or array whose content counts; others hold weights and data
 # of the message hub: written by MMEngine in each iteration, and by CheckpointHook
