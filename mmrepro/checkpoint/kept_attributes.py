@@ -61,7 +61,7 @@ State = dict[str, dict[str, Any]]  # values by name of their owner and path of t
 MAX_DEPTH = 3  # of parts within parts of an object
 _NAME = re.compile(r'[^\W\d]\w*(\.[^\W\d]\w*)*')
 _MACHINERY = {*vars(nn.Module())}
-# in a path, behind the name of an attribute that the class has, not the object
+# in a path, after the name of an attribute that the class has, not the object
 OF_CLASS = ' of the class'
 # the only key of a dict that stands for an object with a state of its own
 STATE = 'state of the object'

@@ -191,7 +191,7 @@ class StepsTaken:
             self._process.now[self._rank] = iteration
 
     def end(self, iteration: int) -> None:
-        """Compare the steps behind the iteration.
+        """Compare the steps after the iteration.
 
         Raises:
             AgreementError: other ranks take a step, or took none; names one of them.

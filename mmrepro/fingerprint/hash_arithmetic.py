@@ -4,7 +4,7 @@ The digest of one tensor, in integers modulo 2^64 (every number here is part of 
 a change is another :data:`mmrepro.fingerprint.digest.SCHEME`):
 
 - ``x[j]`` is the 64-bit word at byte ``8 j`` of the elements in logical (row-major) order,
-  little-endian, with zeros behind the last. Words are grouped in blocks of :data:`BLOCK`.
+  little-endian, with zeros after the last. Words are grouped in blocks of :data:`BLOCK`.
 - The sum of block ``b`` is ``s[b] = sum_j x[j] * KEYS[0, j] + (x[j] >> 32) * KEYS[1, j]``, ``j``
   counted within the block; the shift is that of unsigned numbers.
 - ``total = sum_b mix(s[b] + (b + 1) * GOLDEN)``, the digest ``mix(total ^ key(header))`` with

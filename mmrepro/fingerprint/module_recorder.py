@@ -3,7 +3,7 @@
 A backward record is about the nodes of the autograd graph that the forward of the module has made:
 'in' are the gradients of its outputs, 'out' those of its inputs; gradients of parameters are in
 the line by name. Hooks on nodes leave the graph as it is. PyTorch's full backward hooks would add
-nodes, refuse in-place operators behind a module, and might change the order in which gradients are
+nodes, refuse in-place operators after a module, and might change the order in which gradients are
 summed.
 """
 from __future__ import annotations

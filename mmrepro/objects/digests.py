@@ -176,7 +176,7 @@ def first_difference(a: Any, b: Any, path: str = '') -> tuple[str, str, str] | N
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """Return the parts of a value by what to write behind its name."""
+    """Return the parts of a value, by the text that follows its name."""
     if isinstance(value, (list, tuple)):
         return dict(items(value, ''))
     if isinstance(value, dict):

@@ -214,7 +214,7 @@ def scatter_sum(source: Tensor, index: Tensor, weight: Tensor, size: int,
         # reading where the padding begins would make the host wait: sum it in short bags instead
         beyond = torch.arange(1, len(row) // _PADDING_BAG + 2, device=row.device) * _PADDING_BAG
         starts = torch.cat((starts, (starts[-1] + beyond).clamp_(max=len(row))))
-    elif padded:  # padding was sorted behind the last start
+    elif padded:  # padding was sorted after the last start
         last = int(starts[-1])
         bag, sorted_weight = bag[:last], sorted_weight[:last]
     return gather_sum(source, bag.to(row.dtype), sorted_weight, starts.to(row.dtype))[:size]

@@ -224,7 +224,7 @@ class StepCheck:
                  second: PassDigests) -> None:
         """Stop the step before the optimizer if gradients or losses of the two passes differ."""
         if self._left is not None:
-            # before the ranks agree: behind that, the owner of shared weights may step
+            # before the ranks agree: after that, the owner of shared weights may step
             with _disable_current_modes():
                 self._left.put_back()
         if self._differ(first, second):

@@ -2,7 +2,7 @@
 
 The witness is a fresh interpreter. It has nothing of the run but what another start of the command
 would have, see :mod:`.recipe`, and the checkpoints that the run has written. It trains the first
-iterations from the seed with another number of workers, and the iterations behind checkpoints; the
+iterations from the seed with another number of workers, and the iterations after checkpoints; the
 run compares the digests, see :mod:`.witness_verdict`.
 """
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .witness_process import Result, Saved, Start, WitnessProcess, free_memory, 
 MIN_ITERATIONS = 50  # iterations; shorter runs have a witness if one is asked for
 REPEATED_ITERATIONS = 4  # iterations that are trained from the seed
 EARLY_SAVE = 10  # iterations before the checkpoint that is written for the witness
-RESUMED_ITERATIONS = 2  # iterations that are trained behind a checkpoint
+RESUMED_ITERATIONS = 2  # iterations that are trained after a checkpoint
 REPEATED = 'repeated'  # name of the start that trains the first iterations once more
 FREE_SECONDS = 20.0  # seconds of processor time that the witness may take in any run
 IMPORT_SECONDS = 5.0  # seconds that a process takes to import torch, MMEngine and MMDetection

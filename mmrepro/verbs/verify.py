@@ -269,16 +269,16 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Trial]:
             found.append((0, _Trial(title, None, f'the file cannot be read: {error}')))
             continue
         problem = lacks(content)
-        behind = [step for step in range(iteration, iteration + RESUMED_ITERATIONS)
-                  if step in steps]
+        compared = [step for step in range(iteration, iteration + RESUMED_ITERATIONS)
+                    if step in steps]
         if problem is not None:
             found.append((iteration, _Trial(title, None, problem)))
-        elif not behind:
+        elif not compared:
             found.append((iteration, _Trial(
                 title, None, 'no iteration after the checkpoint was noted')))
         else:
             found.append((iteration, _Trial(title, Start(
-                f'resumed{len(found)}', iteration, behind[-1] + 1, os.path.abspath(path)))))
+                f'resumed{len(found)}', iteration, compared[-1] + 1, os.path.abspath(path)))))
     return [trial for _, trial in sorted(found, key=lambda pair: pair[0])]
 
 

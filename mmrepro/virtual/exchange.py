@@ -152,7 +152,7 @@ class Processes:
             rests = self._all_gather(torch.frombuffer(bytearray(rest), dtype=torch.uint8))
             parts = [part + more.numpy().tobytes()
                      for part, more in zip(parts, rests.view(len(parts), -1))]
-        return [value for part in parts for value in pickle.loads(part)]  # ignores what is behind
+        return [value for part in parts for value in pickle.loads(part)]  # ignores the padding
 
     def broadcast(self, value: Tensor, source: int) -> Tensor:
         """Return ``value`` as process ``source`` has it, flat. Overwrites it elsewhere."""

@@ -308,7 +308,7 @@ class Member:
         """Call torch's step while the optimizer has no parameter groups.
 
         It calls the user's hooks of steps and counts, as on any rank, and finds nothing to change.
-        The groups are away between the last hook before the step and the first one behind it.
+        The groups are away between the last hook before the step and the first hook after it.
         """
         optimizer = self._mine.optimizer
         groups = optimizer.param_groups

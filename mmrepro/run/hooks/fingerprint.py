@@ -56,7 +56,7 @@ class FingerprintHook(Hook):
     """
     # the batch as the loader delivered it, and the state before other hooks touch it
     priority = 1
-    # at the end of an iteration: behind EMAHook, so that averages are those of this iteration; and
+    # at the end of an iteration: after EMAHook, so that averages are those of this iteration; and
     # the line is in the file before CheckpointHook (priority 90) writes a checkpoint of it
     end_priority = 88
 

@@ -162,7 +162,7 @@ def stop_announced(runner: Any) -> bool:
 def signal_handlers(runner: Any) -> Iterator[None]:
     """Train in this block; afterwards all handlers are back, however the training ended."""
     ours = [hook for hook in runner._hooks if isinstance(hook, PreemptHook)]
-    # behind hooks that were registered meanwhile: when they have run, the iteration is finished
+    # after hooks that were registered meanwhile: when they have run, the iteration is finished
     runner._hooks = [hook for hook in runner._hooks if hook not in ours] + ours
     try:
         for hook in ours:

@@ -178,7 +178,7 @@ class OperatorGuardHook(Hook):
     Raises:
         ValueError: for another ``on_unknown``.
     """
-    priority = 95  # behind everything that prepares the step
+    priority = 95  # after all hooks that prepare the step
 
     def __init__(self, allow: Sequence[str] = (), on_unknown: str = 'warn',
                  devices: Sequence[str] = ('cuda',)) -> None:
