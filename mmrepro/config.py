@@ -445,7 +445,7 @@ def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Se
                     kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Return the arguments of a call by name, and whether ``function`` takes ``randomness``.
 
-    Those that it takes as ``*args`` get ``names``.
+    Arguments that it takes as ``*args`` get ``names``.
 
     >>> named_arguments(lambda model, **rest: None, [], [1], dict(randomness={}))
     ({'model': 1, 'randomness': {}}, True)

@@ -75,7 +75,7 @@ class SampleDiffersError(_RaisedInWorkers, SelfCheckError):
 class SampleError(_RaisedInWorkers):
     """A sample cannot be loaded; names dataset, index, file and transform.
 
-    What the code of the dataset or transform raised is the cause.
+    The exception of the dataset or transform is the cause.
     """
 
 

@@ -2,9 +2,8 @@
 
 The files show which environment variables user code reads, and which state it leaves in its
 process, while a training runs. Self-checks find the rest: they repeat samples, orders and steps
-from
-the earlier state of datasets, samplers, models and user modules. They see no environment variable,
-and repeat no hook, no optimizer and no batch sampler.
+from the earlier state of datasets, samplers, models and user modules. They see no environment
+variable, and repeat no hook, no optimizer and no batch sampler.
 """
 from __future__ import annotations
 

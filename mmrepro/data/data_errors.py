@@ -1,6 +1,6 @@
 """Errors of code that loads data, in one line: which dataset, index, file and transform.
 
-What stock code raised stays the cause of the error.
+The exception of stock code stays the cause of the error.
 """
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 Workers load from the dataset as it was when they started; the main process would load from the
 dataset as it is. So a change has to end the workers, or the number of workers would matter.
 
-Python's garbage collector says what an object holds, whatever it is: attributes, slots, items,
-closures, arguments of a partial. That runs no code of the user, so it cannot fail. Beside that, the
-memory of arrays and tensors is compared, and the globals that functions of the user name.
+Python's garbage collector lists everything that an object holds: attributes, slots, items,
+closures, arguments of a partial. The list needs no user code, so the walk cannot fail. Also
+compared are the memory of arrays and tensors, and the globals that functions of the user name.
 """
 from __future__ import annotations
 

@@ -181,7 +181,8 @@ def key_passes(loader: Any, fetch: KeyedFetch) -> None:
 def judge_disputed(loader: Any, judge: Callable[[Disputed], None] | None) -> None:
     """Let ``judge`` decide on batches of a loader for training with samples that differ.
 
-    It is called with a batch before the loader returns it; without it, the batch is an error.
+    ``judge`` is called with a batch before the loader returns it; without it, the batch is an
+    error.
     """
     if hasattr(loader, '_mmrepro_judges'):
         loader._mmrepro_judges.training = judge

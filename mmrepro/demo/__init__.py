@@ -1,6 +1,6 @@
 """The demonstration: a dataset of real photographs, a classifier, shipped configs.
 
-What its trainings import is here as well.
+Modules that its trainings import are here as well.
 """
 from __future__ import annotations
 

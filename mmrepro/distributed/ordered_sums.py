@@ -12,7 +12,7 @@ with each operation rounded to the type of the gradient, so no layout can matter
 multiplied in before the sum, as DDP does; hence with two ranks the bits are those of plain DDP.
 
 Each rank sums one n-th of the bucket: an all-to-all brings the pieces, an all-gather spreads the
-sums. That is the traffic of a ring all-reduce; the extra memory is one bucket. The communication
+sums. The traffic is that of a ring all-reduce; the extra memory is one bucket. The communication
 does not overlap with the backward pass.
 
 **In the order of a fixed binary tree**, however the leaves are spread over processes (scheme 2, of

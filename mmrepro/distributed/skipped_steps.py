@@ -1,9 +1,9 @@
 """A rank that takes no step in an iteration in which other ranks take one.
 
-It would go on, and its next gradients would be added to those of an iteration before. The others
-wait for its gradients in their backward passes, which nothing interrupts. So a thread of each
-process looks now and then into the store of the process group whether a rank is without a step, and
-answers for the ranks of this process that take one.
+Such a rank would go on, and its next gradients would be added to those of an earlier iteration. The
+other ranks wait for its gradients in their backward passes, which nothing interrupts. So a thread
+of each process polls the store of the process group for ranks without a step, and answers for the
+ranks of this process that take a step.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Own code of a run: the imported files that belong to no library, with a digest of each.
 
-What git knows of them does not matter. A file is read when it is first looked at, as early as the
-run is built, because Python keeps no source of what it has loaded.
+Whether git tracks a file does not matter. A file is read when it is first looked at, as early as
+the run is built, because Python keeps no source of what it has loaded.
 """
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def sampled_files(dataset: Any) -> dict[str, str]:
     """Return size and, for some, digest of a sample of the files that a dataset names.
 
     Of each innermost dataset, the same :data:`SAMPLED` entries are looked at in every run and on
-    every rank, all entries of a smaller one. What is no local file is left out.
+    every rank, all entries of a smaller one. Paths that are no local files are left out.
     """
     found: dict[str, str] = {}
     with seeds.isolate_rng():  # user datasets may draw random numbers
@@ -184,6 +184,6 @@ def _entries(dataset: Any) -> list[Any]:
 def _entry(dataset: BaseDataset, index: int) -> Any:
     """Return an entry as annotations have it, without calling code of the user's.
 
-    That may count calls, or open a file, whose position workers forked later would share.
+    User code may count calls, or open a file whose position later forked workers would share.
     """
     return BaseDataset.get_data_info(dataset, index)

@@ -225,7 +225,7 @@ class Snapshot:
     def add(self, kind: str, named: Named) -> None:
         """Add the digests of named tensors on any devices.
 
-        Those that are divided among ranks are gathered, one at a time: a collective operation.
+        Tensors that are divided among ranks are gathered one at a time: a collective operation.
         """
         for name, tensor in named:
             if is_sharded(tensor):

@@ -246,11 +246,11 @@ MAX_TEXTS = 4  # a run has one or two
 
 
 def cache_formatted_texts() -> None:
-    """Make MMEngine's formatter cache its results: it formats a text twice at the start of a run.
+    """Make MMEngine's formatter cache its results. May be called again.
 
-    It does so again for every checkpoint. YAPF takes seconds for the config of a detector, and they
-    count when a scheduler has announced the end of a run and a checkpoint has to be written in
-    time. May be called again.
+    MMEngine formats a config twice at the start of a run, and again for every checkpoint. YAPF
+    takes seconds for the config of a detector: too long when a scheduler has announced the end of a
+    run and a checkpoint has to be written in time.
     """
     format_code = getattr(mmengine_config, 'FormatCode', None)
     if format_code is None or hasattr(format_code, '_mmrepro_texts'):

@@ -69,7 +69,7 @@ def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[
         names: variations of ``verify``; ``'validation'`` needs the data of the validation.
 
     Returns:
-        What was changed, as lines for a report.
+        The changes, as lines for a report.
 
     Raises:
         MissingDataError: a file that the config reads does not exist.

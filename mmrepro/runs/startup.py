@@ -90,7 +90,7 @@ def build_runner(cfg: Any) -> Any:
 def on_ranks(cfg: Any, main: Callable[[], Any]) -> Any:
     """Call ``main()``, which builds a runner of ``cfg``, once per rank that this process has.
 
-    That is once, unless the config has ``randomness.virtual_ranks``; see
+    A process has one rank, unless the config has ``randomness.virtual_ranks``; see
     :func:`mmrepro.on_virtual_ranks`.
     """
     ranks = randomness_of(cfg).virtual_ranks.ranks

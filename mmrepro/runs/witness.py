@@ -264,7 +264,7 @@ class _First:
 class _End(Hook):
     """Ends a training before an iteration; of long validations, predicts the first batches only.
 
-    What follows from metrics (schedules, early stopping) gets those of the run.
+    Schedules and early stopping, which follow metrics, get the metrics of the run.
     """
     priority = 0
 

@@ -79,7 +79,7 @@ def _opens_for_writing(path: Any, mode: Any, flags: Any) -> bool:
 def run_definitions(path: str, names: Sequence[str]) -> None:
     """Run the statements of a script that have no effect outside of the process, as ``__main__``.
 
-    What is below ``if __name__ == '__main__'`` is left out, as in processes that are spawned. The
+    Statements below ``if __name__ == '__main__'`` are left out, as in spawned processes. The
     rest of the script is left out when a statement was refused and all of ``names`` are defined.
     """
     module = ModuleType('__main__')

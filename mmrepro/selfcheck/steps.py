@@ -263,9 +263,9 @@ class StepCheck:
                           [third[1], fourth[1]], reaching)
 
     def _reaching(self, names: list[str], unchanged: PassDigests) -> list[str]:
-        """Return those of the attributes that change the bits when they alone are not put back.
+        """Return the attributes that change the bits when they alone are not put back.
 
-        Others are results that the next pass writes again.
+        The remaining attributes are results that the next pass writes again.
         """
         if len(names) == 1:
             return names

@@ -262,7 +262,7 @@ class Witness:
 
         While the run trains, checkpoints come before the repetition from the seed. What hooks do in
         an epoch shows at the last checkpoint only, so that one comes first at the end, and the
-        repetition second. What is left out is closed.
+        repetition second. Checkpoints that are left out are closed.
         """
         ordered = sorted(complete, key=lambda saved: saved.iteration)
         first = len(ordered)

@@ -29,7 +29,7 @@ def after_import(module: str, action: Action) -> None:
 
 
 def forget(module: str, action: Action) -> None:
-    """Cancel :func:`after_import`. What the action did already stays."""
+    """Cancel :func:`after_import`. Effects of earlier calls of the action stay."""
     actions = _waiting.get(module, [])
     if action in actions:
         actions.remove(action)

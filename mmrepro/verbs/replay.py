@@ -1,7 +1,7 @@
 """Train again from a manifest, compare the fingerprints, stop at the first difference.
 
-What is needed to repeat a run can be exported into one folder that ``replay`` reads. Everything
-comes from the files of the run; values that they lack are called "not recorded".
+Everything that a repetition needs can be exported into one folder that ``replay`` reads. The
+content comes from the files of the run; values that they lack are called "not recorded".
 """
 from __future__ import annotations
 

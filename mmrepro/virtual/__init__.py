@@ -4,7 +4,7 @@ Each virtual rank runs the whole program in a thread. One thread has the baton a
 lowest rank that need not wait. It hands the baton over where it waits for other ranks, that is, in
 a collective operation. State of the process that differs between ranks is exchanged then.
 
-Other rooms use what is imported here, and nothing else of this room.
+Other rooms use only the names that are imported here.
 """
 from .entry import (
     on_virtual_ranks,

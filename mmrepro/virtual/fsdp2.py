@@ -182,7 +182,8 @@ def leave_graph_alone(group: Any, used: set[int]) -> None:
 class TreeReduceScatter:
     """Adds up gradients as VirtualDataParallel does: each is scaled first.
 
-    It has the methods of FSDP2's ``ReduceScatter``, which can be imported from no public module.
+    The class has the methods of FSDP2's ``ReduceScatter``, which can be imported from no public
+    module.
     """
 
     def allocate(self, size: Any, *, dtype: Any, device: Any) -> Tensor:

@@ -68,8 +68,8 @@ def _end_apart() -> None:
 def large_blocks_apart() -> Iterator[None]:
     """Let large blocks for which the heap has no room come from the system, and go back at once.
 
-    It takes more time, and the heap does not grow. For steps that are repeated: they are rare, and
-    make it grow more than others.
+    This takes more time, but the heap does not grow. For repeated steps: they are rare, and they
+    make the heap grow more than other steps do.
     """
     shared = _is_shared(current()) and not _kept_apart
     if shared:

@@ -263,7 +263,7 @@ class Member:
                 kinds: Sequence[str] = KINDS) -> Any:
         """Call ``function``, which changes tensors of ``kinds``, when all ranks have come here.
 
-        The owner's is the first. Those of followers must leave alone what is shared.
+        The owner's call is the first. Calls of followers must not change shared tensors.
         """
         shared, scheduler = self._shared, self._shared.scheduler
         scheduler.meet(KEY, len(scheduler.ranks), where, self._index, lambda: None,
@@ -307,7 +307,8 @@ class Member:
     def _step_without_parameters(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call torch's step while the optimizer has no parameter groups.
 
-        It calls the user's hooks of steps and counts, as on any rank, and finds nothing to change.
+        torch's step calls the user's hooks of steps and counts, as on any rank, and changes
+        nothing.
         The groups are away between the last hook before the step and the first hook after it.
         """
         optimizer = self._mine.optimizer
