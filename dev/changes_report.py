@@ -16,9 +16,12 @@ def _spans(names: list[str]) -> str:
 
 
 def _settings(rows: Sequence[EnvRow | Flag]) -> list[str]:
-    return ['| variable or flag | why | verified by |', '|---|---|---|', *(
-        f'| `{row.name}` | {row.why} | {f"`{row.verified}`" if row.verified else "nothing yet"} |'
-        for row in rows)]
+    """Return two lists: rows whose effect a file of the repository shows, and the others."""
+    return ['The effect of these is shown by the file that is named:', '',
+            *(f'- `{row.name}` (`{row.verified}`): {row.why}' for row in rows if row.verified), '',
+            'Of these it was read in documentation and sources; most matter on a GPU, and no GPU '
+            'has run mmrepro yet:', '',
+            *(f'- `{row.name}`: {row.why}' for row in rows if not row.verified)]
 
 
 def lines() -> str:
@@ -30,8 +33,6 @@ def lines() -> str:
     kernels = [row for row in TABLE if row.target and not row.overrides_python]
     return '\n'.join([
         '## Variables and flags', '',
-        'A row is verified by the file of the repository that shows its effect. Most rows matter '
-        'on a GPU, and no GPU has run mmrepro yet.', '',
         *_settings([row for row in ENV if row.default is not None]
                    + [flag for flag in FLAGS if not flag.name.startswith('mmrepro')]), '',
         '## Replaced attributes', '',
