@@ -46,7 +46,9 @@ class _Before:
         # MMDetection hold the global generator
         shared = [*(model.parameters() if getattr(runner.model, 'sharing', None) else ()),
                   np.random.mtrand._rand]
-        averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
+        # a hook of the user's may make its average later, or keep something else by this name
+        averages = [hook.ema_model for hook in runner.hooks
+                    if isinstance(getattr(hook, 'ema_model', None), torch.nn.Module)]
         self._models = [Attributes(module, {}, (), shared) for module in (model, *averages)]
         self._settings = _settings(runner)
         self._process = {name: get() for name, (get, _) in PUT_BACK.items()}

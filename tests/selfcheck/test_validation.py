@@ -4,6 +4,7 @@ import copy
 import pytest
 import torch
 from faults import tiny
+from mmengine.hooks import Hook
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from small_runs import warnings_of
@@ -124,6 +125,16 @@ def test_the_last_validation_counts_as_if_the_training_went_on(puts_back, tmp_pa
     said = [line for line in warnings_of(runner) if 'head.fc.weight' in line]
     assert len(said) == (not puts_back)
     assert not runner.model.training
+
+
+@pytest.mark.parametrize('held', [None, {}])
+def test_a_hook_may_make_its_average_later(held, tmp_path):
+    runner = runner_of(tmp_path, 'nothing', custom_hooks=[])
+    hook = Hook()
+    hook.ema_model = held
+    runner.register_hook(hook)
+    runner.train()
+    assert runner.iter == runner.max_iters
 
 
 @pytest.mark.parametrize('validation, times', [('warn', 2), (False, 0)])
