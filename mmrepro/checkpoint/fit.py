@@ -153,11 +153,12 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
     if _loads(skeleton):
         return
     where, value = _culprit('checkpoint', skeleton)
+    trust = '' if _written(value) is None else (
+        f'; or, if you trust it: {ADDING}, in a module that the config imports')
     raise CheckpointError(
         f'{where} is a {qualified_name(type(value))} '
         f'({shorten(repr(value))}): no run could resume from this checkpoint, which has to be '
-        'data only. Save it as numbers, strings, tensors, arrays, lists and dicts; or, if you '
-        f'trust it: {ADDING}, in a module that the config imports')
+        f'data only. Save it as numbers, strings, tensors, arrays, lists and dicts{trust}')
 
 
 def _without_tensors(value: Any) -> Any:
@@ -175,14 +176,26 @@ def _without_tensors(value: Any) -> Any:
 
 
 def _loads(value: Any) -> bool:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
+    file = _written(value)
+    if file is None:
+        return False
     try:
         safe_load(file)
     except pickle.UnpicklingError:
         return False
     return True
+
+
+def _written(value: Any) -> io.BytesIO | None:
+    """Return a file with a value; None where pickle refuses it: a function without a name, a lock.
+    """
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+    except Exception:  # whatever a class raises that is not to be pickled
+        return None
+    file.seek(0)
+    return file
 
 
 def _culprit(where: str, value: Any) -> tuple[str, Any]:

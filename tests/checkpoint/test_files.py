@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import shutil
+import threading
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -307,7 +308,7 @@ def test_two_averages_of_weights_are_refused_by_name(tmp_path):
 UNREADABLE = {
     'path': PurePosixPath('/x'), 'date': datetime.datetime(2020, 1, 1),
     'default': collections.defaultdict(int, a=1), 'frozen': frozenset([1]),
-    'complex': np.complex64(1)}
+    'complex': np.complex64(1), 'function': lambda: 0, 'lock': threading.Lock()}
 
 
 @pytest.mark.parametrize('name', UNREADABLE)
@@ -319,6 +320,13 @@ def test_what_no_resume_could_read_is_refused_when_it_is_written(name, tmp_path)
                                               f"{type(UNREADABLE[name]).__name__}"):
         runner.train()
     assert not list(tmp_path.glob('*.pth')) and not list(tmp_path.glob('.*partial'))
+
+
+@pytest.mark.parametrize('name', ['path', 'function'])
+def test_only_what_pickle_takes_can_be_trusted(name):
+    with pytest.raises(CheckpointError) as refused:
+        check_readable(dict(mine=UNREADABLE[name]))
+    assert ('if you trust it' in str(refused.value)) is (name == 'path')
 
 
 def test_what_can_be_read_is_written():
