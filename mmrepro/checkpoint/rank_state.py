@@ -133,11 +133,10 @@ def _order(runner: Any) -> dict[str, Any]:
 
 
 def _gradients(runner: Any) -> dict[str, torch.Tensor]:
-    """Return gradients for the next step: of unfinished cycles, of losses of other optimizers."""
-    wrappers = [*optim_wrappers(runner.optim_wrapper).values()]
-    if len(wrappers) < 2 and all(wrapper._inner_count % wrapper._accumulative_counts == 0
-                                 for wrapper in wrappers):
-        return {}
+    """Return gradients for the next step: of unfinished cycles, of losses of other optimizers.
+
+    A step of MMEngine leaves none. That of a user may, in a cycle that only its model counts.
+    """
     return {name: local_part(parameter.grad.detach())
             for name, parameter in unwrap(runner.model).named_parameters()
             if parameter.grad is not None}

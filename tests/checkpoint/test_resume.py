@@ -6,8 +6,10 @@ import torch
 from demo_runs import log_lines, narrow, small
 from harness import Child, run_all, train
 from mmengine.hooks import EarlyStoppingHook, Hook
+from mmengine.logging import MessageHub
+from mmengine.registry import MODELS
 from mmengine.runner import Runner
-from small_runs import Points, continued, finish, small_run, trained_runner
+from small_runs import NoisyLine, Points, continued, finish, small_run, trained_runner
 from validated_runs import (
     KILLED_AT,
     METRICS_SEEN,
@@ -199,6 +201,28 @@ def check_every_resume_point(folder, changes, expected):
 def test_every_resume_point(variant, tmp_path):
     expected = trained(settings(tmp_path / 'base', **VARIANTS[variant]))
     check_every_resume_point(tmp_path, VARIANTS[variant], expected)
+
+
+@MODELS.register_module(force=True)
+class CountsItsCycle(NoisyLine):
+    """Adds up the gradients of three iterations by itself."""
+
+    def train_step(self, data, optim_wrapper):
+        loss = self(**self.data_preprocessor(data, True), mode='loss')['loss']
+        loss.backward()
+        if MessageHub.get_current_instance().get_info('iter') % 3 == 2:
+            optim_wrapper.step()
+            optim_wrapper.zero_grad()
+        return dict(loss=loss)
+
+
+def test_gradients_that_only_the_model_adds_up_are_kept(tmp_path):
+    changes = dict(model=dict(type='CountsItsCycle'))
+    expected = finish(small_run(tmp_path, **changes))
+    for point in range(1, 7):
+        assert finish(continued(tmp_path, point, **changes)) == expected, point
+    content = torch.load(tmp_path / 'iter_6.pth', weights_only=False)
+    assert not content['mmrepro']['gradients']  # a step has used them
 
 
 @pytest.mark.parametrize('kept', [True, False])
