@@ -12,6 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,12 +226,14 @@ def _words(value: Any) -> list[Any]:
 
     >>> _words(True), _words("['left', 'right']"), _words('[1333, 800]'), _words(3)
     ([True], ['left', 'right'], [], [])
+    >>> _words("['[CLS]', '[SEP]']"), _words('[MASK] token')
+    (['[CLS]', '[SEP]'], ['[MASK] token'])
     """
     if isinstance(value, str) and value.startswith('['):
-        value = ast.literal_eval(value)
-    if isinstance(value, list):
-        return [word for item in value for word in _words(item)]
-    return [value] if isinstance(value, (str, bool)) else []
+        with suppress(ValueError, SyntaxError):  # a text, such as '[CLS]', or [0, inf]
+            value = ast.literal_eval(value)
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, (str, bool))]
 
 
 def _outputs(facts: Mapping[str, Any]) -> set[str]:

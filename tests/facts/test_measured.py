@@ -30,6 +30,16 @@ def change(*pipeline, then='4.11.0', now='5.0.0', package='cv2', **changes):
     return effect(package, then, now, facts(*pipeline, **changes), facts(*pipeline, **changes))
 
 
+@pytest.mark.parametrize('setting', [
+    ['[CLS]', '[SEP]', '.'], '[MASK] token', '[1', [0, float('inf')], [float('nan')]])
+def test_a_setting_that_only_begins_like_a_list_is_a_text(setting):
+    """GLIP and Grounding DINO have tokens of this form."""
+    assert change(*DETECTION, dict(type='Own', tokens=setting)).unknown == ('Own', )
+    found = effect('numpy', '1.26.4', '2.3.5', *2 * [{
+        **facts(*DETECTION), **settings_of(dict(model=dict(type='Own', tokens=setting)))}])
+    assert found is not None
+
+
 def test_parts_that_change_are_named_with_their_outputs():
     found = change(*DETECTION, dict(type='Rotate'), dict(type='Own'))
     assert found.changed == ('Rotate (uint8 image)', )
