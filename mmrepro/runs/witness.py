@@ -107,7 +107,7 @@ def _in_fork(call: Callable[[], None], run: int, scratch: str) -> None:
 
 def _protect(work_dir: str, scratch: str) -> None:
     """Refuse to change files of the run, in this process and in those that it forks."""
-    inside = os.path.join(os.path.realpath(work_dir), '')
+    inside, ours = (os.path.join(os.path.realpath(folder), '') for folder in (work_dir, scratch))
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
         writes = event == 'open' and (
@@ -116,8 +116,9 @@ def _protect(work_dir: str, scratch: str) -> None:
         if not writes and event not in _CHANGING:
             return
         for path in args[:2] if event in _CHANGING else args[:1]:
-            if isinstance(path, (str, bytes)) and os.path.realpath(os.fsdecode(path)).startswith(
-                    inside):
+            real = os.path.realpath(os.fsdecode(path)) if isinstance(path, (str, bytes)) else ''
+            # TMPDIR may lie in the work directory
+            if real.startswith(inside) and not f'{real}/'.startswith(ours):
                 raise PermissionError(f'a witness may not change {os.fsdecode(path)}')
 
     sys.addaudithook(refuse)
