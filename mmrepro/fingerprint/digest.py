@@ -11,6 +11,7 @@ import itertools
 import struct
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,6 +187,8 @@ def _describe(value: Any, text: list[str], tensors: list[torch.Tensor],
     elif isinstance(value, float):
         # the bits, because NaNs differ and repr does not say so
         text.append(f'float:{struct.pack(">d", value).hex()},')
+    elif isinstance(value, PurePath):  # its attributes keep its text and hash, once asked for
+        text.append(f'{type(value).__name__}:{str(value)!r},')
     elif isinstance(value, dict):
         items = sorted(value.items(), key=lambda item: repr(item[0]))
         text.append(f'dict{len(items)}')

@@ -1,6 +1,7 @@
 """The digest: equal only for equal bits, the same value however it is computed."""
 import itertools
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,6 +177,15 @@ def test_nested_values():
                dict(name=b'a'), dict(scale=(float('nan'), 0.75)), dict(scale=(1.0, -0.0))]
     found = to_hex([value_digest(value(**change)) for change in [{}, *changes]])
     assert len(set(found)) == len(found)
+
+
+def test_a_path_has_the_digest_of_its_text():
+    """It keeps its text and hash once asked for them, and loses them on the way to a worker."""
+    path, equal = Path('a') / 'b.jpg', Path('a') / 'b.jpg'
+    hash(path), str(path)
+    assert to_hex([value_digest(path)]) == to_hex([value_digest(equal)])
+    assert to_hex([value_digest(path)]) != to_hex([value_digest(Path('a') / 'c.jpg')])
+    assert to_hex([value_digest(path)]) != to_hex([value_digest(str(path))])
 
 
 def test_nested_values_with_masks_cycles_and_arrays_of_objects():
