@@ -8,14 +8,17 @@ import pytest
 import torch
 from demo_runs import narrow, small
 from harness import Child, train
+from mmengine.registry import METRICS
 from mmengine.runner import Runner
 from mmengine.visualization import LocalVisBackend
 from small_runs import (
+    DumpNothing,
     RampedAverage,
     config,
     hook_with,
     small_run,
     trained_runner,
+    validating,
     weights_of,
 )
 
@@ -134,6 +137,18 @@ def test_operator_level_has_the_operators_of_all_phases(runs):
         assert len(linear[4]) == len(linear[5]) == 16 and linear[3] == 0 and '[2,2]' in linear[6]
     first, second = (lines(runs['operator'][0])[i]['operators'] for i in (1, 2))
     assert [r[:4] for r in first] == [r[:4] for r in second] and first != second
+
+
+@METRICS.register_module(force=True)
+class ByClass(DumpNothing):
+    def compute_metrics(self, results):
+        return dict(mean=0.5, by_class=np.array([0.25, 0.75]), one=np.array(0.5), name='a')
+
+
+def test_metrics_that_are_no_numbers_are_left_out(tmp_path):
+    trained_runner(validating(config(tmp_path, custom_hooks=[hook()]), 'ByClass'))
+    found = [line['metrics'] for line in lines(tmp_path) if line['kind'] == 'val']
+    assert found == [dict(mean=0.5.hex(), one=0.5.hex())] * 2
 
 
 def test_an_interval(runs):

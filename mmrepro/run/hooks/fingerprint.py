@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -243,7 +243,11 @@ class _EndOfIteration(Hook):
 def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not value.is_complex()
-    return isinstance(value, (int, float)) or hasattr(value, '__float__')
+    if isinstance(value, (int, float)):
+        return True
+    with suppress(Exception):  # of an array of several numbers, or whatever a class raises
+        return hasattr(value, '__float__') and isinstance(float(value), float)
+    return False
 
 
 def _positions(batch: tuple[Any, ...] | None) -> list[int] | None:
