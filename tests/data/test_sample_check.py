@@ -630,6 +630,8 @@ def test_a_field_that_no_training_reads_is_one_line(name, tmp_path):
     weights, log = timed_run(tmp_path, **LOADERS[name])
     assert log.count('The training does not read these fields') == 1
     assert re.search(r"samples that are loaded twice differ in .*\['load_time'\].*\['times'\]", log)
+    assert re.search(r'steps were repeated: same bits \(but for .*times.* of samples, which the '
+                     'training does not read', log)  # the last line may stand alone
     unchecked, log = timed_run(tmp_path / 'other', **LOADERS[name], samples=0)
     assert weights == unchecked and 'does not read' not in log
 

@@ -137,6 +137,9 @@ class SelfCheckHook(Hook):
         text = (f'{counts["samples"]:,} samples and {counts["steps"]:,} steps were repeated: same '
                 'bits')
         notes = []
+        if self.unread:
+            notes.append(f'but for {listed(sorted(self.unread))} of samples, which the training '
+                         'does not read')
         if not runner.repro.self_checks.samples:
             notes.append('samples are not repeated: randomness.self_checks.samples=0')
         if self._not_repeated:
