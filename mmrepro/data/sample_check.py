@@ -315,9 +315,13 @@ def _loaded(context: BatchContext, handle: Handle) -> Any:
 
 
 def _copied(items: Any) -> Any:
-    """Return a copy of samples; None where they hold what cannot be copied, such as a lock."""
+    """Return a copy of samples; None where they hold what cannot be copied, such as a lock.
+
+    A copy may be something else: an image of Pillow that shares an array's memory is read-only.
+    """
     try:
-        return copy.deepcopy(items)
+        copied = copy.deepcopy(items)
+        return copied if exact_digest(copied) == exact_digest(items) else None
     except Exception:  # whatever a class of the user raises
         return None
 

@@ -24,6 +24,7 @@ from loaders import InOrder, Mean, Noisy, Piped, loader, settings
 from mmengine.dataset import DefaultSampler, default_collate, pseudo_collate
 from mmengine.dist import get_rank
 from mmengine.registry import MODELS as MODELS_OF_ENGINE
+from PIL import Image
 from small_runs import hook_with
 from torch.utils.data import ConcatDataset, DataLoader
 
@@ -233,6 +234,18 @@ def test_a_pipeline_that_a_hook_changes_is_new():
     with pytest.raises(SampleDiffersError):
         next(iter(made))
     assert checked(made) > before
+
+
+class Images(Noisy):
+    def __getitem__(self, i):
+        # it shares the memory of the array, and its copy does not
+        return Image.fromarray(np.full((2, 2), i, np.uint8))
+
+
+def test_samples_that_a_copy_changes_end_no_run():
+    made = strict(DataLoader(Images(), batch_size=4, collate_fn=lambda items: items))
+    assert [image.getpixel((0, 0)) for image in next(iter(made))] == [0, 1, 2, 3]
+    assert checked(made)
 
 
 WRITERS = {
