@@ -102,7 +102,7 @@ def check_goldens(configs: Sequence[str] = (), *, goldens: str = GOLDENS, missin
             ``'record'`` one.
         work_dir: where the runs write.
         on_report: called with the report on each config.
-        announce, say: as for :func:`record_goldens`.
+        on_start, on_progress: as for :func:`record_goldens`.
 
     Returns:
         A report whose exit code is 0 (all are equal), 1 (one is different) or 3 (a golden is
