@@ -211,8 +211,10 @@ def on_cpu(stock: Callable[..., Tensor], operator: Callable[..., Tensor]) -> Cal
                   attention_weights: Tensor) -> Tensor:
         if is_recorded() or _is_compiling():
             return stock(value, value_spatial_shapes, sampling_locations, attention_weights)
-        keys = value_spatial_shapes.prod(1)
-        return operator(value, value_spatial_shapes, keys.cumsum(0) - keys, sampling_locations,
+        # mmcv's form takes lists, and a tensor of another device, too
+        shapes = torch.as_tensor(value_spatial_shapes, device=value.device)
+        keys = shapes.prod(1)
+        return operator(value, shapes, keys.cumsum(0) - keys, sampling_locations,
                         attention_weights, 1)
 
     return attention

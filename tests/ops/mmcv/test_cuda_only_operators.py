@@ -271,6 +271,17 @@ def test_attention_on_a_cpu_takes_the_operator(monkeypatch):
     assert not calls
 
 
+def test_attention_on_a_cpu_takes_sizes_as_a_list():
+    """As mmcv's form does, which loops over them."""
+    value, where, weights = (torch.rand(shape) for shape in (
+        (1, 5, 1, 2), (1, 3, 1, 2, 2, 2), (1, 3, 1, 2, 2)))
+    with ops.using('torch'):
+        attention = multi_scale_deform_attn.multi_scale_deformable_attn_pytorch
+        found, expected = (attention(value, shapes, where, weights)
+                           for shapes in ([(2, 2), (1, 1)], torch.tensor([[2, 2], [1, 1]])))
+    assert torch.equal(found, expected)
+
+
 def test_attention_takes_what_is_empty_or_lost(inputs):
     value, locations, weights = inputs
     assert attend(value, locations[:, :0], weights[:, :0]).shape == (2, 0, 12)
