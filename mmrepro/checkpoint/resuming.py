@@ -225,7 +225,8 @@ class Resume:
         Raises:
             ResumeError: as :meth:`compare`.
         """
-        if self.point is None or 'train_samples' not in self.point.facts:
+        if self.point is None or not any(
+                name.startswith('train_') for name in self.point.facts):
             return []
         return self.compare({**self.point.facts, **facts})
 

@@ -257,9 +257,10 @@ class SampleCheck:
             return  # the extra samples are numbers
         for number in range(EXTRA_SAMPLES):
             extra = (), number  # of the whole dataset
-            if not self._cannot_repeat(twin.branch(extra)):
-                # the sampler may have left it out, because it cannot be loaded
-                with suppress(Exception):
+            # the sampler may have left it out, because it cannot be loaded; or nobody knows how
+            # many there are
+            with suppress(Exception):
+                if not self._cannot_repeat(twin.branch(extra)):
                     twin.load(extra)
                     return
 

@@ -51,7 +51,7 @@ def training_data(dataset: Any) -> dict[str, Any]:
                    for path in _images(innermost)]
     sample = sampled_files(dataset)
     files = dict(count=len(sample), sha256=_lines(_pairs(sample))) if sample else None
-    return dict(samples=len(dataset), annotations=annotations, files=files,
+    return dict(samples=_count(dataset), annotations=annotations, files=files,
                 images=dict(count=len(images), sha256=_lines(images)) if images else None)
 
 
@@ -61,7 +61,8 @@ def training_facts(dataset: Any) -> dict[str, Any]:
 
     Annotations that are no local file, and images beyond :data:`MAX_LISTED`, are left out.
     """
-    facts: dict[str, Any] = dict(train_samples=len(dataset))
+    count = _count(dataset)
+    facts: dict[str, Any] = {} if count is None else dict(train_samples=count)
     annotations: list[Any] = []
     images: list[str] = []
     entries: list[Any] = []
@@ -108,6 +109,11 @@ def sampled_files(dataset: Any) -> dict[str, str]:
                 found[f'dataset {number}: {path[shared:]}'] = f'{size} bytes' + (
                     f', SHA-256 {_beginning(path)[:16]}' if read else '')
     return found
+
+
+def _count(dataset: Any) -> int | None:
+    """Return the number of samples; None where only the sampler knows it."""
+    return len(dataset) if hasattr(type(dataset), '__len__') else None
 
 
 def _beginning(path: str) -> str:

@@ -287,7 +287,7 @@ def _readme(manifest: Manifest, iterations: int, files: list[str], sources: list
         'Code': [f'`{name}`: commit {repository.get("commit") or UNKNOWN}{_changes(repository)}'
                  for name, repository in by_last_name(content.get('code') or {}).items()
                  ] + sources or [UNKNOWN],
-        'Data': [f'samples: {data.get("samples", UNKNOWN)}',
+        'Data': [f'samples: {data.get("samples") or UNKNOWN}',
                  *_files(data.get('annotations') or {}),
                  'names of the images, SHA-256: '
                  f'{images["sha256"] if images else UNKNOWN}'],

@@ -1,4 +1,5 @@
 """A resume trains on the same data: annotations and images count, not where they lie."""
+import copy
 import json
 import shutil
 import time
@@ -6,9 +7,9 @@ import time
 import pytest
 import torch
 from mmengine.dataset import BaseDataset
-from mmengine.registry import DATASETS
+from mmengine.registry import DATA_SAMPLERS, DATASETS
 from mmengine.runner import Runner
-from small_runs import finish, small_run, warnings_of, weights_of
+from small_runs import continued, finish, small_run, warnings_of, weights_of
 
 from mmrepro.errors import ResumeError
 from mmrepro.facts import training_data
@@ -79,6 +80,36 @@ def test_a_checkpoint_without_digests_of_data_resumes(base, tmp_path):
         assert len(content['meta']['mmrepro']['facts'].pop(name)) == 16
     torch.save(content, tmp_path / 'old.pth')
     assert finish(run(tmp_path / 'run', root, tmp_path / 'old.pth')) == expected
+
+
+@DATASETS.register_module(force=True)
+class WithoutLength(torch.utils.data.Dataset):
+    """Only its sampler knows how many samples there are, which PyTorch allows."""
+    metainfo = {}
+
+    def __getitem__(self, i):
+        return dict(x=torch.tensor([i, 1.]) + torch.rand(2))
+
+
+@DATA_SAMPLERS.register_module(force=True)
+class EightSamples(torch.utils.data.Sampler):
+    def __init__(self, dataset, seed=None):
+        pass
+
+    def __iter__(self):
+        return iter(torch.randperm(8).tolist())
+
+    def __len__(self):
+        return 8
+
+
+def test_a_dataset_need_not_know_its_length(tmp_path):
+    changes = dict(train_dataloader=dict(
+        batch_size=1, dataset=dict(type='WithoutLength'),
+        sampler=dict(_delete_=True, type='EightSamples')),
+        custom_hooks=[dict(type='FingerprintHook')])
+    expected = finish(small_run(tmp_path, **copy.deepcopy(changes)))
+    assert finish(continued(tmp_path, 5, **changes)) == expected
 
 
 def test_the_order_of_the_images_counts(tmp_path):
