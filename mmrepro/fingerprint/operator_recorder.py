@@ -36,7 +36,7 @@ OPTIMIZERS = (torch.optim.Optimizer, OptimWrapper, OptimWrapperDict)
 ENGINE = '/torch/autograd/graph.py'  # starts the backward pass; its callers are not of interest
 TENSOR = '/torch/_tensor.py'  # Tensor.backward makes the first gradient
 # calls below these files are not part of the training
-NOT_TRAINING = os.path.join(PACKAGE, 'hooks', '')
+NOT_TRAINING = os.path.join(PACKAGE, 'run', 'hooks', '')
 PREPROCESSOR = 'data_preprocessor'  # MMEngine's name for the module that moves and pads batches
 STACK = 40  # number of frames kept
 # frames between the training code and the recorder

@@ -1,5 +1,6 @@
 """Recording an iteration changes no bit, and sees the samples of any worker."""
 import json
+import os
 import pickle
 import random
 
@@ -11,6 +12,7 @@ from harness import Child
 from mmcv.transforms.utils import cache_randomness
 from mmengine.runner import Runner
 
+from mmrepro.fingerprint.operator_recorder import NOT_TRAINING, PACKAGE, SKIPPED
 from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.localise.recording import SETTINGS, RecordingPlan, attach, diagnose_ranks, read_stream
 from mmrepro.localise.sample_recorder import SampleRecorder, read_samples
@@ -32,6 +34,17 @@ def test_recording_changes_no_bit_of_the_training(tmp_path):
     plain, *recorded = [Child(trained, tmp_path / str(i), 5, record).result()
                         for i, record in enumerate((None, 2, 4))]
     assert all(one == plain for one in recorded)
+
+
+def test_operators_of_hooks_of_mmrepro_are_left_out(tmp_path):
+    """Their digests of the state are no part of the training."""
+    Child(trained, tmp_path, 1, 1, custom_hooks=[dict(type='FingerprintHook')]).result()
+    operators = [record for record in read_stream(str(tmp_path), 0)
+                 if record.name.startswith('aten.')]
+    assert operators and not any(
+        file.startswith(NOT_TRAINING) for record in operators for file, *_ in record.stack)
+    assert all(map(os.path.isdir, (NOT_TRAINING, *(
+        part for part in SKIPPED if part.startswith(PACKAGE)))))
 
 
 @pytest.mark.parametrize('start_method', ['fork', pytest.param('spawn', marks=pytest.mark.nightly)])
