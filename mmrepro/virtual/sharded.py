@@ -24,6 +24,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 from mmengine.dist import is_main_process
+from mmengine.model import BaseAveragedModel
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import Tensor, nn
 
@@ -70,7 +71,10 @@ class Sharding:
     def __init__(self, runner: Any) -> None:
         from torch.distributed.device_mesh import DeviceMesh
         self._model: Any = unwrap(runner.model)
-        averages = [hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model')]
+        # of a hook of the user's, something else may have this name
+        averages = [average for average in (
+            getattr(hook, 'ema_model', None) for hook in runner.hooks)
+            if isinstance(average, BaseAveragedModel)]
         self._optimizer = runner.optim_wrapper.optimizer
         group = dist.new_group(list(range(dist.get_world_size())))
         device = next(self._model.parameters()).device.type

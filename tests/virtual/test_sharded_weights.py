@@ -113,6 +113,18 @@ def test_each_rank_keeps_its_share(tmp_path):
         assert max(weights, momentum) < 1.01 / RANKS
 
 
+def test_a_hook_may_make_its_average_later(tmp_path):
+    def train():
+        runner = Runner.from_cfg(settings(tmp_path, 'sharded'))
+        hook = Hook()
+        hook.ema_model = None
+        runner.register_hook(hook)
+        runner.train()
+        return runner.iter == runner.max_iters
+
+    assert all(alone(train, RANKS))
+
+
 def test_fingerprints_do_not_depend_on_the_kind_of_memory(tmp_path):
     memories = 'separate', 'shared', 'sharded'
     for memory in memories:
