@@ -218,7 +218,8 @@ class Witness:
             return
         try:
             self._process = self._started(runner, starts, quiet=not ends)
-        except (OSError, pickle.PicklingError, AttributeError, TypeError) as error:
+        except (FingerprintError, OSError, pickle.PicklingError, AttributeError,
+                TypeError) as error:
             self.not_tried = f'the witness could not be started: {type(error).__name__}: {error}'
             self.close()
 
@@ -310,6 +311,10 @@ class Witness:
             self._spent += sum(result.seconds + result.imports for result in results)
             for start, result in zip(process.starts, results):
                 self._judge_one(runner, start, result)
+        except (FingerprintError, OSError) as error:  # files of the run, or of another process
+            text = f'what was noted for a witness cannot be read: {error}'
+            self.notes.append(text)
+            runner.logger.warning(f'witness: {text}')
         finally:
             for saved in tries.values():
                 saved.close()

@@ -565,6 +565,23 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
     assert 'No space left on device' in log_of(tmp_path).splitlines()[-1]
 
 
+class Damages(Hook):
+    """Writes over the first lines that the run notes for its witness."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter == 6:
+            path, = pathlib.Path(runner.work_dir).rglob('witness.rank0.jsonl')
+            with path.open('r+b') as file:
+                file.write(b'{' * 200)
+
+
+def test_damaged_notes_end_no_run(tmp_path):
+    HOOKS.register_module(module=Damages, force=True)
+    train(config(tmp_path, custom_hooks=[dict(type='Damages')]))
+    last = log_of(tmp_path).splitlines()[-1]
+    assert 'witness.rank0.jsonl' in last and 'same bits' not in last
+
+
 def test_a_witness_that_is_killed_ends_no_run(tmp_path, monkeypatch):
     started = WitnessProcess.__init__
 
