@@ -291,7 +291,7 @@ def _random(sampler: Any, root: seeds.Root) -> list[int]:
 
 def _weighted(sampler: Any, root: seeds.Root) -> list[int]:
     state = seeds.random_state(root, 'sampler', 'WeightedRandomSampler', _epoch(sampler))
-    weights = sampler.weights.double().numpy()
+    weights = sampler.weights.double().cpu().numpy()
     indices: list[int] = state.choice(len(weights), sampler.num_samples, sampler.replacement,
                                       weights / math.fsum(weights)).tolist()
     return indices

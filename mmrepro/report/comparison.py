@@ -370,6 +370,11 @@ def checkpoint_distances(a: RunView, b: RunView) -> list[Distance]:
     return rows
 
 
+def _real(values: torch.Tensor) -> torch.Tensor:
+    """Return complex values as pairs of real ones, and others as they are."""
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+
+
 def distance(name: str, iteration: int | None, a: dict[str, Any],
              b: dict[str, Any]) -> Distance:
     """Compare two state dicts, in float64; equal bits (NaN as well) have distance 0."""
@@ -383,7 +388,7 @@ def distance(name: str, iteration: int | None, a: dict[str, Any],
         if tensor_a.shape != tensor_b.shape:
             left_out.append(key)
             continue
-        tensor_a, tensor_b = tensor_a.double().flatten(), tensor_b.double().flatten()
+        tensor_a, tensor_b = (_real(one).double().flatten() for one in (tensor_a, tensor_b))
         equal = (tensor_a == tensor_b) | (tensor_a.isnan() & tensor_b.isnan())
         gap = torch.where(equal, 0., tensor_a - tensor_b)
         square = float(gap.square().sum())

@@ -302,6 +302,11 @@ def test_distance_of_weights():
     assert row.distance == 0. and 'n, y, x' in row.note
 
 
+def test_the_distance_of_complex_weights_has_both_parts():
+    a, b = dict(x=torch.tensor([1 + 2j])), dict(x=torch.tensor([1 + 5j]))
+    assert comparison.distance('', 0, a, b).distance == 3.
+
+
 def test_checkpoints_of_both_runs_are_compared(capsys):
     a, b = pair()
     for path, value in ((a, 1.), (b, 3.)):
