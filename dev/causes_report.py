@@ -107,10 +107,7 @@ NOTES: dict[str, Note] = {
         'The predictions are equal, the files are not. What is written loads without mmrepro.'),
     'profiler_hook:ProfilerHook._export_chrome_trace': Note(
         '`ProfilerHook._export_chrome_trace` in MMEngine `hooks/profiler_hook.py` 242',
-        "MMEngine's `ProfilerHook`", 'A stopped profiler is not stopped again',
-        'It is stopped at the end of the first epoch, or of the first after a resume, and with '
-        '`by_epoch=False` also at iteration `profile_times`: the process ends without a Python '
-        'error.'),
+        "MMEngine's `ProfilerHook`", 'A stopped profiler is not stopped again'),
 }
 
 

@@ -156,7 +156,7 @@ CAUSES: tuple[StockCause, ...] = (
         'methods:dump_by_content', ('mmengine.evaluator.metric:dump', ),
         ('DumpResults', 'DumpDetResults')),
     StockCause(
-        'C29', 'A profiler that the end of an epoch has stopped is stopped again: torch crashes',
+        'C29', 'A profiler may be stopped twice: torch ends the process without an error',
         False, 'methods:stopped_once',
         ('mmengine.hooks.profiler_hook:ProfilerHook._export_chrome_trace', ), ('ProfilerHook', )),
 )
