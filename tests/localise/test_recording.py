@@ -12,7 +12,7 @@ from harness import Child
 from mmcv.transforms.utils import cache_randomness
 from mmengine.runner import Runner
 
-from mmrepro.fingerprint.operator_recorder import NOT_TRAINING, PACKAGE, SKIPPED
+from mmrepro.fingerprint import operator_recorder
 from mmrepro.fingerprint.records import Record, write_records
 from mmrepro.localise.recording import SETTINGS, RecordingPlan, attach, diagnose_ranks, read_stream
 from mmrepro.localise.sample_recorder import SampleRecorder, read_samples
@@ -42,9 +42,11 @@ def test_operators_of_hooks_of_mmrepro_are_left_out(tmp_path):
     operators = [record for record in read_stream(str(tmp_path), 0)
                  if record.name.startswith('aten.')]
     assert operators and not any(
-        file.startswith(NOT_TRAINING) for record in operators for file, *_ in record.stack)
-    assert all(map(os.path.isdir, (NOT_TRAINING, *(
-        part for part in SKIPPED if part.startswith(PACKAGE)))))
+        file.startswith(operator_recorder.NOT_TRAINING)
+        for record in operators for file, *_ in record.stack)
+    folders = [part for part in operator_recorder.SKIPPED
+               if part.startswith(operator_recorder.PACKAGE)]
+    assert all(map(os.path.isdir, [operator_recorder.NOT_TRAINING, *folders]))
 
 
 @pytest.mark.parametrize('start_method', ['fork', pytest.param('spawn', marks=pytest.mark.nightly)])
