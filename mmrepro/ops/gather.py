@@ -247,7 +247,7 @@ def dots(grad: Tensor, rows: Tensor, index: Tensor, bag_of: Tensor | None = None
         bag_of = torch.arange(index.shape[0], dtype=flat.dtype, device=flat.device)
         bag_of = bag_of.repeat_interleave(index.shape[1], output_size=flat.numel())
     # mode 0 is 'sum'; the offsets are unused once every tap knows its bag.
-    out = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+    out: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(
         grad, rows, flat, flat.new_zeros(1), bag_of.to(flat.dtype), 0, -1)
     return out.view(index.shape)
 

@@ -171,7 +171,7 @@ class OperatorGuard:
                 if profile:
                     sys.setprofile(None)
 
-    def watched(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+    def watched(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function`` and watch it."""
         with self.watch():
             return function(*args, **kwargs)

@@ -133,7 +133,7 @@ TABLE: dict[str, OperatorRow] = {row.name: row for rows in _FAMILIES for row in 
 OF_FORKS: dict[str, str] = {'line_nms_forward': 'onedl-mmcv==2.3.6'}
 
 
-def implementation(name: str) -> Callable | None:
+def implementation(name: str) -> Callable[..., Any] | None:
     """Return the function of operator ``name``; None if it has no row, or one without a target."""
     row = TABLE.get(name)
     if row is None or not row.target:
@@ -143,15 +143,16 @@ def implementation(name: str) -> Callable | None:
     return traceable(name, getattr(importlib.import_module(module), function))
 
 
-def named(function: Callable, name: str, doc: str | None = None) -> Callable:
+def named(function: Callable[..., Any], name: str,
+          doc: str | None = None) -> Callable[..., Any]:
     """Return ``function`` under the name of an operator."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     return function
 
 
-def by_device(name: str, kernel: Callable[[], Callable],
-              runs_on: Callable[[str], bool]) -> Callable:
+def by_device(name: str, kernel: Callable[[], Callable[..., Any]],
+              runs_on: Callable[[str], bool]) -> Callable[..., Any]:
     """Return operator ``name`` with a kernel for some devices, chosen by its first argument.
 
     ``runs_on`` says for a type of device, such as 'cuda', whether ``kernel()`` is called there.

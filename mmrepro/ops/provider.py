@@ -97,8 +97,8 @@ class _State:
     lacks: str = ''  # what the Triton kernels lack here; '' if nothing
     at_import: str | None = None  # what to use when `mmcv._ext` is imported
     # functions of a compiled mmcv that are replaced, by name
-    compiled: dict[str, Callable] = dataclasses.field(default_factory=dict)
-    attention: Callable | None = None  # mmcv's form for CPUs, where it is replaced
+    compiled: dict[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    attention: Callable[..., Any] | None = None  # mmcv's form for CPUs, where it is replaced
     reported: set[str] = dataclasses.field(default_factory=set)  # warnings that were logged
 
 
@@ -117,7 +117,7 @@ def get_compiling_cuda_version() -> str:
 
 # ------------------------------------------------------------------------ functions of operators
 
-def _missing(name: str) -> Callable:
+def _missing(name: str) -> Callable[..., Any]:
     """Return a function that raises, for an operator without an implementation."""
     def operator(*args: Any, **kwargs: Any) -> None:
         row = TABLE.get(name)
@@ -132,7 +132,8 @@ def _missing(name: str) -> Callable:
     return named(operator, name)
 
 
-def _function(name: str, requested: str, lacks: str, compiled: Callable) -> Callable:
+def _function(name: str, requested: str, lacks: str,
+              compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function of operator ``name``, which calls ``compiled`` where mmcv's is chosen."""
     module = sys.modules.get(EXTENSION)  # None after `uninstall`, for code that still refers to it
     kernels = '' if module is None else compiled_kernels(module)
@@ -148,7 +149,7 @@ def _function(name: str, requested: str, lacks: str, compiled: Callable) -> Call
     return by_device(name, lambda: compiled, lambda device: device == 'cuda')
 
 
-def _late(name: str) -> Callable:
+def _late(name: str) -> Callable[..., Any]:
     """Return a function that imports its implementation on the first call."""
     if name not in TABLE:
         return _missing(name)
@@ -167,7 +168,7 @@ class _Extension(ModuleType):
     may import names that this version does not know; that must not fail.
     """
 
-    def __getattr__(self, name: str) -> Callable:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith('_'):
             raise AttributeError(f'module {self.__name__!r} has no attribute {name!r}')
         operator = _late(name)

@@ -22,8 +22,9 @@ from ..provider import takes_triton
 def stock(self: Tensor, *args: Any) -> Tensor:
     """Call torch's own kernel of ``aten::_index_put_impl_``."""
     keys = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-    return torch.ops.aten._index_put_impl_.default.redispatch(
+    written: Tensor = torch.ops.aten._index_put_impl_.default.redispatch(
         torch._C._dispatch_keys(self) & keys, self, *args)
+    return written
 
 
 def _kernels() -> Any:

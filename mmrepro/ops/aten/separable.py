@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ def _replicate(size: int, outputs: int, before: int) -> _Reads:
 
 
 @functools.lru_cache(maxsize=256)
-def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tuple,
+def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tuple[Any, ...],
           device: torch.device, dtype: torch.dtype) -> _Axis:
     """Return the transposed filter on a device, cached: detectors use few shapes."""
     reads = build(size, outputs, *arguments)
@@ -114,8 +114,8 @@ def _axis(build: Callable[..., _Reads], size: int, outputs: int, arguments: tupl
                  bool((counts < taps).any()))
 
 
-def _transpose(grad: Tensor, sizes: Sequence[int], builds: Sequence[tuple[Callable, tuple]]
-               ) -> Tensor:
+def _transpose(grad: Tensor, sizes: Sequence[int],
+               builds: Sequence[tuple[Callable[..., _Reads], tuple[Any, ...]]]) -> Tensor:
     """Transpose the last ``len(sizes)`` dimensions of ``grad``, in order.
 
     Along each: ``out[i] = sum over t of weight[t, i] * grad[target[t, i]]``, t ascending.

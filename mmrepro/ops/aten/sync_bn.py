@@ -10,7 +10,7 @@ mmcv's MMSyncBN does not need this: it uses mmcv's operators and ``all_reduce``.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,14 +19,17 @@ from torch.nn import SyncBatchNorm
 
 from ..mmcv.batch_norm import at_least_float32, sum_per_channel
 
+_Merged = TypeVar('_Merged')
+
 _STOCK = SyncBatchNorm.forward
 
 
-def _merged(values: Tensor, merge: Callable[[list[Tensor]], Any], group: Any) -> Any:
+def _merged(values: Tensor, merge: Callable[[list[Tensor]], _Merged], group: Any) -> _Merged:
     """Return ``merge`` of the values of all ranks, in the order of ranks. Do not change it."""
     shared = getattr(group, 'merged', None)  # virtual ranks merge once per process
     if shared is not None:
-        return shared(values, merge)
+        merged: _Merged = shared(values, merge)
+        return merged
     parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, values.contiguous(), group=group)
     return merge(parts)
@@ -91,7 +94,7 @@ class _Function(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         normal, scale, weight, count = ctx.saved_tensors
         gradient = at_least_float32(grad_output.reshape(normal.shape))
         product = gradient * normal
@@ -130,9 +133,11 @@ def forward(self: SyncBatchNorm, input: Tensor) -> Tensor:
         self.num_batches_tracked.add_(1)
         if self.momentum is None:  # the average of all batches so far
             factor = 1. / int(self.num_batches_tracked)
-    return _Function.apply(input, self.weight, self.bias, self.running_mean if tracked else None,
-                           self.running_var if tracked else None, self.eps, factor,
-                           self.process_group or dist.group.WORLD)
+    result: Tensor = _Function.apply(
+        input, self.weight, self.bias, self.running_mean if tracked else None,
+        self.running_var if tracked else None, self.eps, factor,
+        self.process_group or dist.group.WORLD)
+    return result
 
 
 def enable_for(model: nn.Module) -> None:

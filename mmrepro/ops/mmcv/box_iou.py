@@ -93,9 +93,10 @@ def _host_overlap(a: np.ndarray, b: np.ndarray, mode: int, offset: int) -> np.nd
         size -= np.maximum(a[:2], b[:2])
         size += size.dtype.type(offset)
         np.maximum(size, size.dtype.type(0), out=size)
-        inter = np.multiply(size[0], size[1], out=size[0])
+        inter: np.ndarray = np.multiply(size[0], size[1], out=size[0])
         whole = areas[0] + areas[1] - inter if mode == 0 else areas[0]
-        return np.divide(inter, whole, out=inter)
+        np.divide(inter, whole, out=inter)
+        return inter
 
 
 class _Boxes(NamedTuple):

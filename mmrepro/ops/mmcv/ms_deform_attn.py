@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,14 +67,16 @@ def _sizes(shapes: Tensor, starts: Tensor) -> list[list[int]]:
 
     All layers of a decoder pass the same tensors; the host waits for them in the first one only.
     """
+    rows: list[list[int]]
     if shapes.is_inference() or starts.is_inference():  # such tensors have no versions
-        return torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
+        rows = torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
+        return rows
     versions = shapes._version, starts._version
-    known: Any = getattr(shapes, '_mmrepro_sizes', (None, versions, []))
-    if known[0] is not starts or known[1] != versions:
-        known = starts, versions, torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
-        setattr(shapes, '_mmrepro_sizes', known)  # noqa: B010
-    return known[2]
+    of, then, rows = getattr(shapes, '_mmrepro_sizes', (None, versions, []))
+    if of is not starts or then != versions:
+        rows = torch.cat((shapes, starts.view(-1, 1)), 1).tolist()
+        setattr(shapes, '_mmrepro_sizes', (starts, versions, rows))  # noqa: B010
+    return rows
 
 
 def _corners(locations: Tensor, levels: _Levels) -> tuple[Tensor, sampling.Corners]:

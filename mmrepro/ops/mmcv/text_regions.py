@@ -84,7 +84,8 @@ def contour_expand(kernel_mask: Tensor, internal_kernel_label: Tensor, min_kerne
     if len(masks) > 1:
         inside = masks[0] != 0
         _grow(labels, rows, columns, _STEPS, lambda row, column, label: inside[row, column])
-    return labels.tolist()
+    rows_of_labels: list[list[int]] = labels.tolist()
+    return rows_of_labels
 
 
 def pixel_group(score: Tensor, mask: Tensor, embedding: Tensor, kernel_label: Tensor,
@@ -131,7 +132,8 @@ def pixel_group(score: Tensor, mask: Tensor, embedding: Tensor, kernel_label: Te
         for dimension in range(apart.shape[1]):
             distance = (distance + apart[:, dimension].astype(np.float64) ** 2).astype(np.float32)
             far |= distance >= limit  # and it stays: mmcv stops here
-        return allowed[row, column] & ~far
+        near_enough: np.ndarray = allowed[row, column] & ~far
+        return near_enough
 
     rows, columns = np.nonzero((labels > 0) & (contour != 0))
     _grow(labels, rows, columns, _STEPS_BY_COLUMN, near)

@@ -71,7 +71,7 @@ def _is_direct(x: Tensor, weight: Tensor, settings: Sequence[Any]) -> bool:
     end = ends[-1] - width % columns * stride
     if end > columns * stride and width // columns > 1:
         columns = min(end // stride + width % columns, width, _MOST_COLUMNS)
-        return columns >= max(pad, ends[-1] - width % columns * stride)
+        return bool(columns >= max(pad, ends[-1] - width % columns * stride))
     return True
 
 
@@ -127,13 +127,16 @@ def forward(stock: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tenso
         return stock(x, weight, bias, *settings)
     stride, padding, dilation, transposed, _, groups = settings
     if x.dtype == torch.float32 and not transposed and x.dim() == 4:
-        return torch.ops.aten.mkldnn_convolution(x, weight, bias, padding, stride, dilation, groups)
+        result: Tensor = torch.ops.aten.mkldnn_convolution(
+            x, weight, bias, padding, stride, dilation, groups)
+        return result
     count = _enlarged(x, weight, settings)
     return stock(_padded(x, count), weight, bias, *settings)[:len(x)]
 
 
-def backward(stock: Callable[..., Any], gradient: Tensor, x: Tensor, weight: Tensor,
-             bias_sizes: Sequence[int] | None, *rest: Any) -> tuple[Tensor | None, ...]:
+def backward(stock: Callable[..., tuple[Any, ...]], gradient: Tensor, x: Tensor,
+             weight: Tensor, bias_sizes: Sequence[int] | None,
+             *rest: Any) -> tuple[Tensor | None, ...]:
     """Return the gradients of input, weight and bias; None where the mask is False.
 
     ``rest`` are the settings of :func:`forward`, and the mask of outputs.

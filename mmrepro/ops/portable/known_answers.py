@@ -163,7 +163,8 @@ def answers(version: str = torch.__version__) -> dict[str, str]:
     Raises:
         DeterminismError: there are none.
     """
-    known = json.loads(Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
+    known: dict[str, dict[str, str]] = json.loads(
+        Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
     release = '.'.join(version.split('.')[:2])
     if release not in known:
         raise DeterminismError(

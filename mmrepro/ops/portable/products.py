@@ -38,7 +38,9 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         return a.new_zeros(a.shape[0], b.shape[1])
     if a.dtype != torch.float32:
         return _summed(a[None], b[None])[0]
-    return torch.ops.mkldnn._linear_pointwise(_dense(a), _dense(b.t()), None, 'none', [], '')
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(
+        _dense(a), _dense(b.t()), None, 'none', [], '')
+    return result
 
 
 def _summed(a: Tensor, b: Tensor) -> Tensor:
@@ -98,8 +100,9 @@ def _with_term(*dimensions: int, over_batch: bool = False) -> Callable[..., Tens
             return stock(term, a, b, beta=beta, alpha=alpha)
         if (a.dtype == torch.float32 and beta == 1 and alpha == 1 and a.numel() and b.numel()
                 and b.dim() == 2 and term.shape == b.shape[1:]):
-            return torch.ops.mkldnn._linear_pointwise(
+            result: Tensor = torch.ops.mkldnn._linear_pointwise(
                 _dense(a), _dense(b.t()), term.contiguous(), 'none', [], '')
+            return result
         result = _multiply(a, b)
         return _added(term, result.sum(0) if over_batch else result, beta, alpha)
 

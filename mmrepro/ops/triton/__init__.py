@@ -101,13 +101,15 @@ def well_aligned(*tensors: Any) -> list[Any]:
 
 
 @functools.cache
-def fused(name: str) -> Callable:
+def fused(name: str) -> Callable[..., Any]:
     """Return operator ``name`` with its kernel for CUDA tensors and the PyTorch form for others.
 
     ``name`` is a key of :data:`FUSED`. Triton is imported by the first call on CUDA.
     """
     @functools.cache
-    def kernel() -> Callable:
-        return getattr(importlib.import_module(f'{__name__}.{FUSED[name]}'), name)
+    def kernel() -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(
+            importlib.import_module(f'{__name__}.{FUSED[name]}'), name)
+        return function
 
     return by_device(name, kernel, runs_on)
