@@ -28,9 +28,10 @@ def _forget(runner: Any, key: str) -> None:
 
 
 def _misplaced(runner: Any) -> None:
-    resume = runner.lifecycle.resume
-    cursor = resume.point.cursor
-    resume.point = replace(resume.point, cursor=cursor._replace(batches=cursor.batches + 1))
+    plan = runner.lifecycle.resume
+    cursor = plan.point.cursor
+    point = replace(plan.point, cursor=cursor._replace(batches=cursor.batches + 1))
+    runner.lifecycle.resume = replace(plan, point=point)
 
 
 # The first is seen in almost every training; the next is planted where it is not.

@@ -24,7 +24,8 @@ from small_runs import small_run
 
 from mmrepro import cli
 from mmrepro.checkpoint import files, safe_loading
-from mmrepro.checkpoint.resuming import Resume
+from mmrepro.checkpoint.choosing import plan_resume
+from mmrepro.checkpoint.resuming import Comparison, Restoration
 from mmrepro.config import RandomnessConfig
 from mmrepro.demo.dataset import write_dataset
 from mmrepro.errors import CheckpointError, MMReproError
@@ -53,14 +54,15 @@ def verb(*words):
 def resume(**named):
     """Return a reader that does what a resumed run does with its checkpoint before MMEngine."""
     def read(runner):
-        found = Resume(dict(resume=True, work_dir='run', **named), strict=False)
-        if found.point is not None:
-            found.log(MMLogger.get_current_instance())
-            found.seeded(RandomnessConfig.parse(dict(seed=None)))
-            found.compare(collect_facts(runner.cfg, {}, 1))
-            found.check_data(dict(train_samples=8))
-            found.take_state(found.read(found.point.path, 'cpu'), runner)
-            found.restore(runner)
+        plan = plan_resume(dict(resume=True, work_dir='run', **named), strict=False)
+        if plan.point is not None:
+            MMLogger.get_current_instance().info(plan.point.report)
+            plan.seeded(RandomnessConfig.parse(dict(seed=None)))
+            comparison, restoration = Comparison(plan), Restoration(plan)
+            comparison.compare(collect_facts(runner.cfg, {}, 1))
+            comparison.check_data(dict(train_samples=8))
+            restoration.take_state(plan, restoration.read(plan.point.path, 'cpu'), runner)
+            restoration.restore(plan, runner)
     return read
 
 

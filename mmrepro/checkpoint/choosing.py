@@ -1,22 +1,28 @@
-"""Choose the checkpoint of a work directory to continue from, and lock the directory.
+"""Choose the checkpoint that a run continues from, and lock its work directory.
 
 Work directories may be copied.
 """
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import IO, Any, Callable
 
 from mmengine.dist import is_main_process
+from mmengine.runner import CheckpointLoader
 
-from ..errors import WorkDirInUse
-from .files import LAST_GOOD, check_file, remove_partial
+from ..config import AUTO, RandomnessConfig
+from ..data.passes import DataCursor
+from ..errors import CheckpointError, ConfigError, RandomnessError, WorkDirInUse
+from .files import LAST_GOOD, check_file, load, remove_partial, without_code
+from .fit import is_weights, judge, lacks, stock_facts
 
 OWNER = os.path.join('mmrepro', 'owner.json')  # in a work directory: who trains there
 SHARE = 'MMREPRO_SHARE_WORK_DIR'  # variable: =1 lets several runs write to one folder
@@ -92,6 +98,177 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
             return path, passed
         passed.append(f'passed over: {path} {problem}')
     return None, passed
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A checkpoint to resume from."""
+    path: str
+    epoch: int  # the epoch that continues or begins
+    iteration: int  # the next iteration, counted from 0
+    seed: int | None  # of the run that wrote it; None when unknown
+    # facts that mmrepro wrote about that run; empty for a checkpoint of stock MMEngine
+    written_by: Mapping[str, Any]
+    # of that run, see :mod:`mmrepro.facts.collect`; of stock MMEngine's, the settings
+    facts: Mapping[str, Any]
+    cursor: DataCursor | None  # how far that run was in its data; None when unknown
+    per_epoch: float  # iterations of an epoch of that run; infinite when unknown
+
+    @classmethod
+    def of(cls, path: str, content: Mapping[str, Any]) -> ResumePoint:
+        meta = content['meta']
+        written_by = meta.get('mmrepro', {})
+        info = content.get('message_hub', {}).get('runtime_info', {})
+        epochs, iterations = info.get('max_epochs'), info.get('max_iters')
+        known = isinstance(epochs, int) and isinstance(iterations, int) and epochs > 0
+        return cls(path, meta['epoch'], meta['iter'], meta.get('seed'), written_by,
+                   written_by.get('facts') or stock_facts(meta),
+                   DataCursor(*meta['place']) if 'place' in meta else None,
+                   iterations / epochs if known else float('inf'))
+
+    @property
+    def report(self) -> str:
+        """The resume in lines for the log."""
+        text = f'resuming from {self.path}: epoch {self.epoch}, iteration {self.iteration}'
+        return text if self.written_by else (
+            f'{text}\nit was written without mmrepro: weights, optimizer and schedules continue; '
+            'data order and random numbers are those of mmrepro from here on')
+
+
+def _end_of(train_cfg: Any) -> tuple[str, int] | None:
+    """Return the setting of a training loop that says when it ends, and its value, if known."""
+    if isinstance(train_cfg, Mapping):
+        for name in ('max_epochs', 'max_iters'):
+            if isinstance(train_cfg.get(name), int):
+                return name, train_cfg[name]
+    return None
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """What a run resumes from, decided before anything is built; :func:`plan_resume` decides.
+
+    :mod:`mmrepro.checkpoint.resuming` carries it out.
+    """
+    point: ResumePoint | None  # None for a new run
+    strict: bool  # ``resume_strict``
+    folder: str  # the work directory
+    # arguments of the runner that have to change, so that MMEngine chooses no other file
+    settings: Mapping[str, Any]
+    # lines for the log: files that a run cannot continue from
+    passed_over: tuple[str, ...] = ()
+
+    def seeded(self, given: RandomnessConfig) -> RandomnessConfig:
+        """Return ``given`` with the seed of the run that is resumed.
+
+        Raises:
+            RandomnessError: when ``given`` names another seed.
+        """
+        if self.point is None or self.point.seed is None:
+            return given
+        if given.seed is not None and given.seed != self.point.seed:
+            raise RandomnessError(
+                f'randomness.seed={given.seed!r}, but {self.point.path} comes from a run with seed '
+                f'{self.point.seed}; resume with that seed or with seed=None, or start a new run '
+                'from the weights: load_from=..., resume=False')
+        return given.with_seed(self.point.seed)
+
+
+def plan_resume(settings: Mapping[str, Any], strict: bool) -> ResumePlan:
+    """Choose the checkpoint that a runner resumes from, and check it.
+
+    Args:
+        settings: ``resume``, ``load_from``, ``work_dir`` and ``train_cfg`` of the runner. Without
+            ``load_from``, the newest complete checkpoint in ``work_dir`` is chosen; beside it, too,
+            if that run has not come to its end. With ``resume='auto'``, ``load_from`` names
+            weights to begin with where ``work_dir`` has no checkpoint.
+        strict: ``resume_strict``; otherwise a named file may lack the optimizer.
+
+    Raises:
+        CheckpointError: the named file is missing, damaged, or something else.
+        ResumeError: the named file holds weights, but not what a run continues from.
+    """
+    asked, folder = settings.get('resume'), settings.get('work_dir', '')
+    if not asked:
+        return ResumePlan(None, strict, folder, {})
+    if asked not in (True, AUTO):
+        raise ConfigError(f'resume={asked!r}: allowed are True, False and {AUTO!r}')
+    named, end = settings.get('load_from'), _end_of(settings.get('train_cfg'))
+    if named is None or asked == AUTO:
+        point, lines = _own(folder, strict)
+        if point is None:
+            begin = 'the beginning' if named is None else f'load_from={named}'
+            lines.append(
+                f'nothing is left to resume from: the run starts from {begin}'
+                if lines else f'{folder} has no checkpoint to resume from: the run '
+                f'starts from {begin}')
+    elif lies_in(named, folder):
+        return _planned(*_given(named, strict), strict, folder, end)
+    else:
+        point, lines = _own(folder, strict)
+        if point is None or _is_at_end(point, end):  # nobody has named the files of ``lines``
+            return _planned(*_given(named, strict, weights=True), strict, folder, end)
+    if point is not None and named is not None:
+        lines.append(
+            f'load_from={named} is not loaded: {folder} has a checkpoint of this run. To begin '
+            'with that file again, give another work_dir')
+    return _planned(point, lines, strict, folder, end)
+
+
+def _planned(point: ResumePoint | None, lines: list[str], strict: bool, folder: str,
+             end: tuple[str, int] | None) -> ResumePlan:
+    if point is None:
+        return ResumePlan(None, strict, folder, dict(resume=False), tuple(lines))
+    if end is not None and _is_at_end(point, end):
+        setting, value = end
+        lines = [*lines, f'nothing is left to train: {point.path} was written at iteration '
+                         f'{point.iteration}, and {setting}={value}']
+    return ResumePlan(point, strict, folder, dict(load_from=point.path, resume=True), tuple(lines))
+
+
+def _own(folder: str, strict: bool) -> tuple[ResumePoint | None, list[str]]:
+    """Return the newest complete checkpoint of the work directory, and lines for the log."""
+    last = last_checkpoint_of(folder)
+    if '://' in last:
+        return _given(last, strict)
+    points: dict[str | None, ResumePoint] = {}
+
+    def refuse(path: str) -> str | None:
+        try:
+            content = load(path, mapped=True, unzipped=False)
+        except CheckpointError as error:
+            return str(error).replace(f'checkpoint {path} ', '', 1)
+        problem = lacks(content)
+        if problem is None:
+            points[path] = ResumePoint.of(path, content)
+        return problem
+
+    path, passed_over = newest_good(folder, refuse)
+    return points.get(path), passed_over
+
+
+def _given(path: str, strict: bool, weights: bool = False) -> tuple[ResumePoint | None, list[str]]:
+    """Return a checkpoint by its name; if it may be ``weights``, the run begins with those."""
+    if '://' in path:
+        # every rank fetches a remote file, as MMEngine does when it loads the file again
+        with without_code(functools.partial(load, fresh=True)):
+            content = CheckpointLoader.load_checkpoint(path, 'cpu')
+    else:
+        content = load(path, mapped=True)
+    if weights and is_weights(content):
+        return None, [f'{path} holds weights, and no state of a training: the run starts from them']
+    lines = judge(path, content, strict)
+    return ResumePoint.of(path, content), lines
+
+
+def _is_at_end(point: ResumePoint, end: tuple[str, int] | None) -> bool:
+    """Whether a run that continues from ``point`` has been trained to its end."""
+    if end is None:
+        return False
+    setting, value = end
+    if setting == 'max_iters':
+        return point.iteration >= value
+    return point.epoch >= value or point.iteration >= value * point.per_epoch
 
 
 def with_paths_beside(path: str, runtime_info: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from .. import determinism, seeds, virtual
-from ..checkpoint.choosing import writing
+from ..checkpoint.choosing import plan_resume, writing
 from ..checkpoint.files import without_code
 from ..checkpoint.kept_attributes import keep_orders
 from ..checkpoint.rank_state import EvaluatedModel
-from ..checkpoint.resuming import Resume
+from ..checkpoint.resuming import Comparison, Restoration, check_streams, continue_loop
 from ..checkpoint.saving import CheckpointWriter
 from ..checkpoint.training_start import TrainingStart
 from ..config import RandomnessConfig
@@ -65,7 +65,9 @@ class RunLifecycle:
         config: the randomness in effect, the seed included.
         facts: settings, versions and hardware, see :mod:`mmrepro.facts.collect`.
         process: flags, variables and replacements in this process.
-        resume: the checkpoint that the run continues from.
+        resume: the plan: the checkpoint that the run continues from, and why no other.
+        comparison: how the run differs from the one that it continues.
+        restoration: brings back what MMEngine does not.
         checkpoints: writes checkpoints.
         start: weights and loops at the start of ``train()``.
         evaluated: buffers of the model that is validated or tested.
@@ -88,7 +90,11 @@ class RunLifecycle:
         self.records = WitnessRecords()
         self._configured: list[Hook] = []  # hooks of the config
         self._by_code: list[Hook] = []  # hooks that were registered later
-        self.resume = Resume(settings, given.resume_strict)
+        self.resume = plan_resume(settings, given.resume_strict)
+        self.comparison = Comparison(self.resume)
+        self.restoration = Restoration(self.resume)
+        self.differences: list[str] = []  # lines for the log, of the start of a resumed run
+        self.train_loop: Any = None  # once it was built and moved
         settings.update(self.resume.settings)
         # now, because the model, the loaders and their workers are built from this seed
         self.config = self.resume.seeded(given)
@@ -106,7 +112,7 @@ class RunLifecycle:
         self._overridden = seeds.seed_of_program()
         self.process.apply(config)
         self.facts = {**collect_facts(cfg, config.as_dict(), get_world_size()), **variable_facts()}
-        self.resume.differences = self.resume.compare(self.facts)
+        self.differences = self.comparison.compare(self.facts)
         if is_distributed():
             agreement.check_files('code', own_code.files())
             agreement.check_agreement(agreement.start_fields(cfg.pretty_text, config.as_dict()))
@@ -140,7 +146,10 @@ class RunLifecycle:
     def built(self, logger: Any, hooks: Sequence[Hook]) -> None:
         """Log the resume and the randomness in effect; the log file has every value and flag."""
         self._configured = list(hooks)
-        self.resume.log(logger)
+        for line in self.resume.passed_over:
+            logger.warning(line)
+        if self.resume.point is not None:
+            logger.info('\n'.join([self.resume.point.report, *self.differences]))
         if self._overridden not in (None, self.config.seed):
             logger.warning(
                 f'mmrepro.set_random_seed({self._overridden}) was called before, and this run has '
@@ -150,8 +159,8 @@ class RunLifecycle:
         changes = len(report.changes) if report is not None else 0
         summary, table = self.config.summary(), self.config.table()
         conditions = [self.start.condition] if self.start.condition else []
-        if self.resume.history:
-            conditions.append(f'if no bit depends on what differs ({self.resume.history})')
+        if self.comparison.history:
+            conditions.append(f'if no bit depends on what differs ({self.comparison.history})')
         for condition in conditions:
             what, _, promises = summary.partition('\n')
             summary, table = f'{what}\n  {condition}:\n{promises}', f'{table}\n  {condition}'
@@ -187,11 +196,12 @@ class RunLifecycle:
         """Compare the training data with those of the resumed run, and continue its loop."""
         data = {**training_facts(loop.dataloader.dataset), **agreement.late_fields()}
         self.facts.update(data)
-        for line in self.resume.check_data(data):
+        for line in self.comparison.check_data(data):
             runner.logger.warning(line)
         point = self.resume.point
         self._observe(runner.logger, () if point is None else point.facts)
-        self.resume.continue_loop(loop)
+        continue_loop(self.resume, loop)
+        self.train_loop = loop
 
     def _observe(self, logger: Any, then: Iterable[str] = ()) -> None:
         """Add facts on what was imported or read since the last look, and compare them.
@@ -201,10 +211,10 @@ class RunLifecycle:
         known = {**code_facts(), **variable_facts(then)}
         new = {name: value for name, value in known.items() if name not in self.facts}
         self.facts.update(new)
-        for line in self.resume.compare_late(new):
+        for line in self.comparison.compare_late(new):
             logger.warning(line)
-        if self.resume.history:
-            self.facts[HISTORY] = self.resume.history
+        if self.comparison.history:
+            self.facts[HISTORY] = self.comparison.history
 
     def before_run(self, runner: Any) -> Iterator[None]:
         yield
@@ -221,7 +231,7 @@ class RunLifecycle:
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
         if self.resuming and not self.config.uses_stock_streams:
-            self.resume.take_state(checkpoint, runner)
+            self.restoration.take_state(self.resume, checkpoint, runner)
 
     def _check_start(self, runner: Any) -> None:
         """Refuse a training whose ranks would begin elsewhere, with other data or other weights.
@@ -243,7 +253,7 @@ class RunLifecycle:
 
     def before_train(self, runner: Any) -> Iterator[None]:
         self._check_start(runner)
-        self.resume.check_streams(runner)
+        check_streams(self.resume, runner)
         self.evaluated.leave()  # an error may have ended an evaluation early
         yield
         track_start(runner, self.facts)
@@ -256,7 +266,7 @@ class RunLifecycle:
             isolate_class_attributes([*runner.hooks, *runner.model.modules()])
         self.checkpoints.check_hooks(runner)
         self.start.begin(runner)
-        if self.resume.restore(runner):
+        if self.restoration.restore(self.resume, runner):
             # checkpoints are written before a validation, on which best checkpoints and early
             # stopping depend
             runner.logger.info(f'the run ended before the validation at iteration {runner.iter}: '
@@ -278,7 +288,7 @@ class RunLifecycle:
         self._key_exchanged(runner, runner.train_dataloader, 'sample')
         keep_orders(runner.train_dataloader)
         _tell_epoch(runner)  # again: a hook may have given the loop another loader
-        self.resume.seek_data(runner)  # after all hooks that move the data
+        self.restoration.seek_data(self.resume, runner)  # after all hooks that move the data
         self.seed('hook', 'loop', runner.iter)
 
     def before_train_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
@@ -291,7 +301,7 @@ class RunLifecycle:
         self.seed('hook', runner.iter)
         yield
         self.evaluated.leave()
-        self.resume.check_set_up(runner)
+        self.restoration.check_set_up(runner)
         self.checkpoints.begin_iteration(runner.epoch, runner.iter, batch_idx)
         if self._is_witnessed:
             self.witness.advance(runner, runner.iter)
@@ -414,8 +424,8 @@ class RunLifecycle:
         """Yield the remarks of the last line of the log, beside the digests."""
         if self._is_witnessed:
             yield self.witness.summary(runner.work_dir)
-        if self.resume.history:
-            yield f'{self.resume.history}: bits may not be those of an uninterrupted run'
+        if self.comparison.history:
+            yield f'{self.comparison.history}: bits may not be those of an uninterrupted run'
 
     # -------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from .. import patches, virtual
 from ..checkpoint.choosing import is_written
 from ..checkpoint.files import without_code
+from ..checkpoint.resuming import check_ranks
 from ..config import RandomnessConfig, for_process, named_arguments, prepare_cfg
 from ..data.data_errors import naming_dataset
 from ..data.loader import (
@@ -93,7 +94,7 @@ class ReproRunnerMixin(_Base):
             RandomnessError: for a value that is not allowed, or one that a setting contradicts.
         """
         config = RandomnessConfig.parse(randomness)
-        self.lifecycle.resume.check_ranks()  # before the seed, which a checkpoint has as well
+        check_ranks(self.lifecycle.resume)  # before the seed, which a checkpoint has as well
         config = config.with_seed(broadcast_seed(config.seed))
         self._seed, self._deterministic = config.seed, bool(config.deterministic)
         # BaseLoop and resume() read this dict; the effective values belong into config and dumps
@@ -156,7 +157,7 @@ class ReproRunnerMixin(_Base):
         return self._train_loop.epoch if isinstance(self._train_loop, BaseLoop) else 0
 
     def build_train_loop(self, loop: Any) -> Any:
-        if isinstance(loop, BaseLoop) and loop is self.lifecycle.resume.loop:
+        if isinstance(loop, BaseLoop) and loop is self.lifecycle.train_loop:
             return loop
         loop = self._build_loop(super().build_train_loop, loop, 'sample', self._train_dataloader)
         self.lifecycle.train_loop_built(self, loop)
@@ -221,7 +222,7 @@ class ReproRunnerMixin(_Base):
             super().resume(*args, **kwargs)
 
     def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        with without_code(self.lifecycle.resume.read):
+        with without_code(self.lifecycle.restoration.read):
             checkpoint: dict[str, Any] = super().load_checkpoint(filename, *args, **kwargs)
         return checkpoint
 

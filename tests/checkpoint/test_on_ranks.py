@@ -237,9 +237,9 @@ def test_every_rank_continues_with_its_own_state(world, points, tmp_path):
 
 def with_a_disk_of_its_own(rank, world, port, cfg, work_dir):
     """Rank 1 has no checkpoint, another one, or one image less."""
-    from mmrepro.checkpoint import resuming
+    from mmrepro.checkpoint import choosing
     if rank and cfg.get('resume'):
-        resuming.newest_good = lambda *args: (None, [])
+        choosing.newest_good = lambda *args: (None, [])
     elif rank and cfg.get('load_from'):
         files.safe_load = lambda path, *args: torch.load(
             path.replace('iter_3', 'iter_4'), weights_only=False)

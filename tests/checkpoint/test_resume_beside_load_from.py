@@ -29,7 +29,7 @@ def job(work_dir, resume, load_from, epochs=2, stop=None):
         work_dir, resume=resume, load_from=load_from,
         train_cfg=dict(by_epoch=True, max_epochs=epochs)))
     runner.register_hook(hook_with(before_train_iter=look))
-    lines = runner.lifecycle.resume.passed_over
+    lines = [*runner.lifecycle.resume.passed_over]
     try:
         runner.train()
     except KeyboardInterrupt:

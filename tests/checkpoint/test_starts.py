@@ -247,7 +247,7 @@ def counted_checks(cfg, check=False):
     counted = Counted()
     runner = Runner.from_cfg(cfg)
     if check:
-        runner.lifecycle.resume.read(runner.lifecycle.resume.point.path, 'cpu')
+        runner.lifecycle.restoration.read(runner.lifecycle.resume.point.path, 'cpu')
     runner.train()
     return counted.calls['check'], counted.calls['load']
 

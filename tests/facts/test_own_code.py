@@ -227,4 +227,4 @@ def test_a_resume_with_edited_code_says_so_first_and_last(imported, tmp_path, ca
         last = [line for line in text.splitlines() if line][-1]
         assert 'edited code: own_t.py' in last and 'may not be those' in last
     unchanged = train(train_cfg=dict(by_epoch=True, max_epochs=1), resume=False)
-    assert unchanged.lifecycle.resume.history == ''
+    assert unchanged.lifecycle.comparison.history == ''

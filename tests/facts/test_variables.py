@@ -100,7 +100,7 @@ def test_a_resume_compares_the_variables_that_user_code_reads(late, monkeypatch,
         os.environ.get(name)
     runner = Runner.from_cfg(small_run(tmp_path, resume=True))
     runner.train()
-    assert f"variables.{name} '1' -> '2'" in runner.lifecycle.resume.history
+    assert f"variables.{name} '1' -> '2'" in runner.lifecycle.comparison.history
 
 
 def _function(body, padding):
