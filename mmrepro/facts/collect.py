@@ -25,6 +25,7 @@ from ..distributed.agreement import start_fields
 from ..distributed.process_group import process_count
 from ..errors import ConfigError
 from ..objects.walks import dicts
+from ..util.libraries import name_and_version
 from ..util.text import qualified_name
 from .own_code import code_facts
 from .training_data import file_record
@@ -189,17 +190,23 @@ HIDDEN = '(not recorded)'
 _NAMES = (r'password|passwd|secret|api[_-]?key|access[_-]?key(?:[_-]id)?|credential'
           r'|(?:auth|access|hf)[_-]?token')
 # Secrets of known forms, wherever they stand: group 1 stays, the rest is hidden.
-_FORMS = tuple(re.compile(f'(){form}') for form in (
-    r'\bgh[pousr]_[A-Za-z0-9]{20,}', r'\bgithub_pat_\w{20,}', r'\bglpat-[\w-]{16,}',
-    r'\bhf_[A-Za-z0-9]{20,}', r'\b(?:AKIA|ASIA)[0-9A-Z]{16}\b', r'\bxox[a-z]-[\w-]{10,}',
-    r'\bsk-[\w-]{20,}', r'\bAIza[\w-]{35}', r'\bnpm_[A-Za-z0-9]{30,}', r'\bpypi-[\w-]{40,}',
-    r'\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*', r'-----BEGIN [A-Z ]*PRIVATE KEY-----[^\'"]*')) + (
+# The tokens are one expression, because each would look at every word of a text again.
+_TOKENS = (
+    r'gh[pousr]_[A-Za-z0-9]{20,}', r'github_pat_\w{20,}', r'glpat-[\w-]{16,}',
+    r'hf_[A-Za-z0-9]{20,}', r'(?:AKIA|ASIA)[0-9A-Z]{16}\b', r'xox[a-z]-[\w-]{10,}',
+    r'sk-[\w-]{20,}', r'AIza[\w-]{35,}', r'npm_[A-Za-z0-9]{30,}', r'pypi-[\w-]{40,}',
+    r'eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*')
+_FORMS = (
+    re.compile(rf'()\b(?:{"|".join(_TOKENS)})'),
+    re.compile(r'()-----BEGIN [A-Z ]*PRIVATE KEY-----[^\'"]*'),
     # user and password of a URL, but not its port
     re.compile(r'(://)[^\s/\'"@]*(?::(?!\d+/)[^\s\'"@]*)?@(?:[^\s/\'"@]*@)*'),
     re.compile(r'(?i)([?&][\w-]*(?:sig|signature|token|key|password|secret|credential)=)[^\s&\'"(]+'))
 # A secret that is assigned: in a command or a connection string, and as a literal of Python.
-_ASSIGNED = re.compile(rf'(?i)(\b[\w-]*(?:{_NAMES}|pwd)s?=)[^\s&;,\'"()]+')
-_LITERAL = re.compile(rf'(?i)(\b\w*(?:{_NAMES})s?[\'"]?\s*[=:]\s*([\'"]))[^\'"\n]{{6,}}(?=\2)')
+# To look for the first letters of _NAMES beforehand takes a third of the time.
+_ASSIGNED = re.compile(rf'(?i)((?=[pscah])(?:{_NAMES}|pwd)s?=)[^\s&;,\'"()]+')
+_LITERAL = re.compile(
+    rf'(?i)((?=[pscah])(?:{_NAMES})s?[\'"]?\s*[=:]\s*([\'"]))[^\'"\n]{{6,}}(?=\2)')
 
 MAX_DIFF = 1 << 20  # bytes of uncommitted changes that are kept; the digest is of all
 
@@ -287,8 +294,7 @@ def command(argv: Sequence[str]) -> list[str]:
 
 def packages() -> dict[str, str]:
     """Return the versions of all installed packages."""
-    named = ((installed.metadata['Name'], installed.version)
-             for installed in importlib.metadata.distributions())
+    named = map(name_and_version, importlib.metadata.distributions())
     return dict(sorted({name.lower().replace('_', '-'): version
                         for name, version in named if name}.items()))
 

@@ -62,7 +62,8 @@ def _look() -> None:
         if module == '__main__':
             named = _started(loaded)
         # '__mp_main__' is a worker's name of the script
-        elif file and not file.startswith(_OURS) and module != '__mp_main__':
+        elif file and module != '__mp_main__' and not (
+                file.startswith(_OURS) or libraries.is_standard(file)):
             for distribution in libraries.providers(file):
                 _versions[distribution.name].add(distribution.version)
             if libraries.is_own(file):

@@ -18,7 +18,7 @@ import re
 import sys
 import sysconfig
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _STANDARD = tuple({os.path.join(sysconfig.get_path(name), '') for name in ('stdlib', 'platstdlib')})
@@ -29,6 +29,8 @@ SLACK = 2  # seconds by which a file may be newer than the list of a finished in
 # distributions with the same code as the one after which the module is called
 _SAME_CODE = {'mmengine-lite', 'mmcv-lite', 'opencv-python-headless', 'opencv-contrib-python',
               'opencv-contrib-python-headless', 'opencv-python', 'pillow'}
+
+_FIELD = re.compile(r'^(Name|Version): *(.*\S)', re.MULTILINE)  # of a distribution's metadata
 
 # packages whose code was read for docs/reference/causes.md, or that an audit leaves alone
 _STOCK = frozenset((
@@ -82,6 +84,17 @@ class Distribution(NamedTuple):
     version: str
 
 
+def name_and_version(installed: importlib.metadata.Distribution) -> tuple[str | None, str]:
+    """Return the name and the version of a distribution; None and '' without metadata.
+
+    Its property ``metadata`` parses the description as well, a whole page.
+    """
+    text = next(filter(None, map(installed.read_text, ('METADATA', 'PKG-INFO', ''))), '')
+    head, _, _ = text.partition('\n\n')
+    fields = dict(_FIELD.findall(head))
+    return fields.get('Name'), fields.get('Version', '')
+
+
 class _Installed:
     """A distribution with what it has put into its folder."""
 
@@ -98,8 +111,8 @@ class _Installed:
 
     @functools.cached_property
     def distribution(self) -> Distribution:
-        name = self._metadata.metadata['Name'] or 'unknown'
-        return Distribution(re.sub('[-_.]+', '-', name).lower(), self._metadata.version)
+        name, version = name_and_version(self._metadata)
+        return Distribution(re.sub('[-_.]+', '-', name or 'unknown').lower(), version)
 
     @functools.cached_property
     def files(self) -> dict[str, tuple[str, str]]:
@@ -153,12 +166,12 @@ class _Installed:
 
 
 class _Index:
-    """The distributions on a path, by folder and by what they have put into it."""
+    """The distributions of an entry of the path, by folder and by what they have put into it."""
 
-    def __init__(self, path: Sequence[str]) -> None:
+    def __init__(self, entry: str) -> None:
         self.folders: dict[str, dict[str, list[_Installed]]] = defaultdict(
             lambda: defaultdict(list))
-        for metadata in importlib.metadata.distributions(path=list(path)):
+        for metadata in importlib.metadata.distributions(path=[entry]):
             installed = _Installed(metadata)
             if installed.is_checkout:
                 continue
@@ -179,9 +192,8 @@ class _Index:
                     yield installed, path
 
 
-@functools.lru_cache(maxsize=4)
-def _index(path: tuple[str, ...]) -> _Index:
-    return _Index(path)
+# an entry is read once, however often a program changes its path
+_index = functools.lru_cache(maxsize=256)(_Index)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -199,7 +211,8 @@ def providers(file: str) -> list[Distribution]:
 @functools.lru_cache(maxsize=1 << 14)
 def _providers(file: str, path: tuple[str, ...]) -> list[Distribution]:
     for follow in (str, os.path.realpath):
-        owners = list(_index(path).owners(follow(file)))
+        named = follow(file)
+        owners = [owner for entry in dict.fromkeys(path) for owner in _index(entry).owners(named)]
         if owners:
             return [installed.distribution for installed, listed in owners
                     if installed.is_unchanged(listed)]

@@ -2,6 +2,7 @@
 import base64
 import hashlib
 import importlib
+import importlib.metadata
 import os
 import sys
 import zipfile
@@ -13,7 +14,7 @@ from small_runs import small_run
 
 from mmrepro.distributed import agreement
 from mmrepro.errors import AgreementError
-from mmrepro.facts import own_code
+from mmrepro.facts import collect, own_code
 from mmrepro.facts.compatibility import CHANGES, MAY, differences
 from mmrepro.util import libraries
 
@@ -141,6 +142,28 @@ def test_a_file_of_an_installed_distribution_is_a_library(folder, imported, tmp_
     del sys.modules['own_l']
     assert libraries.version_of('own_l') == 'own-fork 1.0'
     assert libraries.is_standard(importlib.__file__) and not libraries.is_own(torch.__file__)
+
+
+def test_another_folder_on_the_path_lets_no_other_be_read_again(monkeypatch, tmp_path):
+    write(tmp_path / 'own_p.py')
+    install(tmp_path, 'own-p', ['own_p.py'])
+    libraries.providers(torch.__file__)
+    read, stock = [], libraries._Installed
+
+    def counted(metadata):
+        read.append(metadata.metadata['Name'])
+        return stock(metadata)
+
+    monkeypatch.setattr(libraries, '_Installed', counted)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [found.name for found in libraries.providers(torch.__file__)] == ['torch']
+    assert read == ['own-p']
+
+
+def test_names_and_versions_of_packages_are_those_of_their_metadata():
+    found = importlib.metadata.distributions()
+    assert collect.packages() == {
+        each.metadata['Name'].lower().replace('_', '-'): each.version for each in found}
 
 
 def test_the_same_file_elsewhere_on_the_path_is_the_same(imported, tmp_path):

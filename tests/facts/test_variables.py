@@ -64,7 +64,9 @@ FAKES = {
     'https://u:p@ss@host/x': 'p@ss', 's3?X-Amz-Signature=abcd1234&x=1': 'abcd1234',
     'host=db password=hunter22 port=3': 'hunter22', **{secret: secret for secret in (
         'ghp_' + 'a' * 36, 'hf_' + 'b' * 30, 'AKIA' + 'A' * 16, 'xoxb-' + '1' * 12,
-        'sk-' + 'a1' * 12, 'eyJhbGciOiJI.eyJzdWIiOiIx.abc')}}
+        'sk-' + 'a1' * 12, 'eyJhbGciOiJI.eyJzdWIiOiIx.abc', 'github_pat_' + 'c' * 22,
+        'glpat-' + 'd' * 20, 'ASIA' + 'B' * 16, 'AIza' + 'e' * 35, 'npm_' + 'f' * 36,
+        'pypi-' + 'g' * 50, '-----BEGIN RSA PRIVATE KEY-----' + 'h' * 9)}}
 HARMLESS = ('http://localhost:8080/img@2x.png', 'mask-rcnn_r50_fpn_1x_coco_20200101_abcdefgh',
             'https://download.openmmlab.com/x@y.pth', 'http://proxy:3128', 'author=me')
 
