@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Callable
+from typing import Any
 
 from .errors import RandomnessError
 from .seeds import MAX_SEED, SCHEME, STREAMS, RootSeed, check_seed
@@ -439,30 +438,6 @@ def prepare_cfg(cfg: Any) -> Any:
     refuse_misspelt(cfg)
     upgrade_legacy_keys(cfg)
     return cfg
-
-
-def named_arguments(function: Callable[..., Any], names: Sequence[str], args: Sequence[Any],
-                    kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the arguments of a call by name, and whether ``function`` takes ``randomness``.
-
-    Arguments that it takes as ``*args`` get ``names``.
-
-    >>> named_arguments(lambda model, **rest: None, [], [1], dict(randomness={}))
-    ({'model': 1, 'randomness': {}}, True)
-    """
-    signature = inspect.signature(function)
-    named: dict[str, Any] = {}
-    for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            named.update(zip(names, args))
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            named.update(value)
-        else:
-            named[name] = value
-    return named, 'randomness' in signature.parameters or any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD
-        for parameter in signature.parameters.values())
 
 
 def is_due(count: int, interval: int = 0) -> bool:

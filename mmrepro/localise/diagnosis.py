@@ -15,8 +15,8 @@ from ..fingerprint.records import (
     Record,
     useful_calls,
 )
-from .alignment import KINDS, Kind, StreamDifference, first_differing_record
-from .causes import Difference, find_cause
+from .alignment import KINDS, Difference, Kind, StreamDifference, first_differing_record
+from .causes import find_cause
 
 BEGINS = re.compile(r'\._?before_(train_)?(epoch|iter)$')  # hooks that open an iteration
 # lines shown

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import mmengine.config.config as mmengine_config
 from mmengine.dist import get_rank
@@ -16,7 +17,7 @@ from .. import patches, virtual
 from ..checkpoint.choosing import is_written
 from ..checkpoint.files import without_code
 from ..checkpoint.resuming import check_ranks
-from ..config import RandomnessConfig, for_process, named_arguments, prepare_cfg
+from ..config import RandomnessConfig, for_process, prepare_cfg
 from ..data.data_errors import naming_dataset
 from ..data.loader import (
     StaticOnClass,
@@ -57,7 +58,7 @@ class ReproRunnerMixin(_Base):
     _timestamp: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        settings, seeded = named_arguments(super().__init__, _ARGUMENTS, args, kwargs)
+        settings, seeded = _named_arguments(super().__init__, _ARGUMENTS, args, kwargs)
         if seeded:
             settings['randomness'] = for_process(settings.get('randomness'))
         self.lifecycle = RunLifecycle(settings, vars(type(self)).get('_mmrepro_of', type(self)))
@@ -244,6 +245,30 @@ class ReproRunner(ReproRunnerMixin, Runner):
 
 
 MAX_TEXTS = 4  # a run has one or two
+
+
+def _named_arguments(function: Callable[..., Any], names: Sequence[str], args: Sequence[Any],
+                     kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the arguments of a call by name, and whether ``function`` takes ``randomness``.
+
+    Arguments that it takes as ``*args`` get ``names``.
+
+    >>> _named_arguments(lambda model, **rest: None, [], [1], dict(randomness={}))
+    ({'model': 1, 'randomness': {}}, True)
+    """
+    signature = inspect.signature(function)
+    named: dict[str, Any] = {}
+    for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            named.update(zip(names, args))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        else:
+            named[name] = value
+    return named, 'randomness' in signature.parameters or any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD
+        for parameter in signature.parameters.values())
 
 
 def cache_formatted_texts() -> None:
