@@ -1,4 +1,5 @@
 """What mmrepro changes in a process stands on the page that lists it, and is undone as it says."""
+import ast
 import json
 import os
 import re
@@ -78,6 +79,27 @@ def test_nothing_but_what_stays_is_left(found):
     stays = {said(name) for name in found['left'] if not name.startswith('mmcv._ext.')}
     assert stays == {'Runner.__new__', 'FlexibleRunner.__new__', 'config.FormatCode', 'SIGURG',
                      'a temporary file without a name'}
+
+
+def replaced_for_a_block():
+    """Yield the attributes of others that `replaced` changes, outside of virtual ranks."""
+    for path in sorted((ROOT / 'mmrepro').rglob('*.py')):
+        tree = ast.parse(path.read_text(encoding='utf-8'))
+        foreign = {(alias.asname or alias.name).partition('.')[0] for node in ast.walk(tree)
+                   if isinstance(node, ast.Import) or
+                   isinstance(node, ast.ImportFrom) and not node.level for alias in node.names}
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == 'replaced' and call.args:
+                owner = ast.unparse(call.args[0]).partition('.')[0]
+                if owner in foreign and path.parent.name != 'virtual':
+                    yield from (keyword.arg for keyword in call.keywords)
+
+
+def test_what_is_replaced_for_the_length_of_a_call_is_on_the_page():
+    in_other_words = {'load_from_http', '_passing_sync_batchnorm_handle', 'random_noise'}
+    found = {*replaced_for_a_block()}
+    assert {'imwrite', 'load'} < found and found >= in_other_words
+    assert sorted(name for name in found - in_other_words if name not in PAGE) == []
 
 
 def test_audit_hooks_are_on_the_page(found):

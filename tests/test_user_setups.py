@@ -1,5 +1,6 @@
 """Code that users write has the outcome that docs/evidence/user-setups.md lists."""
 import json
+import tempfile
 
 import pytest
 
@@ -50,3 +51,8 @@ def test_every_set_up(name):
     known = json.loads(setups.RESULTS.read_text())
     allowed = [Outcome(*known[name]).outcome] if name in known else GOOD
     assert judge(name).outcome in allowed
+
+
+def test_the_page_has_no_path_of_a_run():
+    page = setups.PAGE.read_text(encoding='utf-8')
+    assert f'{tempfile.gettempdir()}/' not in page

@@ -358,7 +358,7 @@ def judge(name: str) -> Outcome:
     warned = ''
     try:
         for variation, first, ran in _compared(name, folder, True):
-            warned = warned or _warning(name, ran.log)
+            warned = warned or _without_folder(_warning(name, ran.log), folder)
             if not ran.error and variation and differing(first, ran):
                 differ.append(variation)
             if ran.error and not (differ and not warned):
@@ -375,7 +375,12 @@ def judge(name: str) -> Outcome:
 
 def _beginning(error: str, folder: str) -> str:
     """Return the first sentences of an error, without the paths of this run."""
-    return ' '.join(' '.join(error.splitlines()[:LINES]).replace(f'{folder}/', '').split())
+    return ' '.join(_without_folder(' '.join(error.splitlines()[:LINES]), folder).split())
+
+
+def _without_folder(text: str, folder: str) -> str:
+    """Return a text with the paths of a run relative to its folder, whose name is random."""
+    return text.replace(f'{folder}/', '')
 
 
 def _is_true(name: str, error: str) -> bool:

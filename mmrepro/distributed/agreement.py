@@ -119,7 +119,7 @@ def operator_fields() -> dict[str, str]:
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     base = 'compiled' if ops.provider() == 'compiled' else 'torch'
     return {'operators': base, **{
-        f'operators.{name}': who for name, who in ops.exceptions(device).items()}}
+        f'operators.{name}': who for name, who in ops.other_providers(device).items()}}
 
 
 def late_fields() -> dict[str, Any]:

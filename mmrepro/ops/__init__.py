@@ -9,9 +9,9 @@ reports operators of unknown determinism. Importing this package does not import
 from .operator_table import TABLE
 from .provider import (
     catalogue,
-    exceptions,
     install,
     is_compiled,
+    other_providers,
     provider,
     provider_of,
     uninstall,

@@ -408,7 +408,7 @@ def provider_of(operator: str, device: str = 'cpu') -> str:
     return choice_of(operator, device).provider
 
 
-def exceptions(device: str) -> dict[str, str]:
+def other_providers(device: str) -> dict[str, str]:
     """Return 'triton' or 'compiled' for each operator that does not run its PyTorch form."""
     if provider() == 'compiled':
         return {}

@@ -20,7 +20,7 @@ __all__ = ['ROOT', 'Child', 'digest', 'environment', 'fresh', 'python', 'run_all
 for name in ('torch._dynamo', 'matplotlib.pyplot', 'matplotlib.backends.backend_agg',
              'pkg_resources', 'setuptools', 'mmcv.ops', 'mmrepro.run.runner'):
     importlib.import_module(name)
-ops.exceptions('cpu')  # imports each operator
+ops.other_providers('cpu')  # imports each operator
 gc.freeze()  # collections, of which MMEngine asks for many, need not look at modules
 
 ROOT = Path(__file__).resolve().parents[2]
