@@ -206,8 +206,7 @@ def test_sync_batch_norm_trains_with_the_statistics_of_all_ranks(pool, layer, cf
     assert torch.allclose(first[3] + second[3], torch.zeros(2), atol=1e-6)
 
 
-def test_with_an_accelerator_mmengine_does_the_work_and_mpi_gets_a_variable_that_it_forgets(
-        monkeypatch):
+def test_with_an_accelerator_the_group_is_left_to_mmengine(monkeypatch):
     monkeypatch.setattr(process_group, 'has_accelerator', lambda: True)
     before = dict(os.environ)
     assert ensure_process_group('pytorch') is False
@@ -215,6 +214,10 @@ def test_with_an_accelerator_mmengine_does_the_work_and_mpi_gets_a_variable_that
     model, seen = nn.Linear(1, 1), []
     assert wrap_model(lambda *args: seen.append(args) or model, None, model) is model
     assert seen == [(None, model)]
+
+
+def test_mpi_gets_the_local_rank_that_mmengine_leaves_out(monkeypatch):
+    monkeypatch.setattr(process_group, 'has_accelerator', lambda: True)
     monkeypatch.setenv('OMPI_COMM_WORLD_LOCAL_RANK', '3')
     monkeypatch.setenv('LOCAL_RANK', 'x')
     monkeypatch.delenv('LOCAL_RANK')
