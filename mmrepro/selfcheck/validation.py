@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,6 +72,24 @@ class _Before:
         return _Changes(weights, {path: path for model in self._models for path in model.changed()
                                   if not path.endswith('.training')})
 
+    def made_by_train(self, runner: Any, names: Iterable[str]) -> set[str]:
+        """Return those of the changes that ``model.train()`` makes without a validation.
+
+        A backbone freezes its ``frozen_stages`` again whenever the loop calls ``train()``; a hook
+        may have unfrozen them before.
+        """
+        parameters = {f'frozen.{name}': parameter for name, parameter in
+                      unwrap(runner.model).named_parameters(remove_duplicate=False)}
+        now = {name: parameters[name].requires_grad for name in names if name in parameters}
+        for name in now:
+            parameters[name].requires_grad_(name not in self._settings)
+        if now:
+            runner.model.train()
+        made = {name for name, trained in now.items() if parameters[name].requires_grad == trained}
+        for name, trained in now.items():
+            parameters[name].requires_grad_(trained)
+        return made
+
 
 def _settings(runner: Any) -> dict[str, str]:
     """Return parts of the training and settings of torch that a validation may not change."""
@@ -139,14 +157,16 @@ class ValidationCheck:
             self._before = None  # an error has ended the validation
             return
         changed = self._seen.still(self._before.changes(runner))
+        made = self._before.made_by_train(runner, changed.weights)
         self._before = self._seen = None
         new = [path for path in changed.attributes if path not in self._named]
         if new:
             self._named.update(new)
             runner.logger.warning(f'{self._where} has changed {listed(new)}. If the training reads '
                                   'it, the training depends on when it is validated')
-        if changed.weights:
-            text = (f'{self._where} has changed {listed(list(changed.weights.values()))}, and so '
+        found = [text for name, text in changed.weights.items() if name not in made]
+        if found:
+            text = (f'{self._where} has changed {listed(found)}, and so '
                     'the training depends on when it is validated. Look for a module in training '
                     'mode, or code that writes to the model, in predictions and in hooks of the '
                     'validation. To train on without this check: '

@@ -137,6 +137,45 @@ def test_a_hook_may_make_its_average_later(held, tmp_path):
     assert runner.iter == runner.max_iters
 
 
+class FreezesAgain(tiny.Tiny):
+    """As a backbone with ``frozen_stages``, which freezes them in ``eval()`` as well."""
+
+    def train(self, mode=True):
+        self.backbone.requires_grad_(False)
+        return super().train(mode)
+
+
+class FreezesInPredictions(tiny.Tiny):
+
+    def forward(self, inputs, label, mode='tensor'):
+        if mode == 'predict':
+            self.backbone.requires_grad_(False)
+        return super().forward(inputs, label, mode)
+
+
+class Unfreezes(Hook):
+    def __init__(self, at=None):
+        self.at = at  # None: in each iteration
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if self.at in (None, runner.iter):
+            runner.model.backbone.requires_grad_(True)
+
+
+@pytest.mark.parametrize('model, at, ends', [
+    (FreezesAgain, None, False), (FreezesAgain, 1, False), (FreezesInPredictions, None, True)])
+def test_what_train_freezes_again_is_no_change_of_the_validation(model, at, ends, tmp_path):
+    runner = runner_of(tmp_path, 'nothing')
+    runner.model.__class__ = model
+    runner.register_hook(Unfreezes(at))
+    if ends:
+        with pytest.raises(ValidationChangesError, match='frozen.backbone'):
+            runner.train()
+    else:
+        runner.train()
+        assert runner.epoch == runner.max_epochs
+
+
 @pytest.mark.parametrize('validation, times', [('warn', 2), (False, 0)])
 def test_the_check_can_warn_or_be_off(validation, times, tmp_path):
     warned = warnings_of(runner_of(tmp_path, 'writes', **{
