@@ -213,7 +213,7 @@ def test_a_longer_training_is_refused_where_something_counts_from_its_end(settin
     length = 'config.train_cfg.max_epochs'
     row, = differences({**facts, length: 12}, {**facts, length: 24})
     assert row.severity == (CHANGES if named else HARMLESS)
-    said = f'what counts from the end of the training moves: {named}'
+    said = f'what may count from the end of the training moves: {named}'
     assert row.consequence.startswith(said) or not named
 
 
