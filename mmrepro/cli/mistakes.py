@@ -8,6 +8,7 @@ from itertools import dropwhile
 from typing import Any
 
 from mmengine.evaluator import BaseMetric, Evaluator
+from mmengine.registry import OPTIMIZERS, Registry
 from mmengine.runner import BaseLoop, Runner
 
 from ..data.data_errors import summary, where_raised
@@ -18,10 +19,9 @@ from ..runs.config_edits import missing_file
 from ..util.libraries import is_code_of_user
 from ..util.text import class_name, did_you_mean, listed, shorten
 
+_UNREGISTERED = re.compile(r'(\S+) is not in the [\w: ]+ registry')
 # errors of MMEngine for a config: class, a pattern of the message, the fix
 _MISTAKES = (
-    (KeyError, r'is not in the \S+ registry', 'correct the name, or import the module that '
-     'registers it: custom_imports = dict(imports=[...], allow_failed_imports=False)'),
     (AssertionError, 'AmpOptim', 'there is none here: train without --amp, with '
      "optim_wrapper.type='OptimWrapper'"),
     (AttributeError, "'(float|int)' object has no attribute 'backward'", 'the model has returned '
@@ -57,6 +57,11 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
     if missing is not None:
         return missing
     text = str(error.args[0]) if error.args else ''
+    unregistered = _UNREGISTERED.search(text)
+    if isinstance(error, KeyError) and unregistered:
+        registry = next((frame.f_locals['registry'] for frame in reversed(_frames(error))
+                         if isinstance(frame.f_locals.get('registry'), Registry)), None)
+        return _unregistered(unregistered[0], unregistered[1], registry)
     for kind, pattern, meaning in _MISTAKES:
         if isinstance(error, kind) and re.search(pattern, text):
             first = ' '.join(text.partition('. ')[0].split()[-40:])
@@ -209,10 +214,10 @@ def _being_built(error: Exception) -> str | None:
 def _of_setting(cfg: Any, key: str, error: Exception) -> ConfigError:
     value = cfg.get(key)
     optimizer = value.get('optimizer') if isinstance(value, Mapping) else None
-    if key == 'optim_wrapper' and isinstance(optimizer, Mapping):
-        unknown = _unknown_optimizer(optimizer.get('type'))
-        if unknown:
-            return ConfigError(f'optim_wrapper.optimizer.{unknown}')
+    name = optimizer.get('type') if isinstance(optimizer, Mapping) else None
+    # MMEngine looks at the signature of what it has not found
+    if key == 'optim_wrapper' and isinstance(name, str) and OPTIMIZERS.get(name) is None:
+        return _unregistered(f'{name} is not in the optimizer registry', name, OPTIMIZERS)
     return _of_value(key, value, error)
 
 
@@ -227,21 +232,16 @@ def _of_value(key: str, value: Any, error: Exception, more: str = '') -> ConfigE
     return ConfigError(f'{shown}: {what}{more} ({where_raised(error)})')
 
 
-def _unknown_optimizer(name: Any) -> str:
-    from mmengine.registry import OPTIMIZERS
-
-    if not isinstance(name, str) or OPTIMIZERS.get(name) is not None:
-        return ''
-    return f'type={name!r} is not in the optimizer registry{did_you_mean(name, _names(OPTIMIZERS))}'
-
-
-def _names(registry: Any) -> list[str]:
-    """Return the names in a registry and its parents."""
-    found: list[str] = []
+def _unregistered(what: str, name: str, registry: Registry | None) -> ConfigError:
+    """Return an error that suggests a name of the registry or its parents."""
+    names: list[str] = []
     while registry is not None:
-        found += registry.module_dict
+        names += registry.module_dict
         registry = registry.parent
-    return found
+    near = did_you_mean(name, names)
+    advice = f'{near} If not,' if near else '; correct the name, or'
+    return ConfigError(f'{what}{advice} import the module that registers it: custom_imports = '
+                       'dict(imports=[...], allow_failed_imports=False)')
 
 
 def _other_classes(runner: Any) -> Iterator[str]:

@@ -92,7 +92,10 @@ MISTAKES = {
                               "train_cfg.max_epochs='many': ValueError: invalid literal for int"),
     'an optimizer that does not exist': (
         dict(optim_wrapper__optimizer__type='Adamm'), ConfigError,
-        "optim_wrapper.optimizer.type='Adamm' is not in the optimizer registry; did you mean 'Ada"),
+        "Adamm is not in the optimizer registry; did you mean 'Adam'? If not, import the module"),
+    'a sampler that does not exist': (  # the name of its registry has a space
+        dict(train_dataloader__sampler__type='DefaultSamler'), ConfigError,
+        "DefaultSamler is not in the mmengine::data sampler registry; did you mean 'DefaultSampl"),
     'an argument that it does not take': (
         dict(optim_wrapper__optimizer__momentun=0.9), ConfigError,
         'optim_wrapper.optimizer.momentun=0.9: TypeError: SGD.__init__() got an unexpected'),

@@ -72,6 +72,13 @@ def test_the_log_counts_at_its_end(checks, says, tmp_path):
     assert last_lines(tmp_path)[0] == says
 
 
+def test_nothing_repeated_is_not_called_the_same_bits(tmp_path):
+    finish(config(tmp_path, log_level='INFO', train_cfg=dict(max_epochs=0),
+                  param_scheduler=None))
+    assert last_lines(tmp_path)[0] == (
+        'no sample and no step was repeated (not repeated: QuietHook)')
+
+
 def test_nothing_is_said_without_deterministic(tmp_path):
     runner = finish(config(tmp_path, randomness=dict(deterministic=False)))
     assert not any(isinstance(hook, SelfCheckHook) for hook in runner.hooks)

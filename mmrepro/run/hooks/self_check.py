@@ -134,8 +134,10 @@ class SelfCheckHook(Hook):
     def summary(self, runner: Any) -> str:
         """Return the last line of the log."""
         counts = self.counts(runner)
-        text = (f'{counts["samples"]:,} samples and {counts["steps"]:,} steps were repeated: same '
-                'bits')
+        text = 'no sample and no step was repeated'
+        if any(counts.values()):
+            text = (f'{counts["samples"]:,} samples and {counts["steps"]:,} steps were repeated: '
+                    'same bits')
         notes = []
         if self.unread:
             notes.append(f'but for {listed(sorted(self.unread))} of samples, which the training '
