@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -85,6 +85,31 @@ class _Bucket:
         return self.rows[number]
 
 
+class _Sum:
+    """The sum of one gradient over the ranks of this process, in one pass.
+
+    Args:
+        bucket: Has the memory.
+        place: Of the gradient in the bucket.
+        first: The lowest rank of the process.
+    """
+
+    def __init__(self, bucket: _Bucket, place: int, first: int) -> None:
+        self._bucket, self._place = bucket, place
+        self.tree = ReductionTree(combine_of(_SUM))  # values are views of rows
+        self.next = first  # the rank to add next
+        self.early: dict[int, Tensor] = {}  # of ranks that a lower one has to precede
+
+    def add(self, gradient: Tensor, factor: float) -> None:
+        """Add the gradient of the next rank: to a row of its own, or to that of the rank before."""
+        rank, nodes = self.next, self.tree.nodes
+        joins = rank % 2 and nodes and nodes[-1][:2] == (0, rank - 1)
+        memory = self._bucket.products if joins else self._bucket.row(len(nodes)).views
+        self.tree.add_leaf(rank, torch.mul(gradient, factor, out=memory[self._place]))
+        self.next += 1
+        self._bucket.left -= 1
+
+
 class GradientSums:
     """Adds up the gradients of a model over the ranks, as backward passes make them.
 
@@ -95,35 +120,37 @@ class GradientSums:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._mine = processes.members[processes.mine]
-        self._order = [*self._mine, -1]  # in which a tree takes ranks
-        # the gradients of a process with one rank stay to take the mean
-        self.direct = len(self._mine) == 1 and not processes.alone
-        self._kinds: list[Any] = []
+        self._kinds: list[Any] = []  # shape, dtype and device of each gradient
         self._buckets: list[_Bucket] = []
-        self._places: dict[int, tuple[_Bucket, int]] = {}  # by number of the gradient
-        self._trees: list[ReductionTree] = []  # of the pass under way; values are views of rows
-        self._come: list[int] = []  # how many ranks each tree has
-        self._early: dict[tuple[int, int], Tensor] = {}  # of ranks that a lower one has to precede
-        self._begun = 0  # buckets that were sent
+        self._sums: dict[int, _Sum] = {}  # of the pass under way, by number of the gradient
         self.coming = 0  # ranks that wait for the sums
         self.holders = 0  # ranks that have still to copy the last ones, or have views as gradients
+
+    @property
+    def _mine(self) -> list[int]:
+        """The ranks of this process, which are consecutive."""
+        return self._processes.members[self._processes.mine]
+
+    @property
+    def direct(self) -> bool:
+        """Whether gradients stay where they are: a process with one rank takes the mean there."""
+        return len(self._mine) == 1 and not self._processes.alone
 
     def open(self, tensors: Sequence[Tensor]) -> None:
         """Take on the gradients of a pass, which are like ``tensors``; every rank calls it."""
         kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-        if self._trees and kinds != self._kinds:
+        if self._sums and kinds != self._kinds:
             raise CollectiveMismatch('the trainable parameters of this rank have other shapes or '
                                      'types than those of another rank')
-        if self._trees:
+        if self._sums:
             return
         if kinds != self._kinds:
             self._make_buckets(tensors)
-        self._kinds, self._begun = kinds, 0
-        self._trees = [ReductionTree(combine_of(_SUM)) for _ in kinds]
-        self._come = [0] * len(kinds)
+            self._kinds = kinds
         for bucket in self._buckets:
             bucket.left, bucket.rows = len(self._mine) * len(bucket.numbers), []
+            for place, number in enumerate(bucket.numbers):
+                self._sums[number] = _Sum(bucket, place, self._mine[0])
 
     def _make_buckets(self, tensors: Sequence[Tensor]) -> None:
         """Fill buckets in the order in which backward passes come to most parameters."""
@@ -146,34 +173,29 @@ class GradientSums:
                 bucket.received = torch.empty(
                     nodes * bucket.row(0).flat.nbytes, dtype=torch.uint8,
                     device=self._processes.device)
-        self._places = {number: (bucket, place) for bucket in self._buckets
-                        for place, number in enumerate(bucket.numbers)}
 
     def put(self, rank: int, number: int, gradient: Tensor, factor: float) -> None:
         """Add a gradient, times ``factor``."""
-        if rank != self._order[self._come[number]]:
-            self._early[number, rank] = gradient * factor
+        own = self._sums[number]
+        if rank != own.next:
+            own.early[rank] = gradient * factor
             return
-        self._add(rank, number, gradient, factor)
-        while self._early and (key := (number, self._order[self._come[number]])) in self._early:
-            self._add(key[1], number, self._early.pop(key), 1)
-        while not self._processes.alone and self._begun < len(self._buckets) and \
-                not self._buckets[self._begun].left:
-            self._begin(self._buckets[self._begun])
-            self._begun += 1
+        own.add(gradient, factor)
+        while own.next in own.early:
+            own.add(own.early.pop(own.next), 1)
+        if not self._processes.alone:
+            self._begin_full()
 
-    def _add(self, rank: int, number: int, gradient: Tensor, factor: float) -> None:
-        """Add the gradient of the next rank: to a row of its own, or to that of the rank before."""
-        bucket, place = self._places[number]
-        tree = self._trees[number]
-        joins = rank % 2 and tree.nodes and tree.nodes[-1][:2] == (0, rank - 1)
-        memory = bucket.products if joins else bucket.row(len(tree.nodes)).views
-        tree.add_leaf(rank, torch.mul(gradient, factor, out=memory[place]))
-        self._come[number] += 1
-        bucket.left -= 1
+    def _begin_full(self) -> None:
+        """Send the buckets that are full, up to the first that is not."""
+        for bucket in self._buckets:
+            if bucket.left:
+                return
+            if bucket.finish is None:
+                self._begin(bucket)
 
     def _begin(self, bucket: _Bucket) -> None:
-        nodes = len(self._trees[bucket.numbers[0]].nodes)
+        nodes = len(self._sums[bucket.numbers[0]].tree.nodes)
         bucket.finish = self._processes.begin([row.flat for row in bucket.rows[:nodes]],
                                               bucket.received, aside=True)
 
@@ -181,21 +203,37 @@ class GradientSums:
 
     def add(self, rank: int, used: Tensor) -> None:
         """Take the last tensor of the pass."""
-        self.put(rank, len(self._kinds) - 1, used, 1)
+        self.put(rank, len(self._sums) - 1, used, 1)
 
     def finish(self) -> list[Tensor]:
-        trees, self._trees = self._trees, []
+        sums, self._sums = self._sums, {}
         self.holders, self.coming = self.coming, 0
         roots: dict[int, Tensor] = {}
         for bucket in self._buckets:
             if self._processes.alone:
                 for number in bucket.numbers:
-                    trees[number].root()
+                    sums[number].tree.root()
                 flat = bucket.rows[0].flat
             else:
                 flat, bucket.finish = bucket.finish(combine_of(_SUM)), None
             roots.update(zip(bucket.numbers, bucket.split(flat)))
         return [roots[number] for number in range(len(roots))]
+
+
+class _BackwardPass:
+    """A backward pass under way.
+
+    Args:
+        task: Its number to autograd.
+        parameters: Those whose gradients are averaged, if they are trained.
+    """
+
+    def __init__(self, task: int, parameters: Iterable[Tensor] = ()) -> None:
+        self.task = task
+        self.trained = [value for value in parameters if value.requires_grad]
+        self.used = np.zeros(len(self.trained), np.int32)  # which have a gradient
+        self.missing = dict.fromkeys(range(len(self.trained)))  # gradients that are not moved yet
+        self.handles: list[Any] = []
 
 
 @MODEL_WRAPPERS.register_module()
@@ -235,17 +273,17 @@ class VirtualDataParallel(nn.Module):
         self.sharing: Any = None  # this rank's part in shared weights
         self.sharding: Any = None  # its Sharding, of sharded weights
         self._sums: Any = None  # GradientSums of this process
-        self._task: int | None = None  # the backward pass under way
-        self._streams: bool | None = None  # gradients move when they are made; None: first pass
+        self._pass: _BackwardPass | None = None  # the backward pass under way
+        self._streams = False  # gradients move when they are made; not in the first pass
         self._nested = False  # a backward pass had others inside
-        self._handles: list[Any] = []
-        self._views = False  # gradients are parts of sums that other ranks have as well
+        # parameters whose gradients are parts of sums that other ranks have as well
+        self._with_views: list[Tensor] = []
         self._take([*module.parameters(), *module.buffers()])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this rank; a copy shares no weights and no process group."""
         return {**self.__dict__, '_group': None, 'sharing': None, 'sharding': None,
-                '_sums': None, '_views': False}
+                '_sums': None, '_pass': None, '_with_views': []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -289,58 +327,55 @@ class VirtualDataParallel(nn.Module):
         is for finding that out.
         """
         task = torch._C._current_graph_task_id()
-        if task == self._task:
+        if self._pass is not None and task == self._pass.task:
             return
-        if self._task is not None:
+        if self._pass is not None:
             raise VirtualRanksError(
                 'a backward pass on this virtual rank ended with an error that was caught, and '
                 'another pass begins. Other ranks may have added up gradients of the first one')
-        self._task, self._streams = task, self._streams is not None and not self._nested
         if self.sharding is not None:
             self.sharding.begin_backward(average=True)
         self._leave_common_sums()
-        parameters = self.module.parameters() if self.sharding is None else \
-            self.sharding.left_whole
-        self._trained = [value for value in parameters if value.requires_grad]
-        self._used = np.zeros(len(self._trained), np.int32)
-        self._missing = dict.fromkeys(range(len(self._trained)))
-        if self._trained:
-            self._sums.open([*self._trained, torch.from_numpy(self._used)])
+        begun = self._pass = _BackwardPass(
+            task, self.module.parameters() if self.sharding is None else self.sharding.left_whole)
+        if begun.trained:
+            self._sums.open([*begun.trained, torch.from_numpy(begun.used)])
         if hasattr(Tensor, 'register_post_accumulate_grad_hook'):  # torch 2.1
-            self._handles = [
-                value.register_post_accumulate_grad_hook(functools.partial(self._ready, number))
-                for number, value in enumerate(self._trained)]
+            begun.handles = [
+                value.register_post_accumulate_grad_hook(
+                    functools.partial(self._ready, begun, number))
+                for number, value in enumerate(begun.trained)]
         Variable._execution_engine.queue_callback(self._reduce)
 
     def _begin_local(self, gradient: Tensor) -> None:
         """Leave the gradients of sharded weights on this rank in the pass that has begun."""
         task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task = task
+        if self._pass is None or task != self._pass.task:
+            self._pass = _BackwardPass(task)
             self.sharding.begin_backward(average=False)
             Variable._execution_engine.queue_callback(self._end_local)
 
     @torch.no_grad()
     def _end_local(self) -> None:
-        self._task = None
+        self._pass = None
         self.sharding.end_backward(average=False)
 
-    def _ready(self, number: int, parameter: Tensor) -> None:
-        if torch._C._current_graph_task_id() == self._task:
+    def _ready(self, begun: _BackwardPass, number: int, parameter: Tensor) -> None:
+        if torch._C._current_graph_task_id() == begun.task:
             if self._streams:
-                self._move_gradient(number)
+                self._move_gradient(begun, number)
             return
         self._nested = True
-        if number not in self._missing:
+        if number not in begun.missing:
             raise VirtualRanksError(
                 f'a parameter of shape {tuple(parameter.shape)} is used inside and outside of '
                 'torch.utils.checkpoint, which began later than the first step: give it '
                 'use_reentrant=False')
 
-    def _move_gradient(self, number: int) -> None:
+    def _move_gradient(self, begun: _BackwardPass, number: int) -> None:
         """Move a gradient into the sums, to free it while other ranks run."""
-        del self._missing[number]
-        parameter = self._trained[number]
+        del begun.missing[number]
+        parameter = begun.trained[number]
         gradient = parameter.grad
         if gradient is None:
             gradient = torch.zeros_like(parameter)
@@ -348,36 +383,38 @@ class VirtualDataParallel(nn.Module):
             raise VirtualRanksError(f'a sparse gradient of a parameter of shape '
                                     f'{tuple(parameter.shape)}: virtual ranks average dense ones')
         else:
-            self._used[number] = 1
+            begun.used[number] = 1
             if not self._sums.direct:
                 parameter.grad = None
         # without the graph that create_graph=True gives it
         self._sums.put(self._group.rank(), number, gradient.detach(), 1. / self._group.size())
 
-    def _move_remaining(self) -> Tensor:
+    def _move_remaining(self, begun: _BackwardPass) -> Tensor:
         """Move the remaining gradients; return which parameters have one."""
-        for number in list(self._missing):
-            self._move_gradient(number)
-        return torch.from_numpy(self._used)
+        for number in list(begun.missing):
+            self._move_gradient(begun, number)
+        return torch.from_numpy(begun.used)
 
     @torch.no_grad()
     def _reduce(self) -> None:
-        self._task = None
-        for handle in self._handles:
+        ended, self._pass = self._pass, None
+        assert ended is not None
+        self._streams = not self._nested
+        for handle in ended.handles:
             handle.remove()
-        self._handles = []
         if self.sharding is not None:
             self.sharding.end_backward(average=True)
-        if not self._trained:
+        if not ended.trained:
             return
-        self._views = self.sharing is not None and self.sharing.views
+        views = self.sharing is not None and self.sharing.views
+        self._with_views = ended.trained if views else []
         self._sums.coming += 1
         *means, counts = self._group.meet(
-            f'the average of {len(self._trained)} gradients', self._move_remaining,
-            lambda: self._sums)
+            f'the average of {len(ended.trained)} gradients',
+            functools.partial(self._move_remaining, ended), lambda: self._sums)
         taken: set[int] = set()
-        for parameter, mean, count in zip(self._trained, means, counts.tolist()):
-            if count and self._views:
+        for parameter, mean, count in zip(ended.trained, means, counts.tolist()):
+            if count and views:
                 parameter.grad = mean
             elif count:
                 # memory of its own, with the layout of the parameter, whatever the bucket is
@@ -387,15 +424,15 @@ class VirtualDataParallel(nn.Module):
                     own = parameter.grad = torch.empty_like(parameter)
                 taken.add(place)
                 own.copy_(mean)
-        if not self._views:
+        if not views:
             self._sums.holders -= 1
 
     def _leave_common_sums(self) -> None:
         """Copy gradients that are views of sums of all ranks, before this rank adds to them."""
-        if not self._views:
+        if not self._with_views:
             return
-        for parameter in self._trained:
+        for parameter in self._with_views:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
-        self._views = False
+        self._with_views = []
         self._sums.holders -= 1
