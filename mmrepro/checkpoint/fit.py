@@ -15,8 +15,8 @@ import inspect
 import io
 import itertools
 import pickle
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -60,7 +60,7 @@ _SHAPE = {
     'message_hub?': {'runtime_info': {str: object}},
     'mmrepro?': {
         **_OF_RANK, 'ranks?': {int: _OF_RANK}, 'counts?': {str: int}, 'parts?': {str: str},
-        'left_out?': {str: str}, 'passes?': int,
+        'moving?': [str], 'left_out?': {str: str}, 'passes?': int,
         'metrics?': or_none(dict), 'validated?': or_none(int)}}
 
 
@@ -215,6 +215,7 @@ def _culprit(where: str, value: Any) -> tuple[str, Any]:
 RESTORED = ('weights.', 'optimizer.', 'schedule.')
 SET_UP = ('module.', 'frozen.', 'hooks.', 'step.', 'pipeline')
 HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
+LOOKS = 3  # at consecutive iterations: what changes twice in a row changes in each
 LAZY = 'known after the first step'
 NAMES = '.parameters'  # of an optimizer, group by group
 NO_NAME = '(not of the model)'
@@ -351,11 +352,49 @@ def _source(cls: type) -> str:
     return state_digest(sources)[:12]
 
 
-class Compatibility:
-    """Compares the parts of a training with ``parts``, those of the checkpoint at ``path``."""
+class MovingParts:
+    """Finds the parts that hooks set anew in each iteration, such as a dropout by progress.
 
-    def __init__(self, path: str, parts: Mapping[str, str], strict: bool) -> None:
+    A checkpoint has their values in the iteration that it was written after, and the run that
+    resumes those of the next, so that they differ where nothing is lost.
+
+    Attributes:
+        names: of the parts that were found.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._left = LOOKS
+        self._seen: deque[Mapping[str, str]] = deque(maxlen=LOOKS)
+
+    def look_again(self) -> None:
+        """Look at the next iterations, too: hooks may begin late."""
+        self._left = LOOKS
+
+    def begin_iteration(self, runner: Any) -> None:
+        """Compare the parts after the hooks that set them, with those of the last iterations."""
+        if not self._left:
+            self._seen.clear()
+            return
+        self._left -= 1
+        self._seen.append(parts_of(runner))
+        seen = [*self._seen]
+        changes = [set(differing(then, now)) for then, now in zip(seen, seen[1:])]
+        if len(changes) == LOOKS - 1:
+            self.names.update(name for name in set.intersection(*changes)
+                              if name.startswith(SET_UP))
+
+
+class Compatibility:
+    """Compares the parts of a training with ``parts``, those of the checkpoint at ``path``.
+
+    ``moving``: the names of those that :class:`MovingParts` has found.
+    """
+
+    def __init__(self, path: str, parts: Mapping[str, str], moving: Sequence[str], strict: bool
+                 ) -> None:
         self._path, self._parts, self._strict = path, parts, strict
+        self._moving = frozenset(moving)
         self._at_the_start: Mapping[str, str] | None = None
 
     def check_restored(self, runner: Any) -> None:
@@ -400,6 +439,14 @@ class Compatibility:
                 for name in differing(then, now) if name.startswith(groups)
                 and LAZY not in (then.get(name), now.get(name))
                 and all(then.get(name) != parts.get(name) for parts in before)]
+        moving = [row.name for row in rows if row.name in self._moving]
+        if moving:
+            runner.logger.warning(
+                f'{listed(moving)} changed in each iteration of the run that wrote {self._path}, '
+                'and a resume does not restore that. What a hook computes from runner.iter is '
+                'right; a counter of its own begins again, unless it is registered '
+                '(mmrepro.keep_attributes)')
+        rows = [row for row in rows if row.name not in moving]
         if not rows:
             return
         advice = ('A hook that adds layers or groups of parameters has to do so again when a run '

@@ -124,7 +124,8 @@ class Restoration:
             return
         state = self._state = checkpoint.get('mmrepro', {})
         if state.get('parts'):
-            self._compatibility = Compatibility(plan.point.path, state['parts'], plan.strict)
+            self._compatibility = Compatibility(
+                plan.point.path, state['parts'], state.get('moving', ()), plan.strict)
             self._compatibility.check_restored(runner)
         _check_weights(plan, runner, checkpoint.get('state_dict', {}), state.get('left_out', {}))
         if state.get('gradients') or _of_this_rank(state).get('gradients'):

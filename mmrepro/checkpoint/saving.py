@@ -26,7 +26,7 @@ from ..version import __version__
 from ..virtual import gathered_weights
 from . import fit, rank_state
 from .files import partial_of, replace_with, write_content
-from .fit import check_readable, lacks, left_out
+from .fit import MovingParts, check_readable, lacks, left_out
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
@@ -58,6 +58,7 @@ class CheckpointWriter:
         self._named: set[str] = set()  # loaders and attributes that a warning has named
         self._missing: list[str] = []  # attributes to keep that objects do not have
         self._save: _Save | None = None
+        self._moving = MovingParts()
 
     def check_hooks(self, runner: Any) -> None:
         """Warn at the start of a training about state that no checkpoint will hold.
@@ -111,8 +112,11 @@ class CheckpointWriter:
                     'create it in __init__')
         self._missing = []
 
-    def begin_iteration(self, epoch: int, iteration: int, batch: int) -> None:
+    def begin_iteration(self, runner: Any, batch: int) -> None:
         """Note the iteration at which the epoch began; its batch number ``batch`` comes next."""
+        epoch, iteration = runner.epoch, runner.iter
+        if is_main_process() and not self._stock_streams:
+            self._moving.begin_iteration(runner)
         if self._began is None or self._began[0] != epoch:
             self._passes = 0
         elif batch == 0 and iteration > self._began[1] + 1:
@@ -200,6 +204,7 @@ class CheckpointWriter:
         if self._stock_streams:
             return
         self._name_unfinished(runner)
+        self._moving.look_again()
         local = save.local or rank_state.local_state(runner, self._missing)
         self._name_missing(runner)
         rank_state.publish(runner, save.ranks, checkpoint['state_dict'])
@@ -213,6 +218,7 @@ class CheckpointWriter:
                    for rank, state in save.ranks.items()},
             counts=rank_state.counts(runner),
             parts=fit.parts_of(runner),
+            moving=sorted(self._moving.names),
             left_out=self._left_out(runner, checkpoint['state_dict']),
             passes=self._passes if self._began and self._began[0] == runner.epoch else 0,
             metrics=self._metrics,

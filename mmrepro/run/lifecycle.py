@@ -302,7 +302,7 @@ class RunLifecycle:
         yield
         self.evaluated.leave()
         self.restoration.check_set_up(runner)
-        self.checkpoints.begin_iteration(runner.epoch, runner.iter, batch_idx)
+        self.checkpoints.begin_iteration(runner, batch_idx)
         if self._is_witnessed:
             self.witness.advance(runner, runner.iter)
         self.seed('step', runner.iter)

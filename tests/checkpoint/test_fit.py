@@ -10,7 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.runner import Runner
-from small_runs import finish, warnings_of
+from small_runs import finish, warnings_of, weights_of
 
 from dev.user_setups import loading, reshaping  # noqa: F401  register set-ups
 from dev.user_setups.setup import SETUPS
@@ -104,6 +104,28 @@ def test_what_fits_is_the_whole_run(changes, iteration, tmp_path):
     expected = finish(cfg)
     assert finish(resumed(cfg, iteration, tmp_path / 'resumed')) == expected
     assert 'model' not in changes or 'head.branches.0.weight' in expected
+
+
+@HOOKS.register_module(force=True)
+class FollowsProgress(Hook):
+    """Sets parts of the training by the iteration, in each one."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        runner.model.head.drop.p = .5 * runner.iter / runner.max_iters
+        runner.model.backbone[0].requires_grad_(runner.iter % 2 == 0)
+
+
+@pytest.mark.parametrize('iteration', [6, 8])  # within an epoch, and at its end
+def test_what_hooks_set_in_each_iteration_fits(iteration, tmp_path):
+    cfg = config(tmp_path / 'whole', custom_hooks=[dict(type='FollowsProgress')],
+                 log_level='WARNING')
+    cfg.default_hooks.checkpoint.interval = 2
+    expected = finish(cfg)
+    again = Runner.from_cfg(resumed(cfg, iteration, tmp_path / 'resumed'))
+    said = warnings_of(again)
+    assert weights_of(again) == expected
+    assert sum('module.head.drop' in text and 'changed in each iteration' in text
+               for text in said) == 1
 
 
 def test_resume_strict_false_accepts_what_does_not_fit(tmp_path):
