@@ -115,6 +115,20 @@ def test_no_bit_changes_on_virtual_ranks(accumulated, tmp_path):
     assert checked == plain and [len(lines) for lines in checked] == [2, 2]
 
 
+@registered
+class OwnStep(tiny.Tiny):
+    def train_step(self, data, optim_wrapper):
+        raise AssertionError('nobody calls it on several ranks')
+
+
+def test_a_step_that_mmengine_does_not_call_on_several_ranks_is_named(tmp_path):
+    on_virtual_ranks(config(tmp_path, 'OwnStep', 1, log_level='WARNING'), 2, 1, tmp_path)
+    log, = tmp_path.glob('*/*.log')
+    text = log.read_text()
+    assert 'on several ranks, nothing calls the train_step of OwnStep' in text
+    assert 'only the part before' not in text
+
+
 def test_one_virtual_rank_that_differs_ends_all_and_is_named(tmp_path):
     with pytest.raises(RuntimeError) as caught:
         on_virtual_ranks(config(tmp_path, 'RankDiffers', 1), 2, 1, tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, MMDistributedDataParallel
 from mmengine.registry import HOOKS
 
 from ...config import is_due
@@ -57,9 +57,19 @@ class SelfCheckHook(Hook):
                 'the model is compiled, and watching its step would compile it differently')
             runner.logger.warning(NOT_REPEATED.format(self._not_repeated))
         elif getattr(model_class, 'train_step', None) is not BaseModel.train_step:
-            runner.logger.info(
-                f'{model_class.__name__} has a train_step of its own: only the part before its '
-                'first optimizer step is repeated')
+            self._name_own_step(runner, model_class.__name__)
+
+    def _name_own_step(self, runner: Any, name: str) -> None:
+        """Say what becomes of the ``train_step`` of a model of the user's, called ``name``."""
+        if getattr(type(runner.model), 'train_step', None) is MMDistributedDataParallel.train_step:
+            runner.logger.warning(
+                f'on several ranks, nothing calls the train_step of {name}: '
+                'MMDistributedDataParallel makes its steps from forward(), and trains otherwise '
+                "than one rank. On ranks without virtual_ranks, model_wrapper_cfg=dict(type="
+                "'MMSeparateDistributedDataParallel') calls it")
+        else:
+            runner.logger.info(f'{name} has a train_step of its own: only the part before its '
+                               'first optimizer step is repeated')
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if self._not_repeated:
