@@ -20,6 +20,7 @@ from harness import environment
 from mmengine.dataset import BaseDataset
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.registry import DATASETS, FUNCTIONS, HOOKS
+from small_runs import hook_with
 from warm import Warm
 from witnessed import SPOILED, SavesTwice, config, log_of, train
 
@@ -377,6 +378,17 @@ def test_objects_that_raise_when_they_are_read_are_left_out(tmp_path):
     runner.register_hook(Odd())
     texts = attribute_texts(runner)
     assert texts['dataset.factor'] == '1.0' and 'Odd.masked' in texts
+
+
+def test_counters_of_schedules_in_an_optimizer_are_no_state_of_a_run(tmp_path):
+    seen = {}
+    cfg = config(tmp_path, param_scheduler=dict(type='StepLR', step_size=1))
+    runner = witnessed.Runner.from_cfg(cfg)
+    runner.register_hook(hook_with(after_train=lambda runner: seen.update(attribute_texts(runner))))
+    runner.train()
+    assert runner.optim_wrapper._global_step > 0
+    assert 'optim_wrapper._inner_count' in seen
+    assert not [path for path in seen if path.endswith(('_global_step', '_opt_called'))]
 
 
 class Unpicklable(Hook):

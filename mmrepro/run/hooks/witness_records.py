@@ -53,6 +53,8 @@ MAX_BYTES = 1 << 20  # of a tensor or array whose content counts; others hold we
 # of the message hub: written by MMEngine in each iteration, and by CheckpointHook
 _COUNTED = ('iter', 'epoch', 'last_ckpt', 'best_ckpt', 'cfg', 'seed', 'experiment_name')
 _MACHINERY = ('_pre_hooks', '_post_hooks', '_backward_hooks', '_is_full_backward_hook')
+# counters of schedules in what they schedule, for a warning about the order of calls alone
+_OF_SCHEDULES = ('_global_step', '_opt_called')
 # packages whose objects hold no state of a training, but for modules, tensors and arrays
 _WITHOUT_STATE = ('asyncio', 'concurrent', 'enum', 'logging', 'matplotlib', 'mmrepro',
                   'multiprocessing', 'numpy', 'queue', 're', 'threading', 'torch', 'weakref')
@@ -262,6 +264,8 @@ def _is_of_a_run(named: tuple[str, Any]) -> bool:
     path, value = named
     name = path.rpartition('.')[2]
     machinery = '_mmrepro_' in path or name.startswith('__') or name.endswith(_MACHINERY)
+    if path.startswith('optim_wrapper') and name in _OF_SCHEDULES:
+        return False
     if machinery or isinstance(value, (*_OF_THE_PROCESS, nn.Parameter)):
         return False
     return isinstance(value, (nn.Module, torch.Tensor, np.ndarray)) or (
