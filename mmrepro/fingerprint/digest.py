@@ -20,6 +20,7 @@ from mmengine.model import BaseAveragedModel
 from torch import nn
 
 from ..distributed.unwrap import held_averages, optim_wrappers
+from ..objects.digests import unpacked
 from ..objects.walks import attributes, slot_names
 from ..util.text import encoded
 from ..virtual import is_sharded, whole_tensor
@@ -50,7 +51,7 @@ def tensor_digest(tensor: torch.Tensor) -> torch.Tensor:
     count.
 
     Raises:
-        TypeError: ``tensor`` has no bytes of its own (meta, quantized).
+        TypeError: ``tensor`` has no bytes of its own (meta).
     """
     return tensor_digests([tensor])[0]
 
@@ -60,10 +61,11 @@ def tensor_digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if not tensors:
         return torch.zeros(0, dtype=torch.int64)
     device = tensors[0].device
-    headers, data, sparse = [], [], {}
+    headers, data, in_parts = [], [], {}
     for number, tensor in enumerate(tensors):
-        if tensor.layout != torch.strided:
-            sparse[number] = _sparse_digest(tensor)
+        packed = unpacked(tensor)
+        if packed is not None:
+            in_parts[number] = _digest_of_parts(*packed)
             tensor = torch.empty(0, device=device)
         headers.append(_header_key(tensor.dtype, tuple(tensor.shape)))
         data.append(_plain(tensor))
@@ -73,7 +75,7 @@ def tensor_digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         digests = arithmetic.host_digest(data[0], headers[0])
     else:
         digests = arithmetic.host_digests(data, headers)
-    for number, value in sparse.items():
+    for number, value in in_parts.items():
         digests[number] = value
     return digests
 
@@ -117,9 +119,9 @@ def to_numbers(values: Sequence[torch.Tensor]) -> list[list[int]]:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements as contiguous one-dimensional memory."""
-    if tensor.is_meta or tensor.is_quantized:
+    if tensor.is_meta:
         raise TypeError(f'a tensor of {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device} has '
-                        'no bits to take a digest of; allowed: dense and sparse tensors with data')
+                        'no bits to take a digest of; allowed: tensors with data')
     if tensor.numel() == 0:  # its strides may be anything, which views refuse
         return torch.zeros(0, dtype=torch.uint8, device=tensor.device)
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -128,18 +130,9 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1)
 
 
-def _sparse_digest(tensor: torch.Tensor) -> torch.Tensor:
-    parts = {
-        torch.sparse_coo: lambda t: (t._indices(), t._values()),
-        torch.sparse_csr: lambda t: (t.crow_indices(), t.col_indices(), t.values()),
-        torch.sparse_csc: lambda t: (t.ccol_indices(), t.row_indices(), t.values()),
-    }
-    if tensor.layout not in parts:
-        raise TypeError(f'no digest of {tensor.layout}; allowed: strided, '
-                        f'{", ".join(map(str, parts))}')
-    dense = parts[tensor.layout](tensor.detach())
-    names = [f'{tensor.layout} {tuple(tensor.shape)} {i}' for i in range(len(dense))]
-    return combine_digests(names, torch.stack([tensor_digest(part) for part in dense]))
+def _digest_of_parts(kind: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    names = [f'{kind} {number}' for number in range(len(parts))]
+    return combine_digests(names, tensor_digests(parts))
 
 
 # --- nested values ------------------------------------------------------------------------------

@@ -29,6 +29,13 @@ from .walks import attributes, in_slots, items
 # objects without content: code, and paths, whose attributes cache hashes
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
 ARRAY = '__array_interface__'
+_BY_ROWS = 'crow_indices', 'col_indices', 'values'
+_BY_COLUMNS = 'ccol_indices', 'row_indices', 'values'
+_SPARSE = {  # layout -> methods that return its parts
+    torch.sparse_coo: ('_indices', '_values'),
+    torch.sparse_csr: _BY_ROWS, torch.sparse_bsr: _BY_ROWS,
+    torch.sparse_csc: _BY_COLUMNS, torch.sparse_bsc: _BY_COLUMNS,
+}
 _CHUNK = 1 << 22  # bytes of a file that are read at a time
 
 
@@ -83,6 +90,33 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def unpacked(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]] | None:
+    """Return the kind of a tensor that is no block of memory, and the dense tensors in it.
+
+    Sparse, nested, quantized ones and those of MKL-DNN; None for all others.
+    """
+    if tensor.is_nested:  # without a shape
+        return f'nested {tensor.layout} {tensor.dtype}', [*tensor.detach().unbind()]
+    if tensor.is_quantized:
+        return _dequantizable(tensor)
+    if tensor.layout == torch.strided:
+        return None
+    kind = f'{tensor.layout} {tuple(tensor.shape)}'
+    parts = _SPARSE.get(tensor.layout)
+    if parts is None:
+        return kind, [tensor.detach().to_dense()]
+    return kind, [getattr(tensor.detach(), name)() for name in parts]
+
+
+def _dequantizable(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
+    kind = f'{tensor.qscheme()} {tensor.dtype} {tuple(tensor.shape)}'
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        scale = torch.tensor([tensor.q_scale(), tensor.q_zero_point()], dtype=torch.float64)
+        return kind, [tensor.int_repr(), scale]
+    return f'{kind} {tensor.q_per_channel_axis()}', [
+        tensor.int_repr(), tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
+
+
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor, flat; in the same memory if it is contiguous."""
     flat = local_part(tensor).detach().contiguous().view(-1)
@@ -98,7 +132,11 @@ def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[
     def update(part: Any, within: tuple[int, ...] = above) -> None:
         _update(digest, write, part, within, exact)
 
-    if isinstance(value, torch.Tensor):
+    packed = unpacked(value) if isinstance(value, torch.Tensor) else None
+    if packed is not None:
+        write(packed[0])
+        update(packed[1])
+    elif isinstance(value, torch.Tensor):
         write(f'tensor {value.dtype} {tuple(value.shape)}')
         digest.update(as_bytes(value.cpu()).numpy())  # numpy has no bfloat16
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -181,6 +219,9 @@ def _named(value: Any) -> dict[str, Any]:
         return dict(items(value, ''))
     if isinstance(value, dict):
         return dict(items({key: value[key] for key in sorted(value, key=repr)}, ''))
+    packed = unpacked(value) if isinstance(value, torch.Tensor) else None
+    if packed is not None:
+        return {f' ({packed[0]}, part {number})': part for number, part in enumerate(packed[1])}
     if isinstance(value, (torch.Tensor, np.ndarray)) or not _has_parts(value):
         return {}
     return dict(items(dict(sorted(_attributes(value).items())), '', attributes=True))
@@ -188,7 +229,8 @@ def _named(value: Any) -> dict[str, Any]:
 
 def _shown(value: Any, compared: Any) -> str:
     """Show a value; of an array, the first element that differs from that of ``compared``."""
-    if not isinstance(value, (torch.Tensor, np.ndarray)):
+    is_packed = isinstance(value, torch.Tensor) and unpacked(value) is not None
+    if is_packed or not isinstance(value, (torch.Tensor, np.ndarray)):
         return shorten(repr(value))
     shape = tuple(value.shape)
     text = f'{value.dtype} {shape}'

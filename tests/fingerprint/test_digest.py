@@ -12,6 +12,7 @@ from mmengine.structures import InstanceData
 from mmrepro.fingerprint import digest
 from mmrepro.fingerprint import hash_arithmetic as arithmetic
 from mmrepro.fingerprint.digest import tensor_digest, tensor_digests, to_hex, value_digest
+from mmrepro.objects.digests import exact_digest, first_difference, state_digest
 
 DTYPES = [getattr(torch, name) for name in (
     'bool', 'uint8', 'int8', 'int16', 'int32', 'int64', 'float16', 'bfloat16', 'float32',
@@ -138,6 +139,35 @@ def test_sparse_tensors():
                one(dense.t().to_sparse()), one(dense.to_sparse_csr())}
     assert len(digests) == 5
     assert one(dense.to_sparse()) == one(dense.to_sparse())
+
+
+# tensors that are no block of memory, by the dense tensor that they are made of
+PACKED = {
+    **{str(layout): (lambda x, layout=layout: x.to_sparse(layout=layout)) for layout in (
+        torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)},
+    **{str(layout): (lambda x, layout=layout: x.to_sparse(layout=layout, blocksize=(2, 2)))
+       for layout in (torch.sparse_bsr, torch.sparse_bsc)},
+    **{f'nested {layout}': (lambda x, layout=layout: torch.nested.nested_tensor(
+        [x[0], x[1, :1]], layout=layout)) for layout in (torch.strided, torch.jagged)},
+    'quantized': lambda x: torch.quantize_per_tensor(x, float(x.max()) / 99, 0, torch.qint8),
+    'by channel': lambda x: torch.quantize_per_channel(
+        x, x[0] / 9, torch.zeros(2), 0, torch.qint8),
+    'MKL-DNN': lambda x: x.to_mkldnn()}
+
+
+@pytest.mark.parametrize('kind', PACKED)
+def test_tensors_that_are_no_block_of_memory(kind):
+    def of(*values):
+        return PACKED[kind](torch.tensor(values).view(2, 2))
+    # the scale of a quantized one differs where its integers are those of the first
+    a, same, other, scaled = of(1., 2., 3., 4.), of(1., 2., 3., 4.), of(1., 2., 4., 4.), \
+        of(2., 4., 6., 8.)
+    for digest_of in (one, exact_digest, state_digest, lambda x: int(value_digest(dict(x=x)))):
+        assert digest_of(a) == digest_of(same)
+        assert len({digest_of(a), digest_of(other), digest_of(scaled)}) == 3
+    assert first_difference(dict(x=a), dict(x=same)) is None
+    where, _, _ = first_difference(dict(x=a), dict(x=other))
+    assert where.startswith("['x']")
 
 
 def test_what_has_no_bits_is_refused():
