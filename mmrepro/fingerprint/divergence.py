@@ -7,7 +7,8 @@ the optimizer before its state. Values that only one run recorded are not compar
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..util.text import listed, shorten
@@ -19,6 +20,7 @@ ORDER = {name: number for number, name in enumerate(FIELDS)}
 COMES_BEFORE = {'backward': 'gradients', 'optimizer': 'optimizer'}
 
 Ranks = Mapping[int, RankLog]
+Validation = Mapping[str, Any]  # a line of one
 
 
 class ComparedField(NamedTuple):
@@ -164,16 +166,30 @@ def first_divergence(a: Ranks, b: Ranks) -> Divergence | None:
     return next(divergences(a, b), None)
 
 
+def paired_validations(a: Iterable[Validation], b: Iterable[Validation]
+                       ) -> Iterator[tuple[Validation, Validation]]:
+    """Yield the validations of two runs that belong together.
+
+    A loop or a hook may validate several times after an iteration: the first is that of the first.
+    """
+    others: defaultdict[int, deque[Validation]] = defaultdict(deque)
+    for val in b:
+        others[val['iteration']].append(val)
+    for val in a:
+        same = others[val['iteration']]
+        if same:
+            yield val, same.popleft()
+
+
 def first_differing_metric(a: Ranks, b: Ranks) -> Divergence | None:
     """Return the first differing metric of validations after the same number of iterations."""
     for rank in sorted(set(a) & set(b)):
-        metrics_b = {val['iteration']: val['metrics'] for val in b[rank].vals}
-        for val in a[rank].vals:
-            compared = metrics_b.get(val['iteration'], val['metrics'])
-            for name, value in val['metrics'].items():
-                if compared.get(name) != value:
-                    return Divergence(val['iteration'], {rank: (ComparedField(
-                        f'metric {name} of the validation', value, compared.get(name)), )})
+        for ours, theirs in paired_validations(a[rank].vals, b[rank].vals):
+            for name, value in ours['metrics'].items():
+                other = theirs['metrics'].get(name)
+                if other != value:
+                    return Divergence(ours['iteration'], {rank: (ComparedField(
+                        f'metric {name} of the validation', value, other), )})
     return None
 
 

@@ -142,6 +142,7 @@ def read_rank(path: str) -> RankLog:
     ended = False
     earlier: dict[int, dict[str, Any]] = {}
     differing: list[int] = []
+    again: list[dict[str, Any]] = []  # validations that a new start may make once more
     for where, record in json_lines(path, {'kind': str}, log.notes):
         checked(where, record, FingerprintError, schema.SHAPES.get(record['kind'], object))
         ended = record['kind'] == schema.END
@@ -152,7 +153,11 @@ def read_rank(path: str) -> RankLog:
             for lost in [i for i in log.steps if i >= record['iteration']]:
                 earlier[lost] = log.steps.pop(lost)
             log.vals[:] = [val for val in log.vals if 0 < val['iteration'] <= record['iteration']]
+            again = [val for val in log.vals if val['iteration'] == record['iteration']]
         elif record['kind'] == schema.VAL:
+            if again and again[0]['iteration'] == record['iteration']:
+                del log.vals[-len(again):]
+            again = []
             log.vals.append(record)
         elif record['kind'] == schema.STEP:
             iteration = record['iteration']

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from ctypes import CDLL, c_ulong
@@ -272,6 +273,7 @@ class _End(Hook):
     def __init__(self, start: Start, records: WitnessRecords) -> None:
         self._start, self._records = start, records
         self._shortened = ExitStack()
+        self._validations: Counter[int] = Counter()  # by iteration
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         if runner.iter >= self._start.until:
@@ -281,10 +283,11 @@ class _End(Hook):
         loop = runner.val_loop
         if len(loop.dataloader) <= VAL_BATCHES:
             return
-        metrics = self._start.metrics.get(runner.iter)
-        if metrics is None:  # the run has not come to its end yet
+        metrics = self._start.metrics.get(runner.iter, [])[self._validations[runner.iter]:]
+        if not metrics:  # the run has not come to its end yet
             raise StopTraining(runner.iter)
-        numbers = {name: float.fromhex(value) for name, value in metrics.items()}
+        self._validations[runner.iter] += 1
+        numbers = {name: float.fromhex(value) for name, value in metrics[0].items()}
         self._shortened.enter_context(replaced(
             loop, dataloader=_First(loop.dataloader, VAL_BATCHES)))
         self._shortened.enter_context(replaced(

@@ -58,7 +58,7 @@ class Start(NamedTuple):
     until: int  # the iteration before which it ends
     checkpoint: str | None  # path to resume from; None: the run begins from its seed
     other_workers: bool = False
-    metrics: dict[int, dict[str, str]] = {}  # of the run's validations, by iteration
+    metrics: dict[int, list[dict[str, str]]] = {}  # of the run's validations, by iteration
 
 
 class Result(NamedTuple):

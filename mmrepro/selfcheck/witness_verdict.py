@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from ..errors import FingerprintError
-from ..fingerprint.divergence import ComparedField, Divergence, divergences
+from ..fingerprint.divergence import ComparedField, Divergence, divergences, paired_validations
 from ..fingerprint.reader import RankLog, read_rank
 from ..util.files import read_json
 from ..util.text import encoded, listed
@@ -46,9 +46,12 @@ def noted_lines(folder: str) -> dict[int, RankLog]:
     return {rank: read_rank(os.path.join(folder, ranks[rank])) for rank in sorted(ranks)}
 
 
-def metrics_of(noted: Mapping[int, RankLog]) -> dict[int, dict[str, str]]:
-    """Return the metrics of validations of rank 0, by iteration."""
-    return {val['iteration']: val['metrics'] for val in noted[0].vals} if 0 in noted else {}
+def metrics_of(noted: Mapping[int, RankLog]) -> dict[int, list[dict[str, str]]]:
+    """Return the metrics of validations of rank 0, by iteration and in order."""
+    metrics: dict[int, list[dict[str, str]]] = {}
+    for val in noted[0].vals if 0 in noted else ():
+        metrics.setdefault(val['iteration'], []).append(val['metrics'])
+    return metrics
 
 
 def compare(run: str, witness: str, begin: int, until: int,
@@ -104,10 +107,10 @@ def _without_logged(field: ComparedField) -> ComparedField | None:
 def _validation(ours: Mapping[int, RankLog], theirs: Mapping[int, RankLog], begin: int,
                 until: int) -> Finding | None:
     for rank in sorted(ours.keys() & theirs.keys()):
-        known = {val['iteration']: val for val in ours[rank].vals}
-        for val in theirs[rank].vals:
-            first = known.get(val['iteration'])
-            if first is None or not begin <= val['iteration'] <= until:
+        # backwards: where it resumes, a witness makes the validation of its loop, the last one
+        pairs = [*paired_validations(reversed(ours[rank].vals), reversed(theirs[rank].vals))]
+        for first, val in reversed(pairs):
+            if not begin <= val['iteration'] <= until:
                 continue
             finding = _differing_validation(first, val)
             if finding is not None:

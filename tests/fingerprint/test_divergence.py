@@ -135,6 +135,19 @@ def test_a_metric_counts_up_to_the_last_iteration_that_is_compared():
     assert compare_logs(a, b, 3) is None and compare_logs(a, b, 4).iteration == 4
 
 
+def validated(*metrics):
+    return {0: log({})._replace(vals=[dict(iteration=4, metrics=dict(mAP=value))
+                                      for value in metrics])}
+
+
+def test_several_validations_after_an_iteration_are_compared_in_their_order():
+    a = validated('0x1p-1', '0x1p-2')
+    assert compare_logs(a, validated('0x1p-1', '0x1p-2'), 4) is None
+    assert compare_logs(a, validated('0x1p-1'), 4) is None  # the other run ended before the second
+    assert compare_logs(a, validated('0x1p-1', '0x1p-3'), 4).iteration == 4
+    assert compare_logs(a, validated('0x1p-3', '0x1p-2'), 4).iteration == 4
+
+
 ITERATIONS, RANKS = 2, 2
 
 

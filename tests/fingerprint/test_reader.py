@@ -88,6 +88,16 @@ def test_a_new_training_in_the_same_folder_replaces_the_old_one(tmp_path):
     assert list(log.steps) == [0] and log.vals == []
 
 
+def test_validations_that_a_new_start_makes_again_count_once(tmp_path):
+    def val(iteration, mAP='0x1p-1'):
+        return dict(kind='val', iteration=iteration, epoch=1, metrics=dict(mAP=mAP))
+    first, second, later = val(2), val(2, '0x1p-2'), val(4)
+    path = written(tmp_path, START, step(0), step(1), first, second, dict(START, iteration=2))
+    assert read_rank(str(path)).vals == [first, second]
+    path = written(tmp_path, first, second, later)
+    assert read_rank(str(path)).vals == [first, second, later]
+
+
 def test_other_keys_of_a_later_version_are_kept(tmp_path):
     path = written(tmp_path, START, dict(step(0), more=1), dict(kind='new', what=2))
     assert read_rank(str(path)).steps[0]['more'] == 1

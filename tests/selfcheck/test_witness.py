@@ -229,6 +229,15 @@ def test_an_optimizer_that_calls_a_closure_is_resumed(tmp_path):
     assert 'the optimizer computes the losses itself, by a closure' in log
 
 
+def test_each_of_several_validations_after_an_iteration_is_compared_with_its_own(tmp_path):
+    cfg = config(tmp_path, val_cfg=dict(type='ValidatesTwice'))
+    train(cfg)
+    assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
+    noted = witness_verdict.noted_lines(str(tmp_path / 'mmrepro'))
+    first, second = witness_verdict.metrics_of(noted)[4]
+    assert first != second
+
+
 def test_virtual_ranks_have_one_witness_process(tmp_path):
     cfg = config(tmp_path)
     cfg.randomness.virtual_ranks = 2
