@@ -27,7 +27,7 @@ PAGE = ROOT / 'docs' / 'evidence' / 'user-setups.md'
 RESULTS = ROOT / 'docs' / 'results' / 'user_setups.json'
 FAMILIES = ('samples', 'loading', 'steps', 'optimization', 'hooks', 'reshaping', 'validations',
             'resumes', 'virtual_ranks', 'settings', 'averages', 'kept', 'set_by_hooks', 'stores',
-            'moments')
+            'moments', 'recipes')
 
 
 def load() -> None:
