@@ -1,4 +1,4 @@
-"""Recipes of papers: hooks of each iteration, adversaries, rewritten checkpoints, values, stages."""
+"""Recipes: what hooks set in each iteration, adversaries, rewritten checkpoints, values, stages."""
 from __future__ import annotations
 
 import copy
