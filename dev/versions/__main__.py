@@ -16,14 +16,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mmrepro.facts.measured import HOLE, expanded
+from mmrepro.facts.collect import cpu_features
+from mmrepro.facts.measured import AVX2, AVX512, HOLE, expanded
+from mmrepro.util.text import listed
 
 from . import inputs
 from .packages import PACKAGES, Package
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / 'mmrepro' / 'facts' / 'measured.json'
-FORMAT = 1
+FORMAT = 2
+MAX_PARTS = 7  # of a cell
+AVX512_WITHOUT_BLAS = f'{AVX512}-without-blas'  # NumPy's products of matrices have AVX2
 # packages that every environment shares, and whose versions the table names
 SHARED = ('numpy', 'opencv-python', 'Pillow', 'scipy', 'pycocotools', 'shapely', 'torch',
           'mmengine', 'mmcv-lite', 'mmdet')
@@ -40,19 +44,62 @@ def installed(requirement: str, folder: Path) -> Path:
     return target
 
 
-def measure(name: str, package: Package, release: str, folder: Path) -> dict[str, Any]:
+def environment(level: str, overlays: list[Path]) -> dict[str, str]:
+    """Return the variables of a process with other packages in front, at a level of instructions.
+
+    Raises:
+        RuntimeError: this CPU does not have the level.
+    """
+    # as some machines set it for libraries that they do not know
+    env = {name: value for name, value in os.environ.items() if not name.startswith('OPENBLAS_')}
+    env.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1', PYTHONHASHSEED='0',
+               PYTHONPATH=os.pathsep.join((*map(str, overlays), str(ROOT))))
+    features = str(cpu_features()).split()
+    if level == AVX2:  # NumPy's variable has names that only some of its versions know
+        found = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c', 'import json\n'
+             'from mmrepro.determinism.cpu_level import level_variables\n'
+             f'print(json.dumps(level_variables({AVX2!r})))'],
+            env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+        env.update(json.loads(found.stdout.splitlines()[-1]))
+    elif 'avx512f' not in features:
+        raise RuntimeError('this CPU has no AVX-512')
+    if level == AVX512_WITHOUT_BLAS:
+        env['OPENBLAS_CORETYPE'] = 'Haswell'
+    return env
+
+
+def measured_at(name: str, package: Package, release: str, level: str,
+                folder: Path) -> dict[str, Any]:
+    """Return the digests of a version at a level of instructions, those that hold for any maker.
+
+    OpenBLAS chooses its kernels by the maker of the CPU and knows the newest in its newest versions
+    only. What depends on this choice at AVX-512 counts as not measured.
+    """
+    found = measure(name, package, release, level, folder)
+    if level == AVX512:
+        tried = release
+        if name != 'numpy':  # the same NumPy, and its OpenBLAS, is beside all versions
+            tried = package.versions[-1]
+        ours, other = (measure(name, package, tried, one, folder)
+                       for one in (AVX512, AVX512_WITHOUT_BLAS))
+        for part, content in ours.items():
+            for output, one in content['digests'].items():
+                if other.get(part, {}).get('digests', {}).get(output) != one and part in found:
+                    found[part]['digests'][output] = HOLE
+    return found
+
+
+def measure(name: str, package: Package, release: str, level: str, folder: Path) -> dict[str, Any]:
     """Return the digests of a version: part -> settings that are covered, and digests by output."""
-    kept = folder / 'digests' / f'{name}-{release}.json'
+    kept = folder / 'digests' / level / f'{name}-{release}.json'
     if kept.exists():
         return json.loads(kept.read_text())
-    overlays = [str(installed(one, folder)) for one in
-                (f'{package.distribution}=={release}', *package.beside)]
-    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONHASHSEED': '0',
-           'PYTHONPATH': os.pathsep.join((*overlays, str(ROOT)))}
+    overlays = [installed(one, folder) for one in package.requirements(release)]
     done = subprocess.run(
         [sys.executable, '-W', 'ignore', '-m', 'dev.versions.parts', str(folder / 'inputs.npz'),
-         name], env=env, cwd=ROOT, capture_output=True, text=True)
-    kept.parent.mkdir(exist_ok=True)
+         name], env=environment(level, overlays), cwd=ROOT, capture_output=True, text=True)
+    kept.parent.mkdir(exist_ok=True, parents=True)
     kept.with_suffix('.txt').write_text(done.stderr)
     if done.returncode:
         print(f'{name} {release}: {done.stderr.strip().splitlines()[-1]}', file=sys.stderr)
@@ -61,23 +108,33 @@ def measure(name: str, package: Package, release: str, folder: Path) -> dict[str
     return json.loads(done.stdout)
 
 
-def merged(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _computed(parts: dict[str, Any]) -> bool:
+    """Whether a version computed anything."""
+    return any(not found.startswith('!') for content in parts.values()
+               for found in content['digests'].values())
+
+
+def merged(levels: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return part -> covered settings and, for each output, the digests of all versions in a text.
 
-    A number counts equal digests that follow each other; ``-`` is a hole.
+    Args:
+        levels: at each level of instructions, what was found with each version.
+
+    ``digests`` are those at AVX2, and ``avx512`` those outputs whose text differs there.
     """
     parts: dict[str, Any] = {}
-    for found in measured.values():
+    for found in (one for level in levels.values() for one in level):
         for part, content in found.items():
             row = parts.setdefault(part, dict(covers={}, digests={}))
             row['covers'] = content['covers']
-            for output in content['digests']:
-                row['digests'].setdefault(output, '')
+            row['digests'].update(dict.fromkeys(content['digests'], ''))
     for part, row in parts.items():
         for output in row['digests']:
-            row['digests'][output] = runs([
-                found.get(part, {}).get('digests', {}).get(output, '-')
-                for found in measured.values()])
+            texts = {level: runs([one.get(part, {}).get('digests', {}).get(output, HOLE)
+                                  for one in found]) for level, found in levels.items()}
+            row['digests'][output] = texts[AVX2]
+            if texts[AVX512] != texts[AVX2]:
+                row.setdefault(AVX512, {})[output] = texts[AVX512]
     return parts
 
 
@@ -99,28 +156,65 @@ def runs(digests: list[str]) -> str:
 
 
 def table() -> str:
-    """Return a Markdown table: the versions at which the digests of parts change."""
+    """Return two Markdown tables: at which versions, and at which CPUs, digests of parts change."""
     lines = ['| package | from version | part | outputs that differ from the version before |',
              '|---|---|---|---|']
+    instructions = ['| package | part | outputs that differ at AVX-512 | versions |',
+                    '|---|---|---|---|']
     for row in json.loads(TABLE.read_text())['packages'].values():
         lines.append(f'| {row["distribution"]} | {row["versions"][0]} to {row["versions"][-1]} | '
                      f'{len(row["parts"])} in {len(row["versions"])} versions | |')
-        lines += [f'| | {release} | {part} | {", ".join(outputs)} |'
-                  for release, part, outputs in _changes(row)]
-    return '\n'.join(lines)
+        lines += [f'| | {release} | {listed(parts, MAX_PARTS)} | {", ".join(outputs)} |'
+                  for release, parts, outputs in _changes(row)]
+        instructions += [f'| {row["distribution"]} | {part} | {", ".join(outputs)} | {versions} |'
+                         for part, outputs, versions in _levels(row)]
+    return '\n'.join([*lines, '', *instructions])
 
 
-def _changes(row: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
-    """Return version, part and outputs of all changes of a package, oldest first."""
+def _changes(row: dict[str, Any]) -> list[tuple[str, list[str], tuple[str, ...]]]:
+    """Return version, parts and their outputs of all changes of a package, oldest first."""
     found: dict[tuple[int, str], list[str]] = {}
     for part, content in row['parts'].items():
         for output, text in content['digests'].items():
-            digests = expanded(text)
-            for number, (before, after) in enumerate(zip(digests, digests[1:]), 1):
-                if before != after and HOLE not in (before, after):
-                    found.setdefault((number, part), []).append(output)
-    return [(row['versions'][number], part, sorted(found[number, part]))
-            for number, part in sorted(found)]
+            at_avx2 = _changed(text)
+            at_avx512 = _changed(content.get(AVX512, {}).get(output, text))
+            for number in sorted(at_avx2 | at_avx512):
+                where = ''
+                if number not in at_avx512:
+                    where = ' (AVX2)'
+                elif number not in at_avx2:
+                    where = ' (AVX-512)'
+                found.setdefault((number, part), []).append(output + where)
+    grouped: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for number, part in sorted(found):
+        grouped.setdefault((number, tuple(sorted(found[number, part]))), []).append(part)
+    return [(row['versions'][number], parts, outputs)
+            for (number, outputs), parts in grouped.items()]
+
+
+def _changed(text: str) -> set[int]:
+    """Return the numbers of the versions whose digest is not that of the version before."""
+    digests = expanded(text)
+    return {number for number, (before, after) in enumerate(zip(digests, digests[1:]), 1)
+            if before != after and HOLE not in (before, after)}
+
+
+def _levels(row: dict[str, Any]) -> list[tuple[str, list[str], str]]:
+    """Return part, outputs and versions where digests at AVX2 and at AVX-512 differ."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for part, content in row['parts'].items():
+        for output, text in content.get(AVX512, {}).items():
+            versions = [release for release, before, after in zip(
+                row['versions'], expanded(content['digests'][output]), expanded(text))
+                if before != after and HOLE not in (before, after)]
+            shown = f'{versions[0]} to {versions[-1]}' if versions else ''
+            if len(versions) == 1:
+                shown = versions[0]
+            elif len(versions) == len(row['versions']):
+                shown = 'all'
+            if versions:
+                found.setdefault((part, shown), []).append(output)
+    return [(part, sorted(outputs), versions) for (part, versions), outputs in found.items()]
 
 
 def write(content: dict[str, Any]) -> None:
@@ -153,21 +247,26 @@ def main() -> None:
     content: dict[str, Any] = dict(format=FORMAT, inputs=digest, packages={})
     if TABLE.exists():
         content = json.loads(TABLE.read_text())
-        if content['inputs'] != digest:
-            parser.error(f'{args.folder}/inputs.npz is not what {TABLE} was measured with; '
+        if content['inputs'] != digest or content['format'] != FORMAT:
+            parser.error(f'{args.folder}/inputs.npz or the format is not that of {TABLE}; '
                          'delete the table to begin again')
     content['python'] = platform.python_version()
+    content[AVX512] = cpu_features()
     content['shared'] = {name: version(name) for name in SHARED}
     for name in args.packages or PACKAGES:
         package = PACKAGES[name]
-        found = {}
+        found: dict[str, dict[str, Any]] = {AVX2: {}, AVX512: {}}
         for release in package.versions:
-            found[release] = measure(name, package, release, args.folder)
-            print(f'{name} {release}: {len(found[release])} parts', flush=True)
+            for level in found:
+                found[level][release] = measured_at(name, package, release, level, args.folder)
+            print(f'{name} {release}: {len(found[AVX2][release])} parts', flush=True)
+        complete = [release for release in package.versions
+                    if all(map(_computed, (one[release] for one in found.values())))]
         content['packages'][name] = dict(
             distribution=package.distribution, beside=list(package.beside),
-            versions=[release for release in package.versions if found[release]],
-            parts=merged({release: one for release, one in found.items() if one}))
+            versions=[release.replace('==', ' ') for release in complete],
+            parts=merged({level: [one[release] for release in complete]
+                          for level, one in found.items()}))
         write(content)
 
 

@@ -8,17 +8,19 @@ of its outputs, because a version often changes images and leaves boxes alone.
 from __future__ import annotations
 
 import copy
-import hashlib
+import importlib.util
 import json
 import random
 import sys
 import types
-from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import inputs
+from . import albu, calls, inputs
+from .calls import Found
+from .digests import digest
 
 SEEDS = range(4)
 # outputs of a transform
@@ -151,36 +153,6 @@ def name_of(part: Transform) -> str:
     return f'{part.type}({", ".join(f"{key}={value}" for key, value in varied.items())})'
 
 
-# ------------------------------------------------------------------------------------ digests
-
-
-def digest(*values: Any) -> str:
-    """Return 40 bits of the SHA-256 of nested arrays, numbers and texts."""
-    state = hashlib.sha256()
-    for value in values:
-        _update(state, value)
-    return state.hexdigest()[:10]
-
-
-def _update(state: Any, value: Any) -> None:
-    if hasattr(value, 'detach'):
-        value = value.detach().numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        array = np.ascontiguousarray(value)
-        state.update(f'{array.dtype.str}{array.shape}'.encode())
-        state.update(array.tobytes())
-    elif isinstance(value, dict):
-        for key in sorted(value):
-            state.update(f'{key}:'.encode())
-            _update(state, value[key])
-    elif isinstance(value, (list, tuple)):
-        state.update(f'{len(value)}['.encode())
-        for one in value:
-            _update(state, one)
-    else:
-        state.update(f'{type(value).__name__} {value!r}'.encode())
-
-
 # ------------------------------------------------------------------------------------ parts
 
 
@@ -260,7 +232,7 @@ def _collect(seen: dict[str, list[Any]], dtype: str, polygon: bool, result: Any)
         seen.setdefault(LABEL_MAP, []).append(result['gt_seg_map'])
 
 
-def loading(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+def loading(arrays: Any) -> Found:
     """Yield part, output, covered settings and digest of images that are decoded."""
     import mmcv
     for backend in ('cv2', 'pillow'):
@@ -279,7 +251,7 @@ def loading(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
                        found)
 
 
-def annotations(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+def annotations(arrays: Any) -> Found:
     """Yield the same of masks that LoadAnnotations makes of polygons."""
     from mmdet.registry import TRANSFORMS as REGISTRY
     height, width = arrays['image'].shape[:2]
@@ -313,167 +285,38 @@ def annotations(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
         polygons.crop(np.array([30., 20., 180., 150.])).masks)
 
 
-def streams(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-    """Yield digests of random numbers of NumPy."""
-    legacy = ('rand randn standard_normal uniform normal exponential gamma beta poisson binomial '
-              'permutation choice randint dirichlet multinomial standard_gamma laplace wald '
-              'vonmises geometric logseries zipf').split()
-    modern = ('random standard_normal normal uniform exponential gamma beta poisson binomial '
-              'permutation choice integers dirichlet multinomial laplace wald multivariate_normal '
-              'hypergeometric geometric triangular vonmises').split()
-    arguments: dict[str, tuple[Any, ...]] = {
-        'rand': (999, ), 'randn': (999, ), 'standard_normal': (999, ), 'random': (999, ),
-        'uniform': (-3., 5., 999), 'normal': (1., 2., 999), 'exponential': (2., 999),
-        'gamma': (.7, 2., 999), 'standard_gamma': (2.5, 999), 'beta': (1.5, 1.5, 999),
-        'poisson': (12., 999), 'binomial': (40, .3, 999), 'permutation': (999, ),
-        'choice': (50, 20, False), 'randint': (0, 77, 999), 'integers': (0, 77, 999),
-        'dirichlet': ((.05, 1., 3.), 99), 'multinomial': (20, [.2, .3, .5], 99),
-        'laplace': (0., 1., 999), 'wald': (3., 2., 999), 'vonmises': (.5, 4., 999),
-        'geometric': (.2, 999), 'logseries': (.6, 999), 'zipf': (2., 999),
-        'multivariate_normal': ([1., 2.], [[2., .3], [.3, 1.]], 99),
-        'hypergeometric': (20, 30, 12, 999), 'triangular': (0., 1., 3., 999)}
-    for kind, names, make in (('RandomState', legacy, np.random.RandomState),
-                              ('Generator', modern, np.random.default_rng)):
-        for name in names:
-            found = digest(getattr(make(1234), name)(*arguments[name]))
-            yield f'numpy.random.{kind}.{name}', 'numbers', {}, found
-
-
-def assigners(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-    """Yield digests of matchings, by SciPy's ``linear_sum_assignment``."""
-    from scipy.optimize import linear_sum_assignment
-    matrix = np.random.RandomState(0)
-    for output, costs in (
-            ('distinct costs', [matrix.rand(30, n) for n in (1, 7, 30, 50)]),
-            ('tied costs', [matrix.randint(0, 3, (30, n)).astype(float) for n in (1, 7, 30, 50)]),
-            ('equal rows', [np.repeat(matrix.rand(5, 7), 6, 0) for _ in range(3)])):
-        found = digest([linear_sum_assignment(cost) for cost in costs])
-        for name in ('HungarianAssigner', 'TopkHungarianAssigner'):
-            yield name, output, {}, found
-
-
-def mixtures(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-    """Yield digests of what PAA asks scikit-learn's mixture for, as ``paa_reassign`` does."""
-    import sklearn.mixture
-    state = np.random.RandomState(0)
-    classes, scores = [], []
-    for _ in range(60):
-        losses = np.sort(np.concatenate([state.gamma(2., .5, 12), state.gamma(9., .4, 15)]))
-        losses = losses.astype(np.float32)[:, None]
-        means = np.array([losses.min(), losses.max()]).reshape(2, 1)
-        mixture = sklearn.mixture.GaussianMixture(
-            2, weights_init=np.array([.5, .5]), means_init=means,
-            precisions_init=np.array([1., 1.]).reshape(2, 1), covariance_type='diag')
-        mixture.fit(losses)
-        classes.append(mixture.predict(losses))
-        scores.append(mixture.score_samples(losses))
-    chosen = [score[cluster == 0].argmax() for score, cluster in zip(scores, classes)
-              if (cluster == 0).any()]
-    yield 'PAAHead', 'classes', dict(covariance_type=['diag']), digest(classes)
-    yield 'PAAHead', 'thresholds', dict(covariance_type=['diag']), digest(chosen)
-    yield 'PAAHead', 'scores', dict(covariance_type=['diag']), digest(scores)
-
-
-def coco(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-    """Yield digests of COCO's figures for detections with and without tied scores."""
-    import contextlib
-    import io
-
-    from pycocotools import mask as tools
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-    state = np.random.RandomState(0)
-    truth: dict[str, Any] = dict(
-        info={}, images=[dict(id=i, width=200, height=200) for i in range(20)],
-        categories=[dict(id=i, name=str(i)) for i in range(3)], annotations=[])
-    found = []
-    for image in range(20):
-        for _ in range(6):
-            x, y, w, h = (int(value) for value in state.randint(4, 90, 4))
-            kind = int(state.randint(3))
-            corners = [float(value) for value in
-                       (x, y, x + w, y + h / 3, x + w, y + h, x + w / 3, y + h)]
-            truth['annotations'].append(dict(
-                id=len(truth['annotations']) + 1, image_id=image, category_id=kind, area=w * h,
-                bbox=[x, y, w, h], iscrowd=0, segmentation=[corners]))
-            dx, dy = (int(value) for value in state.randint(-9, 9, 2))
-            found.append(dict(image_id=image, category_id=kind, bbox=[x + dx, y + dy, w, h],
-                              score=float(state.rand()), segmentation=[
-                                  [value + dx for value in corners]]))
-    with contextlib.redirect_stdout(io.StringIO()):
-        data = COCO()
-        data.dataset = truth
-        data.createIndex()
-        for output, digits in (('distinct scores', 9), ('tied scores', 1)):
-            rounded = [dict(one, score=round(one['score'], digits)) for one in found]
-            for kind in ('bbox', 'segm'):
-                if kind == 'segm':
-                    rounded = [{key: value for key, value in one.items() if key != 'bbox'} | dict(
-                        segmentation=tools.merge(tools.frPyObjects(one['segmentation'], 200, 200)))
-                        for one in rounded]
-                evaluation = COCOeval(data, data.loadRes(copy.deepcopy(rounded)), kind)
-                evaluation.evaluate()
-                evaluation.accumulate()
-                evaluation.summarize()
-                yield 'CocoMetric', f'{kind}, {output}', dict(metric=['bbox', 'segm']), digest(
-                    evaluation.stats)
-    polygons = [[one.tolist() for one in polygon] for polygon in inputs.polygons()]
-    codes = [tools.merge(tools.frPyObjects(polygon, 191, 271)) for polygon in polygons]
-    yield 'pycocotools.mask', 'decoded', {}, digest(tools.decode(codes))
-    yield 'pycocotools.mask', 'area', {}, digest(tools.area(codes))
-    yield 'pycocotools.mask', 'iou', {}, digest(tools.iou(codes, codes, [0] * len(codes)))
-    yield 'pycocotools.mask', 'toBbox', {}, digest(tools.toBbox(codes))
-
-
-def voc(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-    """Yield digests of VOC's mean AP; its order of tied scores is NumPy's."""
-    from mmdet.evaluation.functional import eval_map
-    state = np.random.RandomState(0)
-    boxes = [state.randint(0, 90, (6, 4)).astype(np.float32) for _ in range(20)]
-    for one in boxes:
-        one[:, 2:] += one[:, :2] + 5
-    truth = [dict(bboxes=one, labels=np.arange(6) % 2) for one in boxes]
-    for output, digits in (('distinct scores', 9), ('tied scores', 1)):
-        found = [[np.hstack([np.repeat(one[kind::2], 3, 0) + np.tile(
-            [[0.], [9.], [40.]], (3, 1)).astype(np.float32),
-            state.rand(9, 1).round(digits)]).astype(np.float32) for kind in range(2)]
-            for one in boxes]
-        mean, classes = eval_map(found, truth, logger='silent', nproc=1)
-        yield 'VOCMetric', output, dict(metric=['mAP'], eval_mode=['area']), digest(
-            mean, [one['ap'] for one in classes])
-
-
-def all_transforms(pillow: bool) -> Callable[[Any], Iterator[tuple[str, str, dict[str, Any], str]]]:
-    """Return the function that yields the digests of transforms, of Pillow's only or of all."""
-    def found(arrays: Any) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-        for part in TRANSFORMS:
-            if pillow and part.covers.get('backend') != ['pillow']:
-                continue
-            try:
-                digests = transform_digests(part, arrays)
-            except Exception as error:
-                digests = {'image': f'!{type(error).__name__}'}
-                print(f'{name_of(part)}: {type(error).__name__}: {error}', file=sys.stderr)
-            for output, value in digests.items():
-                yield name_of(part), output, part.covers, value
-    return found
+def transforms(arrays: Any) -> Found:
+    """Yield digests of transforms."""
+    for part in TRANSFORMS:
+        try:
+            digests = transform_digests(part, arrays)
+        except Exception as error:
+            digests = {'image': f'!{type(error).__name__}'}
+            print(f'{name_of(part)}: {type(error).__name__}: {error}', file=sys.stderr)
+        for output, value in digests.items():
+            yield name_of(part), output, part.covers, value
 
 
 # package -> the functions whose parts it may change
-GROUPS: dict[str, tuple[Callable[[Any], Iterator[tuple[str, str, dict[str, Any], str]]], ...]] = {
-    'cv2': (all_transforms(False), loading, annotations),
-    'numpy': (all_transforms(False), streams, annotations, voc),
-    'PIL': (all_transforms(True), loading),
-    'scipy': (assigners, ),
-    'scikit-learn': (mixtures, ),
-    'pycocotools': (coco, ),
+GROUPS: dict[str, tuple[Callable[[Any], Found], ...]] = {
+    'cv2': (transforms, loading, annotations),
+    'numpy': (transforms, calls.streams, annotations, calls.voc),
+    'PIL': (transforms, loading, annotations),
+    'scipy': (calls.assigners, ),
+    'scikit-learn': (calls.mixtures, ),
+    'pycocotools': (calls.coco, annotations),
+    'timm': (calls.backbones, ),
     'shapely': (annotations, ),
+    'albumentations': (albu.pipelines, ),
 }
-WITHOUT_MMDET = ('scipy', 'scikit-learn', 'pycocotools')  # their parts call what MMDetection calls
+WITHOUT_MMDET = ('scipy', 'scikit-learn', 'timm')  # their parts call what MMDetection calls
 
 
 def main(path: str, package: str) -> None:
     """Print the digests of this environment as JSON."""
+    if importlib.util.find_spec('faster_coco_eval'):
+        # as its users do, before MMDetection imports pycocotools
+        importlib.import_module('faster_coco_eval').init_as_pycocotools()
     if package not in WITHOUT_MMDET:
         sys.modules['mmcv._ext'] = NotCalled('mmcv._ext')
         import cv2

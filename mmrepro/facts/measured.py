@@ -3,7 +3,8 @@
 ``measured.json`` is made by ``python -m dev.versions``. For each package it holds the versions
 that were measured, oldest first, and for each part (a transform, say) and each of its outputs the
 digests at these versions: ``3*a1 1*- 2*b2`` is one digest at the first three versions, and none at
-the fourth. Inputs were fixed; the CPU was an x86-64 with AVX2 and without AVX-512.
+the fourth. ``digests`` hold for x86-64 CPUs whose libraries stay at AVX2, ``avx512`` has those
+texts that are others at AVX-512. Inputs were fixed.
 """
 from __future__ import annotations
 
@@ -24,6 +25,17 @@ IN_TRANSFORMS = {
     'cv2': ('SOLOHead', 'DecoupledSOLOHead', 'DecoupledSOLOLightHead', 'SOLOV2Head'),
     'PIL': (),
 }
+# packages that stock transforms and models call in few places, and those places
+CALLED_BY = {
+    'albumentations': ('Albu', ),
+    'scikit-learn': ('PAAHead', 'LADHead'),
+    'scipy': ('HungarianAssigner', 'TopkHungarianAssigner', 'CrowdHumanMetric'),
+    'timm': ('TIMMBackbone', ),
+}
+ALBU = 'Albu'  # the transforms that it builds are albumentations', and `Albu.Resize` among the rows
+# variables that move a library to other instructions
+_VARIABLES = ('ATEN_CPU_CAPABILITY', 'OPENCV_CPU_DISABLE', 'OPENCV_IPP', 'NPY_DISABLE_CPU_FEATURES',
+              'NPY_ENABLE_CPU_FEATURES')
 # where a config names transforms: hooks can exchange a pipeline
 _PIPELINES = ('config.train_dataloader.', 'config.custom_hooks')
 _OTHERS = ('config.model.', 'config.val_evaluator')  # assigners, heads and evaluators
@@ -32,13 +44,20 @@ _NO_TRANSFORMS = ('Dataset', 'Sampler', 'Hook', 'collate')
 # defaults of settings that not all rows of a part cover
 _DEFAULTS = {'interpolation': 'bilinear', 'backend': 'cv2', 'imdecode_backend': 'cv2',
              'color_type': 'color', 'random_pop': True, 'covariance_type': 'diag',
-             'eval_mode': '11points'}
+             'eval_mode': '11points', 'pretrained': False, 'features_only': False}
+# settings whose numbers choose among methods
+_CHOICES = ('interpolation', 'border_mode')
 _ANY = '*'  # covered value of a setting: all
+_ARGUMENTS = 'arguments'  # among covered settings: the names of all arguments
+_ANY_NUMBER = {'p'}  # arguments that all rows cover
 HOLE = '-'  # no digest
+AVX2, AVX512 = 'avx2', 'avx512'  # levels of instructions
 
 # outputs that not every pipeline has; transforms after which images are float32
 _UINT8, _FLOAT32 = 'uint8 image', 'float32 image'
 _BITMAPS, _POLYGONS, _LABEL_MAP = 'bitmap masks', 'polygon masks', 'label map'
+# ends the names of outputs of parts that mmrepro patches
+_STOCK = ' of stock MMDetection'
 _OPTIONAL = {_UINT8, _FLOAT32, _BITMAPS, _POLYGONS, _LABEL_MAP}
 _TO_FLOAT32 = ('PhotoMetricDistortion', 'Normalize')
 
@@ -67,55 +86,50 @@ class Effect(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A part of a config: its type, and the texts and truth values among its settings."""
+    """A part of a config: its type, the names of its arguments, and the choices among them."""
     type: str
-    settings: Mapping[str, Sequence[Any]]
+    arguments: frozenset[str]
+    settings: Mapping[str, Sequence[Any]]  # texts, truth values, and numbers that stand for methods
+
+
+class _Place(NamedTuple):
+    """Where the digests of a run stand in a table: the level, and the numbers of its version."""
+    level: str
+    numbers: Sequence[int]  # several where OpenCV built a version more than once
 
 
 def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effect | None:
-    """Return the changes between two versions of ``package`` in the configs of runs.
+    """Return the changes between two versions of ``package`` in the configs of two runs.
 
     Args:
         package: its name among the facts, without ``version.``.
         then, now: the versions.
-        runs: facts of both runs.
+        runs: facts of both runs, in this order.
 
     Returns:
         None where the table has not both versions or no part of the configs, or where a run
         computes with other instructions than those of the table.
     """
     table = _table()['packages'].get(package)
-    if table is None or not all(map(_has_instructions, runs)):
-        return None
-    positions = [_positions(table['versions'], str(version)) for version in (then, now)]
-    if not all(positions):
+    found = [_place(table, str(version), facts) for version, facts in zip((then, now), runs)]
+    places = [place for place in found if place]
+    # stock pipelines of albumentations have seeds of the operating system
+    seeded = package != 'albumentations' or not any(run.get('mmrepro') is False for run in runs)
+    if not table or len(places) < len(found) or not seeded:
         return None
     changed: dict[str, set[str]] = {}
     equal, unknown = set(), set()
     for run in runs:
         outputs = _outputs(run)
-        for part in _transforms(run):
+        for part in _called_parts(package, run):
             rows = _rows(table, part)
-            different = _different(rows, outputs, *positions)
-            if different is None:
-                unknown.add(part.type)
-            elif different:
-                changed.setdefault(part.type, set()).update(different)
-            else:
-                equal.add(part.type)
-        for part in _parts(run, _OTHERS):
-            known = {key for name, row in table['parts'].items() if _type(name) == part.type
-                     for key in row['covers']}
-            # heads have settings that have nothing to do with the call of a library
-            rows = _rows(table, part._replace(settings={
-                key: values for key, values in part.settings.items() if key in known}))
-            different = _different(rows, outputs, *positions)
+            different = _different(rows, outputs, places)
             if different:
                 changed.setdefault(part.type, set()).update(different)
-            elif rows and different is not None:
-                equal.add(part.type)
-            elif part.type in {*map(_type, table['parts']), *IN_TRANSFORMS.get(package, ())}:
+            elif different is None:
                 unknown.add(part.type)
+            else:
+                equal.add(part.type)
     if not changed and not equal:
         return None
     return Effect(tuple(f'{name} ({listed(sorted(changed[name]), 6)})' for name in sorted(changed)),
@@ -129,17 +143,34 @@ def _table() -> dict[str, Any]:
     return table
 
 
-def _has_instructions(facts: Mapping[str, Any]) -> bool:
-    """Whether libraries compute with AVX2 and with nothing above it."""
-    features = str(facts.get('hardware.cpu_features')).split()
-    return 'avx2' in features and (
-        'avx512f' not in features or facts.get('randomness.numerics.cpu') is not None)
+@functools.cache
+def _measured_types() -> frozenset[str]:
+    return frozenset(_type(name) for table in _table()['packages'].values()
+                     for name in table['parts'])
 
 
-def _positions(versions: Sequence[str], version: str) -> list[int]:
-    """Return where a version stands: several times where OpenCV built one more than once."""
-    return [number for number, built in enumerate(versions)
-            if built == version or re.fullmatch(re.escape(version) + r'\.\d+', built)]
+def _place(table: Mapping[str, Any] | None, version: str,
+           facts: Mapping[str, Any]) -> _Place | None:
+    """Return where the table has the digests of a version with the instructions of a run."""
+    level = _level(facts)
+    versions = table['versions'] if table else ()
+    numbers = [number for number, built in enumerate(versions)
+               if built == version or re.fullmatch(re.escape(version) + r'\.\d+', built)]
+    return _Place(level, numbers) if level and numbers else None
+
+
+def _level(facts: Mapping[str, Any]) -> str | None:
+    """Return the instructions that libraries compute with; None: not those of the table."""
+    features = str(facts.get('hardware.cpu_features'))
+    pinned = facts.get('randomness.numerics.cpu') is not None
+    set_by_user = any(facts.get(f'env.{name}') for name in _VARIABLES)
+    # at AVX-512, parts that depend on OpenBLAS count as not measured
+    set_by_user |= facts.get('env.OPENBLAS_CORETYPE') not in (None, 'Haswell')
+    if 'avx2' not in features.split() or set_by_user and not pinned:
+        return None
+    if pinned or 'avx512f' not in features.split():
+        return AVX2
+    return AVX512 if features == _table()[AVX512] else None
 
 
 def _type(name: str) -> str:
@@ -161,6 +192,8 @@ def _covers(name: str, row: Mapping[str, Any], part: _Part) -> bool:
     if _type(name) != part.type:
         return False
     covers = row['covers']
+    if _ARGUMENTS in covers and part.arguments - _ANY_NUMBER != {*covers[_ARGUMENTS]}:
+        return False
     wanted: dict[str, Sequence[Any]] = {
         key: [value] for key, value in _DEFAULTS.items() if key in covers}
     wanted.update(part.settings)
@@ -168,16 +201,21 @@ def _covers(name: str, row: Mapping[str, Any], part: _Part) -> bool:
                for key, values in wanted.items() for value in values)
 
 
-def _different(rows: Sequence[Mapping[str, Any]], outputs: set[str], then: Sequence[int],
-               now: Sequence[int]) -> set[str] | None:
+def _different(rows: Sequence[Mapping[str, Any]], outputs: set[str],
+               places: Sequence[_Place]) -> set[str] | None:
     """Return the outputs that differ; None where nothing or not everything was measured."""
     found, complete = set(), bool(rows)
     for row in rows:
-        for output, text in row['digests'].items():
+        texts = row['digests']
+        if _UINT8 in texts and not outputs & texts.keys() & {_UINT8, _FLOAT32}:
+            complete = False  # measured with other images
+        for output, text in texts.items():
             if output in _OPTIONAL and output not in outputs:
                 continue
-            digests = expanded(text)
-            seen = {digests[number] for number in (*then, *now)}
+            if output.endswith(_STOCK) and _STOCK not in outputs:
+                continue
+            levels = {AVX2: expanded(text), AVX512: expanded(row.get(AVX512, {}).get(output, text))}
+            seen = {levels[place.level][number] for place in places for number in place.numbers}
             if HOLE in seen:
                 complete = False
             elif len(seen) > 1:
@@ -201,6 +239,25 @@ def expanded(text: str) -> list[str]:
 # ------------------------------------------------------------------------------- configs
 
 
+def _called_parts(package: str, facts: Mapping[str, Any]) -> Iterator[_Part]:
+    """Yield the parts of a config that may call a package, with the settings that rows know."""
+    known: dict[str, set[str]] = {}
+    for name, row in _table()['packages'][package]['parts'].items():
+        known.setdefault(_type(name), set()).update(row['covers'])
+    callers = CALLED_BY.get(package)
+    for part in _transforms(facts):
+        outer = part.type.partition('.')[0]
+        # who knows what transforms call that no table has
+        stock = part.type in _measured_types() and outer != ALBU
+        if callers is None or outer in callers or not stock:
+            yield part
+    for part in _parts(facts, _OTHERS):
+        if part.type in known or part.type in (*IN_TRANSFORMS.get(package, ()), *(callers or ())):
+            # heads have settings that have nothing to do with the call of a library
+            yield part._replace(settings={key: values for key, values in part.settings.items()
+                                          if key in known.get(part.type, ())})
+
+
 def _transforms(facts: Mapping[str, Any]) -> Iterator[_Part]:
     """Yield the transforms that a config names, those within other transforms as well."""
     for part in _parts(facts, _PIPELINES):
@@ -212,13 +269,21 @@ def _parts(facts: Mapping[str, Any], prefixes: tuple[str, ...]) -> Iterator[_Par
     """Yield the parts with a type in the settings whose names begin with one of ``prefixes``."""
     types = {name.rpartition('.')[0]: value.rpartition('.')[2] for name, value in facts.items()
              if name.startswith(prefixes) and name.endswith('.type') and isinstance(value, str)}
+    albu = tuple(f'{path}.' for path, type_ in types.items() if type_ == ALBU)
+    arguments: dict[str, set[str]] = {path: set() for path in types}
     settings: dict[str, dict[str, Sequence[Any]]] = {path: {} for path in types}
     for name, value in facts.items():
         path, _, key = name.rpartition('.')
-        if path in types and key != 'type' and _words(value):
-            settings[path][key] = _words(value)
+        if path not in types or key == 'type':
+            continue
+        arguments[path].add(key)
+        words = [value] if key in _CHOICES else _words(value)
+        if words:
+            settings[path][key] = words
     for path, type_ in types.items():
-        yield _Part(type_, settings[path])
+        if path.startswith(albu):
+            type_ = f'{ALBU}.{type_}'
+        yield _Part(type_, frozenset(arguments[path]), settings[path])
 
 
 def _words(value: Any) -> list[Any]:
@@ -239,6 +304,8 @@ def _words(value: Any) -> list[Any]:
 def _outputs(facts: Mapping[str, Any]) -> set[str]:
     """Return which of the optional outputs a pipeline has: too many rather than too few."""
     found = {_UINT8}
+    if facts.get('mmrepro') is False:
+        found.add(_STOCK)
     for part in _transforms(facts):
         has = {key for key, values in part.settings.items() if True in values}
         if 'to_float32' in has:

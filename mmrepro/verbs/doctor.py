@@ -35,7 +35,10 @@ _PROBLEM = ('packages', 'state', 'problem', 'source')  # columns of packages.csv
 _VERSION = 'version.'  # prefix of facts
 # a distribution whose version is a fact under the name of its module, by a pattern
 _MODULES = {'opencv-(contrib-)?python(-headless)?': 'cv2', 'pillow': 'PIL', 'mmcv-lite': 'mmcv',
-            'mmengine-lite': 'mmengine'}
+            'mmengine-lite': 'mmengine', 'albumentationsx': 'albumentations',
+            'faster-coco-eval': 'pycocotools'}
+# distributions of other packages that are imported under a name of `_MODULES`
+_STAND_INS = ('albumentationsx', 'faster-coco-eval')
 # facts on packages that a training may need, and that are not imported yet
 _NOT_IMPORTED = tuple(f'{_VERSION}{name}' for name in (
     *TRANSFORMS, 'scipy', 'scikit-learn', 'shapely', 'timm'))
@@ -113,6 +116,8 @@ def _version_of(text: str, facts: Mapping[str, Any]) -> tuple[str, str]:
     name, equals, version = text.partition('==')
     if not (name and equals and version):
         raise ConfigError(f'{text}: must be PACKAGE==VERSION, such as opencv-python==5.0.0')
+    if name.lower() in _STAND_INS:  # the fact names them
+        version = f'{name.lower()} {version}'
     for pattern, module in _MODULES.items():
         if re.fullmatch(pattern, name.lower()):
             name = module

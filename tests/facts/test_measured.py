@@ -75,7 +75,7 @@ def test_other_settings_than_the_measured_ones_are_not_measured(pipeline):
     ('pycocotools', '2.0.10', '2.0.11', dict(type='mmdet.CocoMetric'), dict(metric=['bbox']),
      dict(metric='proposal')),
     ('numpy', '2.2.6', '2.3.5', dict(type='VOCMetric', metric='mAP'), dict(eval_mode='area'),
-     dict())])
+     dict(eval_mode='own'))])
 def test_parts_of_models_and_evaluators_count_with_their_settings(
         package, then, now, part, measured, not_measured):
     def found(settings):
@@ -130,5 +130,130 @@ def test_every_row_of_the_table_has_a_digest_for_each_version():
     for name, table in measured._table()['packages'].items():
         assert len({*table['versions']}) == len(table['versions']) > 1, name
         for part, row in table['parts'].items():
-            for text in row['digests'].values():
+            assert {*row.get('avx512', {})} <= {*row['digests']}
+            for text in (*row['digests'].values(), *row.get('avx512', {}).values()):
                 assert len(measured.expanded(text)) == len(table['versions']), (name, part)
+
+
+# ----------------------------------------------------------------- instructions
+
+
+AVX512 = measured._table()['avx512']
+BICUBIC = dict(RESIZE, interpolation='bicubic')
+
+
+def test_each_cpu_has_the_digests_of_its_instructions(monkeypatch):
+    """Between 4.13 and 4.14, bicubic images of float32 changed at AVX-512 only."""
+    pipeline = [dict(LOADING, to_float32=True), BICUBIC]
+    here = {'hardware.cpu_features': AVX512}
+    assert change(*pipeline, then='4.13.0', now='4.14.0').equal == ('LoadImageFromFile', 'Resize')
+    assert change(*pipeline, then='4.13.0', now='4.14.0', **here).changed == (
+        'Resize (float32 image)', )
+    pinned = {'randomness.numerics.cpu': 'avx2'}
+    assert not change(*pipeline, then='4.13.0', now='4.14.0', **here, **pinned).changed
+    found = effect('cv2', '5.0.0', '5.0.0', facts(*pipeline, **here), facts(*pipeline))
+    assert found.changed == ('Resize (float32 image)', ), 'from one CPU to another'
+
+
+def test_other_instructions_than_the_measured_ones_are_not_covered():
+    assert change(*DETECTION, **{'hardware.cpu_features': AVX512}) is not None
+    for features in (f'{AVX512} avx512_fp16', AVX512.replace(' avx512_bf16', '')):
+        assert change(*DETECTION, **{'hardware.cpu_features': features}) is None
+    for name, value in (('OPENCV_CPU_DISABLE', 'AVX2'), ('NPY_DISABLE_CPU_FEATURES', 'AVX2'),
+                        ('OPENBLAS_CORETYPE', 'Prescott')):
+        assert change(*DETECTION, **{f'env.{name}': value}) is None
+        assert change(*DETECTION, **{f'env.{name}': value, 'randomness.numerics.cpu': 'avx2'})
+
+
+def test_what_depends_on_the_kernels_of_openblas_is_not_measured_at_avx512():
+    head = settings_of(dict(model=dict(bbox_head=dict(type='PAAHead', covariance_type='diag'))))
+    wanted = dict(package='scikit-learn', then='1.5.2', now='1.6.1', **head)
+    assert change(*DETECTION, **wanted).equal == ('PAAHead', )
+    found = change(*DETECTION, **wanted, **{'hardware.cpu_features': AVX512})
+    assert found is None
+
+
+# ----------------------------------------------------------------- albumentations
+
+
+SHIFT = dict(type='ShiftScaleRotate', shift_limit=.0625, scale_limit=.1, rotate_limit=15, p=.5)
+BOX_PARAMS = dict(type='BboxParams', format='pascal_voc', min_visibility=.0,
+                  label_fields=['gt_bboxes_labels', 'gt_ignore_flags'], filter_lost_elements=True)
+
+
+def albu(*transforms, then='1.3.0', now='1.3.1', package='albumentations', **changes):
+    part = dict(type='Albu', transforms=list(transforms), bbox_params=BOX_PARAMS,
+                keymap=dict(img='image'), skip_img_without_anno=True)
+    return change(*DETECTION, part, then=then, now=now, package=package, **changes)
+
+
+def test_transforms_of_albumentations_are_parts_of_their_own():
+    found = albu(SHIFT, dict(type='Resize', height=9, width=9))
+    assert found.equal == ('Albu', 'Albu.BboxParams', 'Albu.Resize', 'Albu.ShiftScaleRotate')
+    assert found.all_equal, 'MMDetection calls albumentations nowhere else'
+    found = albu(SHIFT, then='1.4.4', now='2.0.8')
+    assert any(name.startswith('Albu.ShiftScaleRotate (') for name in found.changed)
+    # a Resize of albumentations is not that of MMDetection
+    found = albu(dict(type='Resize', height=9, width=9), then='4.12.0', now='5.0.0', package='cv2')
+    assert 'Albu.Resize' in found.unknown and 'Resize' in found.equal
+
+
+@pytest.mark.parametrize('settings', [
+    dict(interpolation=2), dict(border_mode=2), dict(own=3), dict(always_apply=True)])
+def test_other_arguments_of_albumentations_are_not_measured(settings):
+    found = albu(dict(SHIFT, **settings))
+    assert found.unknown == ('Albu.ShiftScaleRotate', )
+
+
+def test_stock_pipelines_of_albumentations_are_not_covered():
+    assert albu(SHIFT, mmrepro=False) is None
+
+
+# ----------------------------------------------------------------- what calls a package
+
+
+@pytest.mark.parametrize('package, then, now', [
+    ('albumentations', '1.3.0', '1.3.1'), ('scikit-learn', '1.5.2', '1.6.1')])
+def test_a_transform_of_the_user_may_call_a_package(package, then, now):
+    head = settings_of(dict(model=dict(bbox_head=dict(type='PAAHead'))))
+    assert albu(dict(type='Blur'), dict(type='Own'), then=then, now=now, package=package,
+                **head).unknown[-1] == 'Albu.Own'
+    found = albu(then=then, now=now, package=package, **head)
+    assert found.all_equal or package == 'scikit-learn'
+
+
+def test_tied_scores_change_for_stock_mmdetection_only():
+    """Up to NumPy 1.26, an unstable sort ordered them in another way; mmrepro sorts stably."""
+    evaluator = {'config.val_evaluator.type': 'VOCMetric', 'config.val_evaluator.metric': 'mAP'}
+    wanted = dict(package='numpy', then='1.26.4', now='2.0.2', **evaluator)
+    assert 'VOCMetric' in change(*DETECTION, **wanted).equal
+    stock, = change(*DETECTION, **wanted, mmrepro=False).changed
+    assert stock == 'VOCMetric (tied scores of stock MMDetection)'
+    found = change(*DETECTION, **{**wanted, 'then': '1.24.4', 'now': '1.26.4'})
+    assert 'VOCMetric' in found.equal, '1.24 was measured'
+
+
+def test_pycocotools_and_what_stands_in_for_it_are_compared():
+    evaluator = {'config.val_evaluator.type': 'CocoMetric', 'config.val_evaluator.metric': 'bbox'}
+    found = change(*DETECTION, package='pycocotools', then='2.0.11', now='faster-coco-eval 1.8.0',
+                   **evaluator)
+    assert found.changed == ('CocoMetric (bbox, single hits, segm, single hits)', )
+
+
+def test_images_of_another_kind_than_the_measured_ones_are_not_measured():
+    """Albu was measured with bytes."""
+    part = dict(type='Albu', transforms=[dict(type='Blur', p=1.)])
+    wanted = dict(then='1.3.0', now='1.3.1', package='albumentations')
+    assert change(LOADING, part, **wanted).all_equal
+    assert change(dict(LOADING, to_float32=True), part, **wanted) is None
+
+
+@pytest.mark.parametrize('settings, covered', [
+    (dict(features_only=True), True), (dict(), False),
+    (dict(features_only=True, pretrained=True), False),
+    (dict(features_only=True, model_name='own'), False)])
+def test_a_backbone_of_timm_counts_with_its_model_and_weights(settings, covered):
+    backbone = dict(type='mmpretrain.TIMMBackbone', **{'model_name': 'efficientnet_b1', **settings})
+    found = change(*DETECTION, package='timm', then='0.9.16', now='1.0.31',
+                   **settings_of(dict(model=dict(backbone=backbone))))
+    assert (found is not None and found.all_equal) == covered
