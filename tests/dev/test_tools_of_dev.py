@@ -158,3 +158,28 @@ def test_a_group_of_which_none_ends_is_an_error_that_names_it():
 def test_a_child_that_raises_brings_its_traceback():
     with pytest.raises(ChildFailed, match='invalid literal'):
         run_all({'one': (int, ('a', ), {})})
+
+
+def test_a_table_of_versions_has_a_second_text_where_avx512_gives_other_digests():
+    from dev.versions.__main__ import AVX2, AVX512, _changes, _levels, merged
+
+    def found(*digests):
+        return [{'Resize': dict(covers={}, digests=dict(zip(('image', 'boxes'), pair)))}
+                for pair in digests]
+
+    parts = merged({AVX2: found(('a', 'c'), ('a', 'c'), ('b', 'c')),
+                    AVX512: found(('a', 'c'), ('d', 'c'), ('!ValueError', 'c'))})
+    assert parts == {'Resize': dict(covers={}, digests=dict(image='2*a 1*b', boxes='3*c'),
+                                    avx512=dict(image='1*a 1*d 1*-'))}
+    row = dict(versions=['1', '2', '3'], parts=parts)
+    assert _changes(row) == [('2', ['Resize'], ('image (AVX-512)', )),
+                             ('3', ['Resize'], ('image (AVX2)', ))]
+    assert _levels(row) == [('Resize', ['image'], '2')]
+
+
+def test_a_stand_in_is_installed_in_place_of_its_package():
+    from dev.versions.packages import PACKAGES
+    first, *others = PACKAGES['albumentations'].requirements('albumentationsx==2.0.20')
+    assert first == 'albumentationsx==2.0.20'
+    assert 'albucore==0.0.41' in others
+    assert PACKAGES['numpy'].requirements('2.0.2')[0] == 'numpy==2.0.2'
