@@ -233,3 +233,14 @@ def test_the_versions_of_a_run_beside_the_installed_ones(tmp_path, capsys, monke
 def test_wrong_usage_of_an_upgrade_is_one_line(capsys, words, said):
     assert exit_code('doctor', *words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_stand_in_is_a_version_of_what_it_stands_in_for():
+    """Facts name it, and so does the table of what was measured."""
+    from mmrepro.verbs.doctor import _version_of
+    known = {'version.albumentations': '2.0.8', 'version.pycocotools': '2.0.11'}
+    for text, found in (
+            ('albumentationsx==2.0.20', ('version.albumentations', 'albumentationsx 2.0.20')),
+            ('faster-coco-eval==1.8.0', ('version.pycocotools', 'faster-coco-eval 1.8.0')),
+            ('pycocotools==2.0.10', ('version.pycocotools', '2.0.10'))):
+        assert _version_of(text, known) == found
