@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / 'mmrepro' / 'facts' / 'measured.json'
 FORMAT = 2
 MAX_PARTS = 7  # of a cell
+MAX_CELL = 90  # characters of a line in a cell
 AVX512_WITHOUT_BLAS = f'{AVX512}-without-blas'  # NumPy's products of matrices have AVX2
 # packages that every environment shares, and whose versions the table names
 SHARED = ('numpy', 'opencv-python', 'Pillow', 'scipy', 'pycocotools', 'shapely', 'torch',
@@ -164,11 +166,16 @@ def table() -> str:
     for row in json.loads(TABLE.read_text())['packages'].values():
         lines.append(f'| {row["distribution"]} | {row["versions"][0]} to {row["versions"][-1]} | '
                      f'{len(row["parts"])} in {len(row["versions"])} versions | |')
-        lines += [f'| | {release} | {listed(parts, MAX_PARTS)} | {", ".join(outputs)} |'
+        lines += [f'| | {release} | {_wrapped(listed(parts, MAX_PARTS))} | {", ".join(outputs)} |'
                   for release, parts, outputs in _changes(row)]
         instructions += [f'| {row["distribution"]} | {part} | {", ".join(outputs)} | {versions} |'
                          for part, outputs, versions in _levels(row)]
     return '\n'.join([*lines, '', *instructions])
+
+
+def _wrapped(text: str) -> str:
+    """Return the text of a cell in several lines."""
+    return '<br>'.join(textwrap.wrap(text, MAX_CELL))
 
 
 def _changes(row: dict[str, Any]) -> list[tuple[str, list[str], tuple[str, ...]]]:
