@@ -25,9 +25,9 @@ from .setup import GOOD, SETUPS, Outcome, judge
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'evidence' / 'user-setups.md'
 RESULTS = ROOT / 'docs' / 'results' / 'user_setups.json'
-FAMILIES = ('samples', 'loading', 'steps', 'optimization', 'hooks', 'reshaping', 'validations',
-            'resumes', 'virtual_ranks', 'settings', 'averages', 'kept', 'set_by_hooks', 'stores',
-            'moments', 'recipes')
+FAMILIES = ('samples', 'loading', 'steps', 'chance', 'optimization', 'hooks', 'reshaping',
+            'validations', 'resumes', 'virtual_ranks', 'settings', 'averages', 'kept',
+            'set_by_hooks', 'stores', 'moments', 'recipes')
 
 
 def load() -> None:

@@ -1,4 +1,4 @@
-"""Transforms and datasets: what one sample leaves for the next, and where numbers come from."""
+"""Transforms and datasets: what one sample leaves for the next."""
 from __future__ import annotations
 
 import contextvars
@@ -6,17 +6,11 @@ import functools
 import itertools
 import os
 import random
-import secrets
 import tempfile
 import threading
-import time
-import uuid
 import weakref
 from collections import OrderedDict, deque
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 
-import cv2
 import numpy as np
 import torch
 from faults.tiny import TinyData
@@ -25,7 +19,6 @@ from mmcv.transforms import BaseTransform
 from .setup import dataset, setup, transform
 
 KEPT = 'state that an earlier sample leaves'
-CHANCE = 'numbers of a transform'
 
 
 class Brighter(BaseTransform):
@@ -352,189 +345,3 @@ class CachesWhatItLoaded(TinyData):
         if i not in self.cache:
             self.cache[i] = super().prepare_data(i)
         return self.cache[i]
-
-
-# ------------------------------------------------------------------------------ random numbers
-
-
-@setup(CHANCE)
-@transform
-class GlobalGenerators(Brighter):
-    def value(self, img, results):
-        return random.random() + np.random.rand() + float(torch.rand(()))
-
-
-@setup(CHANCE)
-@transform
-class SeededOfItsOwn(Brighter):
-    def __init__(self):
-        self.rng = np.random.default_rng(5)
-
-    def value(self, img, results):
-        return self.rng.normal()
-
-
-@setup(CHANCE)
-@transform
-class LegacyState(Brighter):
-    def __init__(self):
-        self.rng = np.random.RandomState(5)
-
-    def value(self, img, results):
-        return self.rng.randn()
-
-
-@setup(CHANCE)
-@transform
-class SeededByTheSample(Brighter):
-    def value(self, img, results):
-        return np.random.RandomState(results['number']).rand()
-
-
-@setup(CHANCE)
-@transform
-class ReseedsTheGlobalGenerator(Brighter):
-    """Draws the same number for all images: the bits of a run are equal."""
-
-    def value(self, img, results):
-        np.random.seed(3)
-        return np.random.rand()
-
-
-@setup(CHANCE)
-@transform
-class SeededByTheClock(Brighter):
-    def value(self, img, results):
-        return random.Random(int(time.time() * 1e6)).random()
-
-
-@setup(CHANCE)
-@transform
-class ReseedsFromTheClock(Brighter):
-    def value(self, img, results):
-        random.seed()
-        return random.random()
-
-
-@setup(CHANCE)
-@transform
-class GeneratorWithoutASeed(Brighter):
-    def __init__(self):
-        self.rng = np.random.default_rng()
-
-    def value(self, img, results):
-        return self.rng.normal()
-
-
-@setup(CHANCE)
-@transform
-class SystemRandom(Brighter):
-    def value(self, img, results):
-        return random.SystemRandom().random()
-
-
-@setup(CHANCE)
-@transform
-class SecretToken(Brighter):
-    def value(self, img, results):
-        return secrets.randbelow(1000)
-
-
-@setup(CHANCE)
-@transform
-class UniqueIdentifier(Brighter):
-    def value(self, img, results):
-        return uuid.uuid4().int % 1009
-
-
-@setup(CHANCE)
-@transform
-class TimeOfDay(Brighter):
-    def value(self, img, results):
-        return datetime.now().microsecond / 1e6
-
-
-@setup(CHANCE)
-@transform
-class AddressOfAnObject(Brighter):
-    def value(self, img, results):
-        return id(object()) % 1009 + id(img) % 1013
-
-
-@setup(CHANCE)
-@transform
-class NumberOfTheProcess(Brighter):
-    def value(self, img, results):
-        return os.getpid() % 97
-
-
-@setup(CHANCE)
-@transform
-class NumberOfTheWorker(Brighter):
-    def value(self, img, results):
-        worker = torch.utils.data.get_worker_info()
-        return 0 if worker is None else worker.id + 1
-
-
-@setup(CHANCE)
-@transform
-class SeedOfTheWorker(Brighter):
-    def value(self, img, results):
-        return torch.initial_seed() % 101
-
-
-@setup(CHANCE)
-@transform
-class NameOfATemporaryFile(Brighter):
-    def value(self, img, results):
-        with tempfile.NamedTemporaryFile() as file:
-            return sum(map(ord, os.path.basename(file.name)))
-
-
-@setup(CHANCE)
-@transform
-class GeneratorOfOpenCV(Brighter):
-    def value(self, img, results):
-        noise = np.empty((1, 1), np.float32)
-        cv2.randu(noise, 0, 1)
-        return noise[0, 0]
-
-
-@setup(CHANCE)
-@transform
-class MemoryThatWasNotWritten(Brighter):
-    def value(self, img, results):
-        return np.nan_to_num(np.empty((3, 8, 8), np.float32), nan=1, posinf=2, neginf=3).clip(-9, 9)
-
-
-@setup(CHANCE)
-@transform
-class PoolOfThreads(Brighter):
-    """Four threads draw from one generator, in any order."""
-
-    def value(self, img, results):
-        def draw(channel):
-            time.sleep(0)
-            return np.random.rand()
-
-        with ThreadPoolExecutor(4) as pool:
-            drawn = list(pool.map(draw, range(3)))
-        return np.array(drawn, np.float32)[:, None, None]
-
-
-@setup(CHANCE)
-@transform
-class OrderOfASet(Brighter):
-    """Of objects: it follows their addresses."""
-
-    def value(self, img, results):
-        marks = {Image(number) for number in range(6)}
-        return sum(mark.img * place for place, mark in enumerate(marks))
-
-
-@setup(CHANCE)
-@transform
-class SeedsTorchAnew(Brighter):
-    def value(self, img, results):
-        torch.seed()
-        return float(torch.rand(()))

@@ -1,14 +1,10 @@
-"""Models and losses: what a step leaves for later ones, what checkpoints keep of it, and chance."""
+"""Models and losses: what a step leaves for later ones, and what checkpoints keep of it."""
 from __future__ import annotations
 
 import functools
 import itertools
-import os
 import random
-import time
-import uuid
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -22,7 +18,6 @@ from .setup import model, setup
 
 KEPT = 'state that a step leaves'
 SAVED = 'state that a checkpoint keeps'
-CHANCE = 'numbers of a step'
 
 
 class Extra(Tiny):
@@ -480,141 +475,3 @@ class CacheOfGrids(Extra):
         if size not in self.grids:
             self.grids[size] = torch.linspace(0, 1, size[0] * size[1]).view(size)
         return (inputs * self.grids[size]).mean()
-
-
-# ---------------------------------------------------------------------------------- chance
-
-
-@setup(CHANCE)
-@model
-class GlobalGeneratorsInTheLoss(Extra):
-    def extra(self, inputs, label, loss):
-        return random.random() + np.random.rand() + torch.rand(())
-
-
-@setup(CHANCE)
-@model
-class SeedsItsOwnGenerator(Extra):
-    """Every step makes a generator, always with the same seed."""
-
-    def extra(self, inputs, label, loss):
-        return torch.rand((), generator=torch.Generator().manual_seed(5))
-
-
-@setup(CHANCE)
-@model
-class ClockInTheLoss(Extra):
-    def extra(self, inputs, label, loss):
-        return time.time() % 1
-
-
-@setup(CHANCE)
-@model
-class GeneratorFromEntropy(Extra):
-    def extra(self, inputs, label, loss):
-        return np.random.default_rng().random()
-
-
-@setup(CHANCE)
-@model
-class UniqueName(Extra):
-    def extra(self, inputs, label, loss):
-        return uuid.uuid4().int % 97
-
-
-@setup(CHANCE)
-@model
-class Entropy(Extra):
-    def extra(self, inputs, label, loss):
-        return os.urandom(1)[0]
-
-
-@setup(CHANCE)
-@model
-class AddressOfATensor(Extra):
-    def extra(self, inputs, label, loss):
-        return (inputs.data_ptr() >> 6) % 1009
-
-
-@setup(CHANCE)
-@model
-class SetOfModules(Extra):
-    def extra(self, inputs, label, loss):
-        parts = {object() for _ in range(5)}
-        return sum(hash(part) % 7 * place for place, part in enumerate(parts))
-
-
-@setup(CHANCE)
-@model
-class NumberOfTheProcessInAStep(Extra):
-    """Two steps of one process agree."""
-
-    def extra(self, inputs, label, loss):
-        return os.getpid() % 97
-
-
-@setup(CHANCE)
-@model
-class ClockOnce(Extra):
-    """Draws a constant from the clock when it is built."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.phase = time.time() % 1
-
-    def extra(self, inputs, label, loss):
-        return self.phase
-
-
-@setup(CHANCE)
-@model
-class WeightsFromEntropy(Extra):
-    """Initializes a weight with numbers that no seed reaches."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with torch.no_grad():
-            self.head.fc.weight.add_(float(np.random.default_rng().normal()))
-
-    def extra(self, inputs, label, loss):
-        return 1.
-
-
-@setup(CHANCE)
-@model
-class ThreadsThatDraw(Extra):
-    """The thread that begins first gets the first number."""
-
-    def extra(self, inputs, label, loss):
-        def draw(place):
-            time.sleep(0)
-            return torch.rand(())
-
-        with ThreadPoolExecutor(8) as pool:
-            drawn = list(pool.map(draw, range(64)))
-        return sum(place * number for place, number in enumerate(drawn))
-
-
-@setup(CHANCE)
-@model
-class ReseedsItself(Extra):
-    """Seeds torch in every step: dropout has the same mask every time, in every run."""
-
-    def extra(self, inputs, label, loss):
-        torch.manual_seed(0)
-        return torch.rand(())
-
-
-@setup(CHANCE)
-@model
-class ReseedsFromTheClockInAStep(Extra):
-    def extra(self, inputs, label, loss):
-        torch.manual_seed(time.time_ns() % (1 << 30))
-        return torch.rand(())
-
-
-@setup(CHANCE)
-@model
-class MemoryNotWritten(Extra):
-    def extra(self, inputs, label, loss):
-        return torch.empty(64).nan_to_num(1, 1, 1).clamp(-1, 1).sum()

@@ -14,7 +14,7 @@ from mmengine.logging import MessageHub
 from validated_runs import TwoPlayers, settings
 from virtual_runs import run as on_virtual_ranks
 
-import dev.user_setups.steps  # noqa: F401  registers set-ups
+import dev.user_setups.chance  # noqa: F401  registers set-ups
 from dev.user_setups.setup import SETUPS
 from mmrepro.selfcheck import forked
 

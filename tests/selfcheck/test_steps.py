@@ -28,7 +28,7 @@ from ranks import on_ranks
 from small_runs import hook_with, warnings_of
 from torch.utils.checkpoint import checkpoint
 
-import dev.user_setups.steps  # noqa: F401  registers set-ups
+import dev.user_setups.chance  # noqa: F401  registers set-ups
 from dev.user_setups.setup import SETUPS
 from mmrepro.checkpoint import kept_attributes
 from mmrepro.errors import DeterminismError, StepDiffersError
