@@ -40,6 +40,8 @@ VERSION = 'version.'  # prefix of facts
 _MEASURED = 'measured: '  # begins the consequence of a version that `measured.json` knows
 # of MMEngine's `randomness`, which a stock run need not set
 DEFAULTS = {'randomness.diff_rank_seed': False, 'randomness.deterministic': False}
+_RESTORED = ('A resume takes the learning rate and other numbers of optimizers and schedules from '
+             'the checkpoint, whatever the config says.\n')
 _WIDTHS = (48, 30, 30, 80)  # of the columns, in characters
 
 
@@ -284,7 +286,8 @@ def check(path: str, rows: Sequence[FactDifference], strict: bool) -> list[str]:
     if serious:
         lines.append(inexact(
             f'This run differs from the one that wrote {path}:\n{table(serious)}\n'
-            + ''.join(f'{text}\n' for text in _measurements(rows, CHANGES)), strict,
+            + ''.join(f'{text}\n' for text in _measurements(rows, CHANGES))
+            + (_RESTORED if any(map(_is_restored, serious)) else ''), strict,
             'Put the settings back; or begin a new run from these weights: load_from=..., '
             'resume=False'))
     if harmless:
@@ -300,16 +303,24 @@ def _measurements(rows: Sequence[FactDifference], severity: str) -> list[str]:
             if row.severity == severity and row.consequence.startswith(_MEASURED)]
 
 
+def _is_restored(row: FactDifference) -> bool:
+    """Whether MMEngine takes this setting from the state of an optimizer or a schedule."""
+    return row.name.startswith('config.param_scheduler') or '.optimizer.' in row.name
+
+
 def inexact(text: str, strict: bool, advice: str) -> str:
-    """Return a warning: ``text``, and that the result is not that of the uninterrupted run.
+    """Return a warning: ``text``, and that the result may not be that of the uninterrupted run.
+
+    It may be: a hook that differs may only log, and a checkpoint restores the learning rate
+    whatever the config says.
 
     Raises:
         ResumeError: ``strict``; it ends with ``advice``, a sentence without its full stop.
     """
     if strict:
-        raise ResumeError(f'{text}The result would not be that of the uninterrupted run. {advice}; '
-                          'or accept a different result: randomness.resume_strict=False')
-    return f'{text}The result is not that of the uninterrupted run.'
+        raise ResumeError(f'{text}The result may not be that of the uninterrupted run. {advice}; '
+                          'or accept that it may differ: randomness.resume_strict=False')
+    return f'{text}The result may not be that of the uninterrupted run.'
 
 
 def _text(value: Any) -> str:

@@ -40,13 +40,16 @@ def test_what_changes_bits_stops_with_a_table(name, base, tmp_path):
     now = repr('EMAHook' if name == 'custom_hooks' else REFUSED[name])
     row = next(line for line in str(caught.value).splitlines() if name in line)
     assert now in row and str(base / 'iter_3.pth') in str(caught.value)
-    assert 'resume_strict=False' in str(caught.value)
+    assert 'may not be' in str(caught.value) and 'resume_strict=False' in str(caught.value)
+    assert ('whatever the config says' in str(caught.value)) == ('lr' in name)
     if 'lr' in name:  # it goes on when the user says so
         cfg.randomness.resume_strict = False
         runner = Runner.from_cfg(cfg)
         assert any(name in line for line in runner.lifecycle.differences)
         runner.train()
         assert runner.iter == 8
+        as_built = small_run(tmp_path).optim_wrapper.optimizer.lr
+        assert runner.optim_wrapper.get_lr()['lr'] == [as_built]
 
 
 HARMLESS_CHANGES = {

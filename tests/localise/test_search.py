@@ -313,7 +313,7 @@ def test_runs_that_differ_by_design_are_named_before_they_are_repeated():
             for lr, seed in ((1, 0), (2, 5))]
     line, = different_by_design(runs)
     assert line == (
-        'the runs differ by design: config.optim_wrapper.lr: 1 / 2 (different training), '
+        'the runs differ by design: config.optim_wrapper.lr: 1 / 2 (another setting), '
         'randomness.seed: 0 / 5 (different order of data, different random numbers)')
     assert different_by_design([runs[0], runs[0]]) == []
     # what is harmless is no reason
