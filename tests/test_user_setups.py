@@ -1,11 +1,28 @@
 """Code that users write has the outcome that docs/evidence/user-setups.md lists."""
 import json
 import tempfile
+from collections import Counter
 
 import pytest
+from mmengine.hooks import Hook
 
 from dev.user_setups import __main__ as setups
-from dev.user_setups.setup import FOUND, GOOD, REFUSED, SETUPS, Outcome, judge, train
+from dev.user_setups.report import write
+from dev.user_setups.setup import (
+    FOUND,
+    GOOD,
+    IN_DOUBT,
+    NEEDLESS,
+    REFUSED,
+    SETUPS,
+    Outcome,
+    Setup,
+    change_of,
+    hook,
+    judge,
+    train,
+)
+from mmrepro.errors import ResumeError
 
 pytestmark = pytest.mark.copies
 
@@ -37,6 +54,42 @@ def test_a_resume_with_edited_code_is_refused():
     assert judge('other_activation').outcome == REFUSED  # more resumes: every set-up, below
 
 
+@hook
+class Refuses(Hook):
+    """Ends a resume as a rule of mmrepro that is not exact, unless the switch is off."""
+    text = 'This does not fit.'
+
+    def before_train(self, runner):
+        if runner.repro.resume_strict and runner.iter:
+            raise ResumeError(self.text)
+
+
+@hook
+class RefusesInDoubt(Refuses):
+    text = 'This may not fit. Go on: randomness.resume_strict=False'
+
+
+@hook
+class RefusesWithReason(Refuses):
+    """What it refuses would train differently."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if 'resumed' in runner.work_dir:
+            runner.model.head.fc.weight.data.mul_(.9)
+
+
+@pytest.mark.parametrize(('cls', 'outcome'), [
+    (Refuses, NEEDLESS), pytest.param(RefusesInDoubt, IN_DOUBT, marks=pytest.mark.nightly),
+    pytest.param(RefusesWithReason, REFUSED, marks=pytest.mark.nightly)])
+def test_a_refusal_of_equal_bits_is_reported(cls, outcome, monkeypatch):
+    def change(cfg):
+        change_of(cls)(cfg)
+        cfg.randomness.self_checks.witness = False  # it resumes, too
+
+    monkeypatch.setitem(SETUPS, 'planted', Setup('planted', change, ('resumed at 3', )))
+    assert judge('planted') == Outcome(outcome, 'resumed at 3', f'ResumeError: {cls.text}')
+
+
 @pytest.mark.nightly  # tests/selfcheck/test_witness.py has what a witness names in less time
 @pytest.mark.parametrize(('name', 'lost'), [
     ('PaletteOfTheModule', 'dev.user_setups.samples:PALETTE')])
@@ -53,6 +106,12 @@ def test_every_set_up(name):
     assert judge(name).outcome in allowed
 
 
-def test_the_page_has_no_path_of_a_run():
+def test_the_page_has_the_results_and_no_path_of_a_run():
+    outcomes = {name: Outcome(*row) for name, row in json.loads(setups.RESULTS.read_text()).items()}
     page = setups.PAGE.read_text(encoding='utf-8')
-    assert f'{tempfile.gettempdir()}/' not in page
+    assert page == write(outcomes) and f'{tempfile.gettempdir()}/' not in page
+    counts = Counter(outcome.outcome for outcome in outcomes.values())
+    assert {*counts} <= {*GOOD}
+    index = setups.PAGE.with_name('index.md').read_text(encoding='utf-8')
+    assert (f'{len(outcomes)} set-ups: what differs is found, refused or named<br>of the refused '
+            f'resumes, {counts[IN_DOUBT]} would be equal |') in index

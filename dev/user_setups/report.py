@@ -5,14 +5,26 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping
 
-from .setup import EQUAL, FOUND, GOOD, NAMED, REFUSED, SETUPS, Outcome
+from .setup import (
+    EQUAL,
+    FALSE_ALARM,
+    FOUND,
+    GOOD,
+    IN_DOUBT,
+    NAMED,
+    NEEDLESS,
+    REFUSED,
+    SETUPS,
+    Outcome,
+)
 
 SHOWN = 90  # characters of a line of a message, of which two are shown
 
 MEANINGS = {
     EQUAL: 'all runs have the bits of the first one',
     FOUND: 'a self-check has ended a run, and without self-checks the bits differ',
-    REFUSED: 'an error of mmrepro has ended a run, by a rule',
+    REFUSED: 'an error of mmrepro has ended a run, by a rule; without that, a resume differs',
+    IN_DOUBT: 'the same, but the resume would be equal: the error says that it may differ',
     NAMED: 'the bits differ, and a warning or the last line of the training names the code',
 }
 HEAD = """\
@@ -25,7 +37,9 @@ to do with it. Digests of each batch, the losses, the weights after each step an
 each validation are compared with the first run. That one asks for a witness, which by default runs
 of this length do not have and longer ones have within their time. A set-up that a self-check has
 ended is trained again without self-checks, in another process under another hash seed, and resumed
-where the witness was: if the bits were equal then, it would be a false alarm.
+where the witness was: if the bits were equal then, it would be a false alarm. A resume that was
+refused is tried again with `resume_strict=False`. If the bits were equal then, the refusal was
+needless, unless its error says that the result *may* differ and names this switch.
 
 MMEngine formats the text of a config and refuses one that holds objects, such as functions. The
 text of such a set-up is written as it is; all else is MMEngine as it is installed.
@@ -45,6 +59,7 @@ def write(outcomes: Mapping[str, Outcome]) -> str:
         of_all = f' of {len(SETUPS)} (the others were not trained on this version yet)'
     lines = [HEAD.format(total=len(outcomes), of_all=of_all)]
     lines += [f'| {name} | {counts.pop(name, 0)} | {MEANINGS[name]} |\n' for name in GOOD]
+    counts.update({FALSE_ALARM: 0, NEEDLESS: 0})  # shown, too, where there are none
     lines += [f'| **{name}** | {count} | |\n' for name, count in sorted(counts.items())]
     kinds = dict.fromkeys(SETUPS[name].kind for name in outcomes)
     for kind in kinds:

@@ -302,6 +302,15 @@ class DropoutByEpoch(Hook):
         runner.model.head.drop.p = .1 * (1 + runner.epoch)
 
 
+@any_setup(KIND, variations=('resumed at 16', ))
+@hook
+class DropoutOfEachEpoch(Hook):
+    """Never that of the config, and another one in the checkpoint of the end of an epoch."""
+
+    def before_train_epoch(self, runner):
+        runner.model.head.drop.p = .15 * (1 + runner.epoch)
+
+
 @setup(KIND)
 @hook
 class DropoutGrows(Hook):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable, NamedTuple
 
 import torch.distributed as dist
@@ -47,8 +47,10 @@ from mmrepro.runs.launcher import free_port
 
 FOUND_BY = (SampleDiffersError, StepDiffersError, ValidationChangesError, WitnessDiffersError)
 EQUAL, FOUND, REFUSED, NAMED = 'equal', 'found', 'refused', 'named'
-SILENT, FALSE_ALARM, ERROR = 'silent', 'false alarm', 'error'
-GOOD = (EQUAL, FOUND, REFUSED, NAMED)
+IN_DOUBT = 'refused in doubt'
+SILENT, FALSE_ALARM, NEEDLESS, ERROR = 'silent', 'false alarm', 'needless refusal', 'error'
+GOOD = (EQUAL, FOUND, REFUSED, IN_DOUBT, NAMED)
+SWITCH = 'randomness.resume_strict=False'  # lets a refused resume go on
 LINES = 3  # of an error
 
 REGISTRIES = dict(
@@ -244,7 +246,7 @@ def config(row: Setup, folder: str, variation: str | None, checked: bool) -> Any
         if variation in row.variations:
             row.later(cfg)
     if not checked:
-        cfg.randomness.self_checks = False
+        cfg.randomness.update(self_checks=False, resume_strict=False)
     try:
         formatted(cfg).pretty_text  # noqa: B018
     except SyntaxError:  # MMEngine cannot format the text of a config that holds objects
@@ -293,7 +295,10 @@ def _run(name: str, folder: str, variation: str | None, checked: bool,
 
 
 def train(name: str, folder: str, variation: str | None, checked: bool) -> Ran:
-    """Train a set-up in forked processes, or in a fresh one."""
+    """Train a set-up in forked processes, or in a fresh one.
+
+    Without ``checked``, all switches are off that let a run go on: its bits are what is asked for.
+    """
     if variation in ANOTHER:
         return _in_another_process(name, folder, variation, checked)
     processes = 2 if variation == 'on two processes' else 1
@@ -343,11 +348,11 @@ def differing(first: Ran, second: Ran) -> bool:
 
 
 def _compared(name: str, folder: str, checked: bool,
-              more: tuple[str, ...] = ()) -> Iterator[tuple[str, Ran, Ran]]:
+              variations: Iterable[str]) -> Iterator[tuple[str, Ran, Ran]]:
     first = train(name, folder, None, checked)
     yield '', first, first
     if not first.error:
-        for variation in dict.fromkeys((*SETUPS[name].variations, *more)):
+        for variation in dict.fromkeys(variations):
             yield variation, first, train(name, folder, variation, checked)
 
 
@@ -357,14 +362,18 @@ def judge(name: str) -> Outcome:
     differ: list[str] = []
     warned = ''
     try:
-        for variation, first, ran in _compared(name, folder, True):
+        for variation, first, ran in _compared(
+                name, folder, True, SETUPS[name].variations):
             warned = warned or _without_folder(_warning(name, ran.log), folder)
             if not ran.error and variation and differing(first, ran):
                 differ.append(variation)
             if ran.error and not (differ and not warned):
                 outcome = Outcome(ran.by, variation or 'first', _beginning(ran.error, folder))
                 if ran.by == FOUND and not _is_true(name, ran.error):
-                    outcome = outcome._replace(outcome=FALSE_ALARM)
+                    return outcome._replace(outcome=FALSE_ALARM)
+                if ran.by == REFUSED and variation and not _differs(name, (variation, )):
+                    in_doubt = ' may not ' in ran.error and SWITCH in ran.error
+                    return outcome._replace(outcome=IN_DOUBT if in_doubt else NEEDLESS)
                 return outcome
         if not differ:
             return Outcome(EQUAL, says=warned)
@@ -385,13 +394,18 @@ def _without_folder(text: str, folder: str) -> str:
 
 def _is_true(name: str, error: str) -> bool:
     """Whether the runs of a set-up differ without self-checks; ``error`` is what one has said."""
-    folder = tempfile.mkdtemp()
     resumed = re.search(r'resumes at iteration (\d+)', error)
     more = ANOTHER if resumed is None else (f'resumed at {resumed[1]}', *ANOTHER)
+    return _differs(name, (*SETUPS[name].variations, *more))
+
+
+def _differs(name: str, variations: Iterable[str]) -> bool:
+    """Whether one of these runs differs from the first one where no check or refusal ends it."""
+    folder = tempfile.mkdtemp()
     try:
         # an error of the run itself is as good as a difference
         return any(ran.error or (variation and differing(first, ran))
-                   for variation, first, ran in _compared(name, folder, False, more))
+                   for variation, first, ran in _compared(name, folder, False, variations))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
