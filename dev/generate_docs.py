@@ -30,6 +30,7 @@ from dev import (  # noqa: E402
     triton_kernels,
     virtual_ranks_report,
 )
+from dev.full_training import report as full_training  # noqa: E402
 from dev.gpu_check import report as check_report  # noqa: E402
 from dev.hosts import __main__ as hosts  # noqa: E402
 from dev.libraries import __main__ as libraries  # noqa: E402
@@ -73,6 +74,8 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ('evidence/versions.md', 'python -m dev.libraries',
      lambda: libraries.table(result('libraries_cpu.json'))),
     ('evidence/versions.md', 'python -m dev.versions', versions.table),
+    ('evidence/full-training.md', 'python -m dev.full_training',
+     lambda: full_training.table(result('full_training.json'))),
     ('evidence/hosts.md', 'python -m dev.hosts', lambda: hosts.table(result('hosts_cpu.json'))),
     ('evidence/hosts.md', 'python benchmarks/cpu_levels.py',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'cpu_levels.py'))['table'](
