@@ -162,7 +162,8 @@ def test_the_readme_is_the_same_in_both_languages():
 NOTEBOOK = ROOT / 'demo' / 'mmrepro_in_10_minutes.ipynb'
 # text in the source of a cell -> what its output says
 SHOWS = {
-    'runs/monday --fin': 'weights ([0-9a-f]{16}) after 6 iterations\\s+weights \\1 after 6',
+    'runs/monday --fin': 'weights (\\w{16}), averages (\\w{16}) after 6 iterations\\s+'
+                         'weights \\1, averages \\2 after 6',
     "'runs/tuesday'": 'SAME BITS', '--vary resume': 'SAME BITS',
     "'runs/wednesday')": 'DIFFERENT: iteration 0: lr', '--virtual-ranks': 'SAME BITS',
 }
