@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import torch.distributed as dist
@@ -51,6 +52,7 @@ IN_DOUBT = 'refused in doubt'
 SILENT, FALSE_ALARM, NEEDLESS, ERROR = 'silent', 'false alarm', 'needless refusal', 'error'
 GOOD = (EQUAL, FOUND, REFUSED, IN_DOUBT, NAMED)
 SWITCH = 'randomness.resume_strict=False'  # lets a refused resume go on
+ROOT = Path(__file__).resolve().parents[2]
 LINES = 3  # of an error
 
 REGISTRIES = dict(
@@ -388,8 +390,8 @@ def _beginning(error: str, folder: str) -> str:
 
 
 def _without_folder(text: str, folder: str) -> str:
-    """Return a text with the paths of a run relative to its folder, whose name is random."""
-    return text.replace(f'{folder}/', '')
+    """Return a text with paths relative to the folder of a run, or to the checkout."""
+    return text.replace(f'{folder}/', '').replace(f'{ROOT}/', '')
 
 
 def _is_true(name: str, error: str) -> bool:
