@@ -79,6 +79,14 @@ NOTES: dict[str, Note] = {
         "Both are seeded from the sample's generator for the call",
         "Impulse noise draws from scikit-image's generator. Glass blur draws from Numba's in the "
         'development version of `imagecorruptions`.'),
+    'crowdhuman_metric:CrowdHumanMetric.gather': Note(
+        '`CrowdHumanMetric.eval_ji` in `evaluation/metrics/crowdhuman_metric.py` 408',
+        'the Jaccard index of CrowdHuman', 'They are added in the order of their size',
+        'Last bits, before the value is rounded to four digits.'),
+    'panoptic_utils:multiprocessing': Note(
+        '`pq_compute_multi_core` in `evaluation/functional/panoptic_utils.py` 206',
+        'panoptic quality', 'There are `nproc` parts, in at most as many processes as cores',
+        'Last bits of the qualities.'),
     'trident_resnet:TridentConv.__init__': Note(
         '`models/backbones/trident_resnet.py` 54',
         'TridentNet trained from scratch', 'They start like the `Conv2d` of a ResNet'),

@@ -268,6 +268,21 @@ def stable_numpy(stock: Any) -> Any:
     return _StableNumPy()
 
 
+def as_many_parts_anywhere(stock: ModuleType) -> SimpleNamespace:
+    """Return ``multiprocessing`` for panoptic quality: ``nproc`` parts, whatever the machine.
+
+    A process of the pool may compute several of them.
+    """
+    return SimpleNamespace(cpu_count=lambda: sys.maxsize,
+                           Pool=lambda processes: stock.Pool(min(processes, stock.cpu_count())))
+
+
+def added_by_size(stock: Callable[[list[dict[str, Any]]], Any]) -> Any:
+    """Return a static method that adds the figures of images up in the order of their size."""
+    return staticmethod(lambda results: stock(
+        sorted(results, key=lambda one: [float(one[name]) for name in sorted(one)])))
+
+
 class _ByContent(pickle.Pickler):
     """Writes equal bytes for equal values, whichever parts are one object."""
 

@@ -129,6 +129,15 @@ CAUSES: tuple[StockCause, ...] = (
         True, 'methods:seeded_corruption', (f'{_TRANSFORMS}.transforms:Corrupt.transform', ),
         ('Corrupt', )),
     StockCause(
+        'C20', 'Figures of images are added in the order in which ten processes compute them',
+        False, 'methods:added_by_size',
+        (f'{_EVALUATION}.metrics.crowdhuman_metric:CrowdHumanMetric.gather', ),
+        ('CrowdHumanMetric', )),
+    StockCause(
+        'C21', 'Overlaps of images are added in as many parts as the machine has cores', False,
+        'methods:as_many_parts_anywhere',
+        (f'{_EVALUATION}.functional.panoptic_utils:multiprocessing', ), ('CocoPanopticMetric', )),
+    StockCause(
         'C22', 'Trident convolutions start from uninitialized memory without pretrained weights',
         False, 'methods:initialized',
         ('mmdet.models.backbones.trident_resnet:TridentConv.__init__', ), ('TridentResNet', )),

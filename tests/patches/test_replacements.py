@@ -2,6 +2,7 @@
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import pickle
 import random
 import sys
@@ -429,6 +430,39 @@ def test_equal_scores_stay_in_their_order():
     assert first == 1 and last < .02
     patches.revert()
     assert mean_ap.np is stock
+
+
+# --------------------------------------------------------------------------- C20, C21: sums
+def test_the_jaccard_index_is_the_same_in_whatever_order_images_come():
+    from mmdet.evaluation.metrics import CrowdHumanMetric
+    images = [dict(ratio=one, k=1, m=2, n=3) for one in np.random.RandomState(0).rand(60)]
+    orders = [images, images[::-1], images[7:] + images[:7]]
+    assert len({CrowdHumanMetric.gather(one) for one in orders}) > 1
+    patches.apply()
+    assert len({CrowdHumanMetric.gather(one) for one in orders}) == 1
+    assert len({CrowdHumanMetric(ann_file=None).gather(one) for one in orders}) == 1
+    patches.revert()
+    assert len({CrowdHumanMetric.gather(one) for one in orders}) > 1
+
+
+def overlaps_of(number, images, *others):
+    return float(sum(images))
+
+
+def test_panoptic_quality_is_the_same_on_machines_with_more_cores(monkeypatch, capsys):
+    from mmdet.evaluation.functional import panoptic_utils
+    monkeypatch.setattr(panoptic_utils, 'PQStat', float)  # of a package that is not on PyPI
+    monkeypatch.setattr(panoptic_utils, 'pq_compute_single_core', overlaps_of)
+
+    def quality(cores, **settings):
+        monkeypatch.setattr(multiprocessing, 'cpu_count', lambda: cores)
+        return panoptic_utils.pq_compute_multi_core([.1, .2, .3, .4, .7, .1], '', '', {},
+                                                    **settings)
+
+    assert quality(1) != quality(3)
+    patches.apply()
+    assert quality(1) == quality(2) == quality(3)
+    assert quality(1, nproc=2) == quality(2, nproc=2)
 
 
 # --------------------------------------------------------------------------- C28: --out

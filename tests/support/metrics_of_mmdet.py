@@ -17,6 +17,7 @@ from contextlib import redirect_stdout
 import numpy as np
 import pycocotools.mask
 import torch
+from PIL import Image
 
 np.float = float  # which LVIS and YouTube-VIS take from NumPy; it is gone from NumPy 1.24
 
@@ -186,6 +187,28 @@ def crowd_human(data, folder):
     return evaluated(CrowdHumanMetric(ann_file=path, metric=['AP', 'MR', 'JI']), samples)
 
 
+def panoptic(data, folder):
+    """Two categories in six segments an image; predictions lie next to them."""
+    from mmdet.evaluation.functional import pq_compute_multi_core
+    from panopticapi.utils import id2rgb
+    pairs = []
+    for image in data.order:
+        pair = []
+        for kind, number in (('truth', 0), ('found', image % 7)):
+            names = np.arange(1, 7)[:, None].repeat(SIZE // 6, 0).repeat(SIZE, 1)
+            names = np.roll(np.pad(names, ((0, SIZE - len(names)), (0, 0))), number, 0)
+            segments = [dict(id=one, category_id=one % 2, iscrowd=0, area=int((names == one).sum()))
+                        for one in range(1, 7)]
+            name = f'{kind}_{image}.png'
+            Image.fromarray(id2rgb(names)).save(os.path.join(folder, name))
+            pair.append(dict(file_name=name, image_id=image, segments_info=segments))
+        pairs.append(tuple(pair))
+    categories = {0: dict(id=0, isthing=1), 1: dict(id=1, isthing=0)}
+    found = pq_compute_multi_core(pairs, folder, folder, categories)
+    return {f'{which}.{name}': value for which, things in (('all', None), ('things', True))
+            for name, value in found.pq_average(categories, isthing=things)[0].items()}
+
+
 def segmentation(data, folder):
     from mmdet.evaluation.metrics import SemSegMetric
     generator = torch.Generator().manual_seed(1)
@@ -309,7 +332,8 @@ def videos(data, folder):
 METRICS = {
     'CocoMetric': coco_metric, 'CocoOccludedSeparatedMetric': occluded,
     'OVCocoMetric': open_vocabulary, 'VOCMetric': voc, 'OpenImagesMetric': open_images,
-    'LVISMetric': lvis, 'CrowdHumanMetric': crowd_human, 'SemSegMetric': segmentation,
+    'LVISMetric': lvis, 'CrowdHumanMetric': crowd_human, 'CocoPanopticMetric': panoptic,
+    'SemSegMetric': segmentation,
     'RefSegMetric': referred, 'RefExpMetric': expression, 'gRefCOCOMetric': expressions,
     'DODCocoMetric': described, 'Flickr30kMetric': phrases, 'ReIDMetrics': reid,
     'YouTubeVISMetric': videos}
