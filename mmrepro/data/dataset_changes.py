@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..objects.digests import as_bytes, state_digest
+from ..objects.digests import as_bytes, shared_array, state_digest
 from ..objects.walks import GENERATORS, PLAIN, in_slots, names_in, read_state
 from ..util.libraries import belongs_to_user
 
@@ -373,7 +373,7 @@ def _size(tensor: torch.Tensor) -> int | None:
 
 def _tensor(tensor: torch.Tensor, content: bool) -> tuple[int, Any]:
     # NumPy may write to the memory without a new version
-    return tensor._version, _kept(as_bytes(tensor).numpy().data) if content else None
+    return tensor._version, _kept(shared_array(as_bytes(tensor)).data) if content else None
 
 
 def _memory(thing: Any) -> tuple[int, Callable[[], Any] | None]:

@@ -30,6 +30,8 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import torch
 
+from ..objects.digests import shared_array
+
 BLOCK = 1024  # 64-bit words; a block and its keys stay in the first-level cache
 BLOCK_BYTES = 8 * BLOCK
 MIN_SHARE = 128  # blocks (1 MiB) of a thread; waking it costs more than fewer blocks do
@@ -125,7 +127,7 @@ def _steps_to(count: int) -> np.ndarray:
 
 def host_digest(tensor: torch.Tensor, header: int) -> torch.Tensor:
     """Return the ``[1]`` digest of a one-dimensional tensor; the fast path of single tensors."""
-    data = tensor.view(torch.uint8).numpy()
+    data = shared_array(tensor.view(torch.uint8))
     whole, rest = divmod(len(data), BLOCK_BYTES)
     sums = np.empty(whole + (rest > 0), np.uint64)
     if whole:
@@ -142,7 +144,7 @@ def host_digest(tensor: torch.Tensor, header: int) -> torch.Tensor:
 
 def host_digests(tensors: Sequence[torch.Tensor], headers: Sequence[int]) -> torch.Tensor:
     """Return the digests of one-dimensional tensors; partial blocks are hashed together."""
-    arrays = [tensor.view(torch.uint8).numpy() for tensor in tensors]
+    arrays = [shared_array(tensor.view(torch.uint8)) for tensor in tensors]
     counts = [-(-len(data) // BLOCK_BYTES) for data in arrays]
     starts = [0, *itertools.accumulate(counts)]
     sums = np.empty(starts[-1], np.uint64)

@@ -125,6 +125,15 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
+def shared_array(content: torch.Tensor) -> np.ndarray:
+    """Return the bytes of a tensor of the host, see :func:`as_bytes`, as an array in its memory.
+
+    After ``Tensor.numpy()`` torch would refuse to resize that memory, as observers of quantization
+    and sharded weights do.
+    """
+    return np.from_dlpack(content)
+
+
 def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[int, ...],
             exact: bool) -> None:
     """Add a value to a digest. It is held by the objects with the ids ``above``, and may hold them.
@@ -138,7 +147,7 @@ def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[
         update(packed[1])
     elif isinstance(value, torch.Tensor):
         write(f'tensor {value.dtype} {tuple(value.shape)}')
-        digest.update(as_bytes(value.cpu()).numpy())  # numpy has no bfloat16
+        digest.update(shared_array(as_bytes(value.cpu())))  # numpy has no bfloat16
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         # the repr of a long array leaves most of it out
         write(f'array {value.dtype} {value.shape}')
@@ -245,7 +254,7 @@ def _shown(value: Any, compared: Any) -> str:
 def _rows(flat: Any) -> np.ndarray:
     """Return a row for each element of a flat array; rows are equal where bits are."""
     if isinstance(flat, torch.Tensor):
-        content = as_bytes(flat.cpu()).numpy()
+        content = shared_array(as_bytes(flat.cpu()))
     elif flat.dtype.hasobject:
         content = np.array([exact_digest(element) for element in flat])
     else:

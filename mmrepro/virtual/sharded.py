@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from ..distributed.agreement import agree
 from ..distributed.unwrap import unwrap
 from ..errors import RandomnessError
-from ..objects.digests import exact_digest, local_part
+from ..objects.digests import exact_digest, local_part, shared_array
 from . import fsdp2, heap, weight_hooks
 from .fsdp2 import is_sharded, part_of, whole_tensor
 
@@ -329,7 +329,7 @@ class TensorFile:
         if self._map is None or not tensor.numel():
             return tensor
         flat, begin = tensor.contiguous().view(-1), self._end
-        array: Any = flat.view(torch.uint8).numpy()
+        array: Any = shared_array(flat.view(torch.uint8))
         content, done = memoryview(array), 0
         try:
             while done < len(content):  # through the map, the file would take memory

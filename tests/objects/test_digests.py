@@ -8,7 +8,7 @@ from mmdet.structures.bbox import HorizontalBoxes
 from mmdet.structures.mask import BitmapMasks
 from mmengine.structures import InstanceData
 
-from mmrepro.fingerprint.digest import tensor_digest
+from mmrepro.fingerprint.digest import tensor_digest, tensor_digests
 from mmrepro.objects import digests
 from mmrepro.objects.digests import exact_digest, first_difference, state_digest
 
@@ -103,3 +103,11 @@ def test_strides_of_small_tensors_do_not_matter(tensor):
     plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     assert state_digest(tensor) == state_digest(plain)
     assert torch.equal(tensor_digest(tensor), tensor_digest(plain))
+
+
+@pytest.mark.parametrize('read', [
+    state_digest, exact_digest, tensor_digest, lambda tensor: tensor_digests([tensor, tensor])])
+def test_memory_that_was_read_can_still_be_resized(read):
+    tensor = torch.zeros(2)
+    read(tensor)
+    assert len(tensor.resize_(3)) == 3
