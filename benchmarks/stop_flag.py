@@ -1,8 +1,9 @@
-"""Time that ranks take per iteration to tell each other of a signal, beside a step of stock DDP.
+"""Time that ranks take per iteration to stop together, beside stock DDP.
 
     python benchmarks/stop_flag.py --processes 2 4 8 --step-ms 20 --out stop_flag.json
 
-Ways that take turns in one run, round by round:
+Each rank is a process that trains with MMEngine's Runner, loop and DDP over gloo; a pause in the
+forward pass stands for an accelerator. Ways that take turns in one run, by blocks of iterations:
 
 - *stock*: nothing
 - *pickled*: pickled objects at every iteration, as of commit 5a572c6a
@@ -10,104 +11,184 @@ Ways that take turns in one run, round by round:
 - *hook*: all of :class:`mmrepro.run.hooks.preempt.PreemptHook`, which also notices steps that a
   rank leaves out
 
-All columns are milliseconds of an iteration over stock's, medians over the rounds, of the rank with
-the highest: `call` is the time in the call, waiting for other ranks and for a core included, `work`
-the processor time of the calling thread in it, `over` the time of the iteration, and `cpu` the
-processor time of all threads. Where processes share a core, `work` says what the call takes.
+All figures are milliseconds over stock's, of the rank with the highest:
+
+- `work`: processor time of the thread that trains, in the call; means of an iteration, medians over
+  the blocks. `idle` is the median of iterations without an exchange, `exchange` the mean of all the
+  others by the number of exchanges.
+- `behind`: processor time of all other threads of the process, an iteration
+- `call`: time in the call, waiting for other ranks and for a core included
+- `over`: time of the iteration
+
+Where processes share a core, `work` and `behind` say what it takes.
 """
 from __future__ import annotations
 
 import argparse
 import json
-import logging
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests' / 'support')]
-from children import Child, join_ranks  # noqa: E402
+from children import Child, join_ranks, silence_output  # noqa: E402
 
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
 WAYS = ('stock', 'pickled', 'flag', 'hook')
-COLUMNS = ('over', 'call', 'cpu', 'work')
-Round = tuple[float, float, float, float]  # seconds per iteration, as COLUMNS
+COLUMNS = ('work', 'idle', 'exchange', 'behind', 'call', 'over')
+
+
+class Block(NamedTuple):
+    """Seconds of the iterations of one way, in a row."""
+    work: list[float]
+    exchanges: list[bool]  # in which iterations the way told other ranks
+    call: float  # mean of an iteration
+    behind: float
+    over: float
+
+
+class Ways:
+    """The four ways, between which one training changes."""
+
+    def __init__(self, runner: Any) -> None:
+        from mmrepro.distributed.agreement import RepeatedFlag, agree
+        from mmrepro.run.hooks.preempt import PreemptHook
+        self.runner = runner
+        self.hook, self.flag = PreemptHook(), RepeatedFlag()
+        self.hook.begin(runner)
+        self.flags = dict(flag=self.flag, hook=self.hook._training)
+        self.paused = dict.fromkeys(self.flags, time.monotonic())
+        self.after: dict[str, Callable[[], Any]] = dict(
+            stock=lambda: None, pickled=lambda: agree('a signal to stop', False, any),
+            flag=lambda: self.flag.up(False), hook=lambda: self.hook.after_train_iter(runner, 0))
+
+    def begin(self, way: str) -> None:
+        if way in self.flags and self.flags[way]._time is not None:
+            self.flags[way]._time += time.monotonic() - self.paused[way]  # of the other ways
+        if way == 'hook':  # a thread looks into the store
+            self.hook.before_train(self.runner)
+            self.hook.before_train_epoch(self.runner)
+
+    def end(self, way: str) -> None:
+        if way in self.flags:
+            self.paused[way] = time.monotonic()
+        if way == 'hook':
+            self.hook._steps.close()
+
+    def exchanges(self, way: str) -> bool:
+        """Whether the next call begins or ends an exchange."""
+        return way == 'pickled' or way in self.flags and not self.flags[way]._rest
 
 
 def measure(rank: int, world: int, port: int, step: float, rounds: int, iterations: int
-            ) -> dict[str, list[Round]]:
-    """Return the rounds of each way."""
+            ) -> dict[str, list[Block]]:
+    """Return the blocks of each way."""
+    silence_output()
     join_ranks(rank, world, port)
     import torch
     import torch.distributed as dist
-    from mmengine.optim import OptimWrapper
+    from mmengine.hooks import Hook
+    from mmengine.model import BaseModel
+    from mmengine.runner import Runner
 
-    from mmrepro.distributed.agreement import RepeatedFlag, agree
-    from mmrepro.run.hooks.preempt import PreemptHook
+    from mmrepro.distributed import process_group
     torch.set_num_threads(1)
-    dist.init_process_group('gloo', rank=rank, world_size=world)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
-    values = torch.randn(8, 256)
-    wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.))
-    runner = SimpleNamespace(iter=0, optim_wrapper=wrapper, logger=logging.getLogger('benchmark'))
-    flag, hook = RepeatedFlag(), PreemptHook()
-    hook.begin(runner)
-    flags = dict(flag=flag, hook=hook._training)
+    process_group.ensure_process_group('pytorch')
 
-    def nothing() -> None:
-        pass
+    class Model(BaseModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(256, 256)
 
-    before: dict[str, Callable[[], Any]] = {way: nothing for way in WAYS}
-    after = dict(before, pickled=lambda: agree('a signal to stop', False, any),
-                 flag=lambda: flag.up(False), hook=lambda: hook.after_train_iter(runner, 0))
-    before['hook'] = lambda: hook.before_train_iter(runner, 0)
-    found: dict[str, list[Round]] = {way: [] for way in WAYS}
-    paused = dict.fromkeys(flags, time.monotonic())
-    for number in range(rounds + 1):
-        start = number % len(WAYS)
-        for way in WAYS[start:] + WAYS[:start]:
-            if way == 'hook':  # its thread looks into the store
-                hook.before_train(runner)
-            if way in flags and flags[way]._time is not None:
-                flags[way]._time += time.monotonic() - paused[way]  # the other ways ran meanwhile
-            inside, work, begun, cpu = 0., 0., time.perf_counter(), time.process_time()
-            for _ in range(iterations):
-                entered, worked = time.perf_counter(), time.thread_time()
-                before[way]()
-                work += time.thread_time() - worked
-                inside += time.perf_counter() - entered
-                wrapper.backward(model(values).sum())
-                time.sleep(step)  # of an accelerator
-                entered, worked = time.perf_counter(), time.thread_time()
-                after[way]()
-                work += time.thread_time() - worked
-                inside += time.perf_counter() - entered
-                runner.iter += 1
-            total, cpu = time.perf_counter() - begun, time.process_time() - cpu
-            if number:  # the first warms up
-                found[way].append((total / iterations, inside / iterations, cpu / iterations,
-                                   work / iterations))
-            if way in flags:
-                paused[way] = time.monotonic()
-            if way == 'hook' and hook._steps is not None:
-                hook._steps.close()
-    hook.end()
-    dist.barrier()
+        def forward(self, values: Any, mode: str = 'loss') -> Any:
+            time.sleep(step)  # of an accelerator
+            return dict(loss=self.linear(values).mean())
+
+    found: dict[str, list[Block]] = {way: [] for way in WAYS}
+
+    class Measure(Hook):
+        priority = 100
+
+        def before_train(self, runner: Any) -> None:
+            self.ways = Ways(runner)
+
+        def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+            block, number = divmod(runner.iter, iterations)
+            if number == 0:
+                turn, place = divmod(block, len(WAYS))
+                self.way = WAYS[(turn + place) % len(WAYS)]
+                self.ways.begin(self.way)
+                self.work: list[float] = []
+                self.exchanges: list[bool] = []
+                self.inside = 0.
+                self.start = time.perf_counter(), time.process_time() - time.thread_time()
+
+        def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
+                             outputs: Any = None) -> None:
+            self.exchanges.append(self.ways.exchanges(self.way))
+            entered, worked = time.perf_counter(), time.thread_time()
+            self.ways.after[self.way]()
+            self.work.append(time.thread_time() - worked)
+            self.inside += time.perf_counter() - entered
+            if len(self.work) == iterations:
+                ended = time.perf_counter(), time.process_time() - time.thread_time()
+                total, behind = ((end - start) / iterations
+                                 for start, end in zip(self.start, ended))
+                self.ways.end(self.way)
+                if runner.iter >= iterations * len(WAYS):  # the first round warms up
+                    found[self.way].append(Block(self.work, self.exchanges,
+                                                 self.inside / iterations, behind, total))
+
+        def after_train(self, runner: Any) -> None:
+            self.ways.hook.end()
+
+    class Stock(Runner):
+        def wrap_model(self, model_wrapper_cfg: Any, model: Any) -> Any:
+            return process_group.wrap_model(super().wrap_model, model_wrapper_cfg, model)
+
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Stock(
+            Model(), folder, launcher='pytorch', log_level='ERROR',
+            train_dataloader=dict(batch_size=8, dataset=list(zip(torch.randn(512, 256))),
+                                  sampler=dict(type='InfiniteSampler'),
+                                  collate_fn=dict(type='default_collate')),
+            train_cfg=dict(by_epoch=False, max_iters=(rounds + 1) * len(WAYS) * iterations),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.)),
+            default_hooks=dict(checkpoint=None), custom_hooks=[Measure()])
+        runner.train()
+        dist.barrier()
     return found
 
 
-def table(ranks: list[dict[str, list[Round]]]) -> dict[str, Any]:
+def figures(way: str, blocks: Sequence[Block], stock: Sequence[Block]) -> dict[str, float]:
+    """Return seconds over stock's of one rank."""
+    still = statistics.median(value for block in stock for value in block.work)
+    pairs = [(work - still, exchanges) for block in blocks
+             for work, exchanges in zip(block.work, block.exchanges)]
+    idle = [work for work, exchanges in pairs if not exchanges]
+    count = sum(exchanges for _, exchanges in pairs) / (1 if way == 'pickled' else 2)
+    return dict(
+        work=statistics.median(statistics.mean(one.work) - statistics.mean(other.work)
+                               for one, other in zip(blocks, stock)),
+        idle=statistics.median(idle or [0.]),
+        exchange=sum(work for work, exchanges in pairs if exchanges) / max(count, 1),
+        behind=statistics.median(one.behind - other.behind for one, other in zip(blocks, stock)),
+        call=statistics.median(one.call - other.call for one, other in zip(blocks, stock)),
+        over=statistics.median(one.over - other.over for one, other in zip(blocks, stock)))
+
+
+def table(ranks: list[dict[str, list[Block]]]) -> dict[str, Any]:
     """Return milliseconds of the rank with the highest, and ratios to the pickled way."""
     found: dict[str, Any] = {}
     for way in WAYS[1:]:
-        found[way] = {name: max(
-            statistics.median(one[column] - stock[column]
-                              for one, stock in zip(rank[way], rank['stock']))
-            for rank in ranks) * 1e3 for column, name in enumerate(COLUMNS)}
+        each = [figures(way, rank[way], rank['stock']) for rank in ranks]
+        found[way] = {name: max(one[name] for one in each) * 1e3 for name in COLUMNS}
     for way in WAYS[2:]:
         found[way].update({f'{key}_ratio': found[way][key] / found['pickled'][key]
                            for key in ('call', 'work')})

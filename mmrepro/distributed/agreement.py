@@ -260,6 +260,9 @@ class RepeatedFlag:
         Raises:
             RuntimeError: a rank has ended, or has not come in time.
         """
+        if self._rest:  # most iterations
+            self._rest -= 1
+            return self._up
         if self._alone:
             return mine
         if self._finish is not None:

@@ -8,6 +8,7 @@ ranks of this process that take a step.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from ..errors import AgreementError
 from .scheduler import current
 
 LOOK = 0.5  # seconds between two looks into the store
+FIRST = 100  # iterations in which ranks ask though no step was counted yet
 ALONE = 30.  # seconds without a sign of the other processes, which are in the same iteration
 
 _trainings = itertools.count()  # of this process, the same in all processes of a run
@@ -33,9 +35,8 @@ class _Process:
 
     def __init__(self, codes: set[CodeType], store: Any) -> None:
         self.threads: dict[int, int] = {}  # rank -> its thread
-        self.now: dict[int, int] = {}  # rank -> its iteration
-        self._last: dict[int, int] = {}  # rank -> the last iteration with a step
-        self._without: dict[int, set[int]] = {}  # iteration -> ranks that have ended it without one
+        self.ended: dict[int, int] = {}  # rank -> the last iteration that it has ended
+        self.without: dict[int, set[int]] = {}  # iteration -> ranks that have ended it without one
         self._codes = codes  # of the backward passes that lead to a step
         number = next(_trainings)
         self.store = None if store is None else dist.PrefixStore(f'mmrepro/steps{number}', store)
@@ -47,25 +48,18 @@ class _Process:
     def close(self) -> None:
         self._closed.set()
 
-    def ended(self, rank: int, iteration: int, without: bool) -> None:
-        """Note that a rank has ended an iteration."""
-        if without:
-            self._without.setdefault(iteration, set()).add(rank)
-        else:
-            self._last[rank] = iteration
-
     def without_step(self, iteration: int) -> set[int]:
         """Return the ranks that have ended an iteration without a step."""
-        return self._without.get(iteration, set())
+        return self.without.get(iteration, set())
 
     def with_step(self, iteration: int) -> int | None:
         """Return a rank that takes a step in this iteration, or has; None if none does by now."""
         frames = sys._current_frames()
-        for rank, now in list(self.now.items()):
+        for rank, ended in list(self.ended.items()):
             if rank in self.without_step(iteration):
                 continue
-            if self._last.get(rank, -1) >= iteration or now == iteration and self._in_backward(
-                    frames.get(self.threads[rank])):
+            if ended >= iteration or ended + 1 == iteration and self._in_backward(
+                    frames.get(self.threads.get(rank, 0))):
                 return rank
         return None
 
@@ -153,13 +147,14 @@ class StepsTaken:
 
     Args:
         wrappers: The optimizer wrappers, whose ``backward`` leads to a step.
+        iteration: The first of the training.
     """
 
-    def __init__(self, wrappers: Iterable[Any]) -> None:
+    def __init__(self, wrappers: Iterable[Any], iteration: int) -> None:
         self._rank, self._key = get_rank(), current()
         self._wrappers = list(wrappers)
-        self._before: int | None = None
-        self._counted = True  # losses of this run are counted by its optimizer wrappers
+        self._seen = 0
+        self._tries: float = FIRST  # if wrappers never count losses, ranks need not ask for ever
         self._process: _Process | None = None
         if get_world_size() > 1:
             codes = {vars(cls)['backward'].__code__ for wrapper in self._wrappers
@@ -169,29 +164,31 @@ class StepsTaken:
                 _processes[self._key] = _Process(codes, _store())
             self._process = _processes[self._key]
             self._process.threads[self._rank] = threading.get_ident()
+            self._process.ended[self._rank] = iteration - 1
 
     def close(self) -> None:
         """End with the training. May be called several times."""
         process, self._process = self._process, None
         if process is not None:
+            process.ended.pop(self._rank, None)
             process.threads.pop(self._rank, None)
-            process.now.pop(self._rank, None)
             if not process.threads and _processes.get(self._key) is process:
                 del _processes[self._key]
                 process.close()
 
     def _count(self) -> int:
         """Return the losses that the optimizers have seen, on this rank."""
-        return sum([wrapper._inner_count for wrapper in self._wrappers])
+        count = 0
+        for wrapper in self._wrappers:
+            count += wrapper._inner_count
+        return count
 
-    def begin(self, iteration: int) -> None:
-        """Note the steps of this rank before an iteration."""
-        if self._process is not None:
-            self._before = self._count()
-            self._process.now[self._rank] = iteration
+    def begin_epoch(self) -> None:
+        """Count anew: a checkpoint or a hook may have set the counts of the wrappers."""
+        self._seen = self._count()
 
     def end(self, iteration: int) -> None:
-        """Compare the steps after the iteration.
+        """Compare the steps after an iteration.
 
         Raises:
             AgreementError: other ranks take a step, or took none; names one of them.
@@ -199,18 +196,20 @@ class StepsTaken:
         process = self._process
         if process is None:
             return
-        without, self._before = self._count() == self._before, None
-        if not without:
-            self._counted = True
-            process.ended(self._rank, iteration, without=False)
-            for other in process.without_step(iteration):
-                raise AgreementError(_text(other, iteration, self._rank))
-        elif self._counted:
+        count = self._count()  # every iteration comes here: nothing else is asked in most of them
+        if count != self._seen:
+            self._seen, self._tries = count, math.inf
+            process.ended[self._rank] = iteration
+            if process.without:
+                for other in process.without_step(iteration):
+                    raise AgreementError(_text(other, iteration, self._rank))
+        elif self._tries > 0:
+            self._tries -= 1
             self._ask(process, iteration)
-            self._counted = False  # if they never count, they need not be asked again
 
     def _ask(self, process: _Process, iteration: int) -> None:
-        process.ended(self._rank, iteration, without=True)
+        process.without.setdefault(iteration, set()).add(self._rank)
+        process.ended[self._rank] = iteration
         if self._key is not None:
             self._key.wait(lambda: process.all_without(iteration) or process.with_step(
                 iteration) is not None, f'the end of iteration {iteration} without a step')

@@ -151,35 +151,39 @@ class Line(BaseModel):
 
 
 class SkipHook(Hook):
-    """Lets some ranks leave out the second step, as users do where a loss is not finite."""
+    """Lets some ranks leave out the second step, as users do where a loss is not finite.
 
-    def __init__(self, ranks):
-        self.ranks = ranks
+    If ``first``, all ranks leave out the first one.
+    """
+
+    def __init__(self, ranks, first):
+        self.ranks, self.first = ranks, first
 
     def before_train(self, runner):
         update = runner.optim_wrapper.update_params
 
         def update_params(loss):
-            if runner.iter == 1 and dist.get_rank() in self.ranks:
+            if runner.iter == 0 and self.first or (
+                    runner.iter == 1 and dist.get_rank() in self.ranks):
                 return None
             return update(loss)
 
         runner.optim_wrapper.update_params = update_params
 
 
-def skipping(cfg, ranks):
+def skipping(cfg, ranks, first=False):
     cfg.merge_from_dict(dict(randomness=dict(seed=5, deterministic=False)))
     cfg.model = dict(type='Line')
     cfg.custom_hooks = []
     runner = Runner.from_cfg(cfg)
-    runner.register_hook(SkipHook(ranks))
+    runner.register_hook(SkipHook(ranks, first))
     runner.train()
     return 'trained'
 
 
-def skipping_rank(rank, world, port, cfg, work_dir, ranks):
+def skipping_rank(rank, world, port, cfg, work_dir, ranks, first=False):
     with joined(rank, world, port, cfg):
-        return skipping(cfg, ranks)
+        return skipping(cfg, ranks, first)
 
 
 # the same words on one process and on two, and only from a rank that has been asked: at once
@@ -187,31 +191,33 @@ WITHOUT = ('rank 1 takes no step of the optimizer in iteration 1 (counted from 0
            'finite?), and rank 0 takes one. A step is taken or left out on all ranks')
 
 
-def virtual_rank(rank, world, port, cfg, work_dir, ranks):
+def virtual_rank(rank, world, port, cfg, work_dir, ranks, first=False):
     with joined(rank, world, port, cfg):
-        return on_virtual_ranks(2, lambda: skipping(cfg.copy(), ranks), 'pytorch')
+        return on_virtual_ranks(2, lambda: skipping(cfg.copy(), ranks, first), 'pytorch')
 
 
 PROCESSES = {'a rank each': skipping_rank, 'a virtual rank each': virtual_rank}
 
 
+@pytest.mark.parametrize('first', [False, True], ids=['', 'behind one that all skip'])
 @pytest.mark.parametrize('function', PROCESSES)
-def test_a_rank_that_skips_its_step_alone_ends_the_run(function, tmp_path):
+def test_a_rank_that_skips_its_step_alone_ends_the_run(function, first, tmp_path):
     said = on_ranks(2, settings(tmp_path), tmp_path,
-                    function=lambda *args: PROCESSES[function](*args, [1]))
+                    function=lambda *args: PROCESSES[function](*args, [1], first))
     assert f'AgreementError: {WITHOUT}' in said[1], said
     assert re.search(f'RankEnded: .*rank 1.* has ended with AgreementError: {re.escape(WITHOUT)}',
                      said[0]), said
 
 
+@pytest.mark.parametrize('first', [False, True])
 @pytest.mark.parametrize('skipping_ranks', [[0], [1]])
 @pytest.mark.parametrize('counts', [1, 3])
-def test_so_does_a_virtual_rank_of_one_process(skipping_ranks, counts, tmp_path):
+def test_so_does_a_virtual_rank_of_one_process(skipping_ranks, counts, first, tmp_path):
     cfg = settings(tmp_path, **{'optim_wrapper.accumulative_counts': counts})
     rank, = skipping_ranks
     words = WITHOUT.replace('rank 1', f'rank {rank}').replace('and rank 0', f'and rank {1 - rank}')
     with pytest.raises(AgreementError, match=re.escape(words)):
-        on_virtual_ranks(2, lambda: skipping(cfg.copy(), skipping_ranks))
+        on_virtual_ranks(2, lambda: skipping(cfg.copy(), skipping_ranks, first))
 
 
 def test_a_rank_that_gives_no_sign_is_named(tmp_path, monkeypatch):
@@ -229,6 +235,29 @@ def test_a_rank_that_gives_no_sign_is_named(tmp_path, monkeypatch):
 def test_a_step_that_all_ranks_skip_is_none_of_ours(function, tmp_path):
     assert on_ranks(2, settings(tmp_path), tmp_path, function=lambda *args: PROCESSES[function](
         *args, [0, 1])) == ['trained'] * 2
+
+
+class Counts:
+    _inner_count = 6
+
+    def backward(self):
+        self._inner_count += 1
+
+
+def resumed(rank, world):
+    wrapper = Counts()
+    steps = skipped_steps.StepsTaken([wrapper], 6)
+    wrapper._inner_count = 5  # of the checkpoint: all ranks have left out a step
+    steps.begin_epoch()
+    for iteration in (6, 7):
+        wrapper.backward()
+        with mock.patch.object(steps, '_ask', side_effect=AssertionError('it took a step')):
+            steps.end(iteration)
+    steps.close()
+
+
+def test_counts_of_a_checkpoint_are_no_skipped_step(pool):
+    assert pool.run(resumed, 2) == [None] * 2
 
 
 def test_nor_one_that_all_virtual_ranks_skip(tmp_path):

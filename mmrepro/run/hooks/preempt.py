@@ -98,17 +98,17 @@ class PreemptHook(Hook):
     # ------------------------------------------------------------------------- the events
 
     def before_train(self, runner: Any) -> None:
-        self._steps = StepsTaken(optim_wrappers(runner.optim_wrapper).values())
+        self._steps = StepsTaken(optim_wrappers(runner.optim_wrapper).values(), runner.iter)
 
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_epoch(self, runner: Any) -> None:
         if self._steps is not None:
-            self._steps.begin(runner.iter)
+            self._steps.begin_epoch()
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                          outputs: Any = None) -> None:
         if self._steps is not None:
             self._steps.end(runner.iter)
-        if self._asked(self._training):
+        if self._active and self._training.up(self._received is not None):
             self._leave(runner, runner.iter + 1)
 
     def before_val_epoch(self, runner: Any) -> None:
@@ -119,16 +119,13 @@ class PreemptHook(Hook):
 
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
-        if batch_idx < self._common_batches and self._asked(self._validating):
+        if batch_idx < self._common_batches and self._active and self._validating.up(
+                self._received is not None):  # a signal reaches ranks at different times
             # the checkpoint has the trained weights; the resumed run validates from the start
             runner.lifecycle.evaluated.leave()
             for hook in ema_hooks(runner.hooks):  # their averages are in the model
                 hook._swap_ema_parameters()
             self._leave(runner, runner.iter)
-
-    def _asked(self, flag: RepeatedFlag) -> bool:
-        """Whether a signal has reached any rank: it reaches them at different times."""
-        return self._active and flag.up(self._received is not None)
 
     def _leave(self, runner: Any, iteration: int) -> None:
         number = self._received
