@@ -1,8 +1,11 @@
 """What a sample draws is a function of its position; what it mixes in, of its batch."""
+import copy
+
 import numpy as np
 import pytest
 import torch
 from mmdet.datasets.transforms import CachedMixUp, CachedMosaic
+from mmengine.config import ConfigDict
 from mmengine.dataset import DefaultSampler
 from pictures import SIZE, Pictures, bits, draw
 from torch.utils.data import BatchSampler, DataLoader
@@ -14,7 +17,8 @@ from mmrepro.data.batch_context import EXTRA_SAMPLES, BatchContext, current_batc
 from mmrepro.data.fetch import KeyedFetch
 from mmrepro.data.samplers import with_position
 from mmrepro.errors import RandomnessError
-from mmrepro.patches.cached_transforms import partners
+from mmrepro.patches import cached_transforms
+from mmrepro.patches.cached_transforms import copied, partners
 
 
 def sometimes_nothing(results):
@@ -116,6 +120,49 @@ def test_a_sample_never_mixes_with_later_ones_or_itself(kind, limit):
         chosen = partners(kind, current, limit)
         assert 0 < len(chosen) < limit
         assert all(0 <= offset < current for offset in chosen)
+
+
+def structure(value, seen):
+    """Return types and values, and which mutable parts are one object."""
+    if isinstance(value, (list, tuple, dict)):
+        if id(value) in seen:
+            return seen[id(value)]
+        seen[id(value)] = len(seen)
+        parts = [*value.items()] if isinstance(value, dict) else value
+        return type(value), [structure(part, seen) for part in parts]
+    return type(value), value.tobytes() if isinstance(value, np.ndarray) else repr(value)
+
+
+def mutable_parts(value):
+    parts = {id(value)} if isinstance(value, (list, dict, np.ndarray)) else set()
+    inside = []
+    if isinstance(value, (list, tuple, dict)):
+        inside = [*value.items()] if isinstance(value, dict) else value
+    return parts.union(*map(mutable_parts, inside))
+
+
+def nested():
+    polygon, image = [1.5, 2, float('nan'), -0.0], np.arange(6.)
+    instances = [dict(mask=[polygon], bbox=[1, 2, 3, 4], ignore_flag=0), dict(mask=[polygon])]
+    return dict(instances=instances, img=image, again=image, shape=(3, [4, polygon]), empty=[],
+                config=ConfigDict(scale=dict(size=[1, 2])), text='name', none=None, flags=[True],
+                **{'no mutable part': (1, 2.5)}, key={(1, 2): [b'x', 1j]})
+
+
+def test_a_copy_of_a_sample_has_what_a_deep_copy_has():
+    value = nested()
+    made, expected = copied(value), copy.deepcopy(value)
+    assert structure(made, {}) == structure(expected, {}) == structure(value, {})
+    assert not mutable_parts(made) & mutable_parts(value)
+    value['itself'] = [value]
+    made = copied(value)
+    assert made['itself'][0] is made
+
+
+def test_mixed_samples_have_the_bits_that_deep_copies_give(monkeypatch):
+    with_copies = epoch_bits(loader())
+    monkeypatch.setattr(cached_transforms, 'copied', copy.deepcopy)
+    assert epoch_bits(loader()) == with_copies
 
 
 def test_outside_of_data_loading_stock_behaviour_remains():
