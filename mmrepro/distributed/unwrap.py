@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mmengine.hooks import EMAHook
-from mmengine.model import BaseAveragedModel
+from mmengine.model import BaseAveragedModel, is_model_wrapper
 from mmengine.optim import OptimWrapper
 from torch import nn
 
@@ -14,8 +14,12 @@ from ..objects.walks import MAX_ITEMS, has_class, keys_and_values
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside of DistributedDataParallel; a model without a wrapper itself."""
-    return getattr(model, 'module', model)
+    """Return the model inside of DistributedDataParallel; a model without a wrapper itself.
+
+    A part of the user's model may be called ``module``, as that of a wrapper is.
+    """
+    inner: nn.Module = model.module if is_model_wrapper(model) else model
+    return inner
 
 
 def class_of(module: nn.Module) -> type:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from demo_runs import narrow, small
 from harness import Child, train
-from mmengine.registry import METRICS
+from mmengine.registry import METRICS, MODELS
 from mmengine.runner import Runner
 from mmengine.visualization import LocalVisBackend
 from small_runs import (
     DumpNothing,
+    NoisyLine,
     RampedAverage,
     config,
     hook_with,
@@ -115,6 +116,26 @@ def test_parameter_level_names_everything(runs):
     assert {'line.bias.step', 'line.weight.exp_avg'} <= set(adam[1]['by_name']['optimizer'])
     steps = [line['by_name']['optimizer']['line.bias.step'] for line in adam[1:-1]]
     assert len(set(steps)) == 8
+
+
+@MODELS.register_module(force=True)
+class HoldsAModule(NoisyLine):
+    """A part is called as that of a wrapper for several ranks is."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = torch.nn.Linear(1, 1)
+
+    def forward(self, x, mode='tensor'):
+        outputs = super().forward(x, mode)
+        return {name: self.module(loss.view(1)).sum() for name, loss in outputs.items()}
+
+
+def test_a_model_may_call_a_part_module(tmp_path):
+    Runner.from_cfg(small_run(tmp_path, model=dict(type='HoldsAModule'), custom_hooks=[
+        dict(type='FingerprintHook', level='parameter')])).train()
+    assert set(lines(str(tmp_path))[1]['by_name']['parameters']) == {
+        'line.weight', 'line.bias', 'module.weight', 'module.bias'}
 
 
 def test_module_level_has_all_calls_in_order(runs):
