@@ -289,17 +289,25 @@ def repeated_text(finding: Finding, others: list[Finding | str | None], until: i
 
     Args:
         others: what two further processes found that load with as many workers as the run, in
-            comparison with the run, and a comparison of these two.
+            comparison with the run, and a comparison of these two; fewer, where one of them was
+            not compared.
     """
     where = [f'first difference: {finding.text} (the run, the witness)', *_parts(finding)]
-    if len(others) == 3 and others[0] is None and others[1] is None:
+    if len(others) < 3:
+        return '\n'.join([
+            'A second process that trains the first iterations of this run with another number of '
+            'workers got different bits.', *where,
+            'Two more processes, which would tell why, were not compared; mmrepro verify '
+            'WORK_DIR tries again']), False
+    first, second, each_other = others
+    if first is None and second is None:
         return '\n'.join([
             'This run depends on the number of workers: a second process has trained its first '
             'iterations with another number and got different bits.', *where,
             'to do: state that the dataset, a transform or the collate function keeps between '
             'samples differs between workers: compute it when the dataset is built, or from the '
             'sample alone', OFF]), True
-    if len(others) == 3 and others[2] is not None:
+    if each_other is not None:
         return '\n'.join([
             f'This run cannot be repeated: each process that trains its first {until} iterations '
             'gets different bits.', *where,

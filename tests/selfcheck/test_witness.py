@@ -432,6 +432,14 @@ def test_changes_by_the_script_are_a_warning_and_no_error(tmp_path):
     assert 'This run is not what its config trains' in log_of(tmp_path)
 
 
+@pytest.mark.parametrize('others', [[], [None, 'its process ended with exit code -9']])
+def test_nothing_is_said_of_processes_that_were_not_compared(others):
+    finding = witness_verdict.Finding('iteration 0, batch.data: 1 and 2', 'batch.data', ('x', ))
+    text, certain = witness_verdict.repeated_text(finding, others, 4)
+    assert not certain
+    assert 'were not compared' in text and ' agree' not in text
+
+
 def test_verify_repeats_a_run_that_has_ended(base, tmp_path):
     before = sorted((path, path.stat().st_mtime_ns) for path in base.rglob('*'))
     report = verbs.verify_run(str(base))
