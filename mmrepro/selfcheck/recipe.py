@@ -7,6 +7,7 @@ running its definitions, see :mod:`.script`.
 """
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
@@ -20,7 +21,10 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import mmengine.registry
+import numpy as np
+import torch
 from mmengine.config import Config, ConfigDict
+from mmengine.config.lazy import LazyAttr, LazyObject
 from mmengine.registry import Registry
 
 from ..facts.own_code import code_facts
@@ -31,6 +35,10 @@ from . import script
 # of a registered class: these are imported by the config's scope, not by the user
 _PROVIDED = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'torch', 'builtins')
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, type(None))
+# values of torch and NumPy, and what a config of MMEngine imports when it is used
+_DATA = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Tensor, np.dtype,
+         np.generic, np.ndarray, LazyObject, LazyAttr)
+MAX_BYTES = 1 << 10  # of a tensor or array; others belong into files
 FILE = 'witness.json'  # of a run, for ``mmrepro verify WORK_DIR``
 _KEPT = ('__module__', '__qualname__')  # of what another process can import by name
 
@@ -150,17 +158,10 @@ def _copied(value: Any, where: str) -> Any:
     if isinstance(value, (type, FunctionType)):
         _importable(value, where)
         return value
-    module = type(value).__module__.partition('.')[0]
-    if module in ('torch', 'numpy', 'mmengine') and _is_small(value):
-        return value  # a dtype, a device, a number of NumPy, a lazy import
+    if isinstance(value, _DATA) and getattr(value, 'nbytes', 0) <= MAX_BYTES:
+        return copy.deepcopy(value)
     raise NotRebuilt(f'{where} is an object of {qualified_name(type(value))}, which another '
                      'process cannot build again: give it as a dict')
-
-
-def _is_small(value: Any) -> bool:
-    with suppress(Exception):  # whatever an object raises that is not to be pickled
-        return len(pickle.dumps(value)) < 1000
-    return False
 
 
 def _roots() -> Iterator[tuple[str, Registry]]:

@@ -18,7 +18,7 @@ import torch
 import witnessed
 from harness import environment
 from mmengine.dataset import BaseDataset
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import CheckpointHook, EmptyCacheHook, Hook
 from mmengine.registry import DATASETS, FUNCTIONS, HOOKS
 from small_runs import hook_with
 from warm import Warm
@@ -356,6 +356,14 @@ def test_a_run_of_objects_says_why_it_is_not_witnessed(tmp_path):
     last = log_of(tmp_path).strip().splitlines()[-1]
     assert 'no resume was tried (model is an object of witnessed.Layers' in last
     assert 'mmrepro verify' not in last  # could not build the model either
+
+
+@pytest.mark.parametrize('name, hooks', [
+    ('custom_hooks[0]', dict(custom_hooks=[EmptyCacheHook()])),
+    ('default_hooks.checkpoint', dict(default_hooks=dict(checkpoint=CheckpointHook(interval=1))))])
+def test_hooks_that_are_given_as_objects_are_named(name, hooks, tmp_path):
+    made = witnessed.Runner(**{**config(tmp_path), **hooks})
+    assert made.lifecycle.witness.not_tried.startswith(f'{name} is an object of mmengine.hooks.')
 
 
 class AddsNoise(Hook):
