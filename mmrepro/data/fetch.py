@@ -24,7 +24,7 @@ from .data_errors import batch_error, sample_error
 from .generators import Generators
 from .sample_check import Difference, Disputed, SampleCheck
 from .samplers import PositionedInt, PositionedTuple, plain
-from .worker_processes import end_with_trainer, shield
+from .worker_processes import end_with_trainer, own_file_positions, shield
 
 
 class _Fetched(NamedTuple):
@@ -272,6 +272,7 @@ class WorkerInit:
         if info is not None:
             shield()
             end_with_trainer()
+            own_file_positions()
             if isinstance(info.dataset, KeyedFetch):  # the user's function expects its dataset
                 object.__setattr__(info, 'dataset', info.dataset.dataset)
         if self._prepare is not None:

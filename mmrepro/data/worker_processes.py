@@ -9,16 +9,22 @@ processes of a job; a worker that dies of it takes the trainer along, in the mid
 that the trainer means to finish. Conversely, a trainer that is killed leaves workers behind: the
 thread of a worker that writes a large batch waits forever, because its siblings hold the reading
 end of their common pipe.
+
+A file that the dataset has opened before its workers were forked has one position for all of them:
+where one seeks, another reads. Each worker opens such files again, and has positions of its own.
 """
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import multiprocessing
 import os
 import signal
+import stat
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing import context
 from typing import Any, Callable
 
@@ -31,6 +37,7 @@ IGNORED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # by workers
 END = signal.SIGVTALRM
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+STREAMS = 3  # standard input, output and error are those of the trainer
 WATCH_INTERVAL = 1.  # seconds, where the kernel does not watch
 
 # ---- in the trainer
@@ -84,6 +91,27 @@ def shield() -> None:
     signal.signal(END, _leave)
     for number in IGNORED:
         signal.signal(number, _ignore)
+
+
+def own_file_positions() -> None:
+    """Open the files again that this worker has inherited for reading; descriptors stay.
+
+    Call it before anything is read. A file that cannot be opened again stays shared.
+    """
+    if not sys.platform.startswith('linux'):
+        return
+    for name in os.listdir('/proc/self/fd'):
+        descriptor = int(name)
+        with suppress(OSError):  # one is that of the list, which is closed
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            if descriptor < STREAMS or flags & os.O_ACCMODE != os.O_RDONLY or not stat.S_ISREG(
+                    os.fstat(descriptor).st_mode):
+                continue
+            position = os.lseek(descriptor, 0, os.SEEK_CUR)
+            again = os.open(f'/proc/self/fd/{descriptor}', flags)
+            os.lseek(again, position, os.SEEK_SET)
+            os.dup2(again, descriptor, inheritable=os.get_inheritable(descriptor))
+            os.close(again)
 
 
 def end_with_trainer() -> None:

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from harness import Child
 from loaders import Noisy, adopted
 from torch.utils.data import DataLoader
@@ -78,3 +79,31 @@ def test_workers_do_not_survive_a_trainer_that_is_killed(method, threaded, kerne
         for pid in workers:
             if not ended(pid, 0):
                 os.kill(pid, signal.SIGKILL)
+
+
+class Records(torch.utils.data.Dataset):
+    """Records of one byte in a file that is opened before there are workers."""
+
+    def __init__(self, path):
+        self.file = open(path, 'rb', buffering=0)
+        self.both = multiprocessing.Barrier(2)
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        self.both.wait(60)
+        self.file.seek(i)
+        self.both.wait(60)  # the other worker has moved its position, too
+        return self.file.read(1)
+
+
+def test_workers_do_not_move_the_position_of_each_other_s_files(tmp_path):
+    path = tmp_path / 'records'
+    path.write_bytes(b'ab')
+    dataset = Records(path)
+    dataset.file.seek(1)
+    made = adopted(DataLoader(dataset, 1, num_workers=2, collate_fn=list),
+                   self_checks=dict(samples=0))
+    assert list(made) == [[b'a'], [b'b']]
+    assert dataset.file.tell() == 1
