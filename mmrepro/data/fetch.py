@@ -16,14 +16,14 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .. import seeds
-from ..errors import MMReproError, RandomnessError, SampleDiffersError
+from ..errors import MMReproError, SampleDiffersError
 from ..util.text import qualified_name
 from . import dataset_tree, generators
 from .batch_context import BatchContext, loading
 from .data_errors import batch_error, sample_error
 from .generators import Generators
 from .sample_check import Difference, Disputed, SampleCheck
-from .samplers import PositionedInt, PositionedTuple, plain
+from .samplers import plain, positioned
 from .worker_processes import end_with_trainer, own_file_positions, shield
 
 
@@ -87,12 +87,7 @@ class KeyedFetch:
             RandomnessError: for an index without its position, or called in a thread of the main
                 process that does not train.
         """
-        for index in batch:
-            if not isinstance(index, (PositionedInt, PositionedTuple)):
-                raise RandomnessError(
-                    f'the batch sampler passed {index!r} of type {type(index).__name__} without '
-                    'its position; it must pass on what the sampler yields. Use '
-                    "randomness.worker_seed='mmengine' for this data loader")
+        batch = [*map(positioned, batch)]
         kept = self.kept_generators()
         with self._isolated(kept):
             items, difference = self._keyed(batch) if self.per_sample else (

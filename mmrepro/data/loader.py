@@ -152,8 +152,9 @@ def check_loader_object(loader: Any, stream: str, training: Any) -> None:
     """
     if not isinstance(loader, DataLoader):
         raise RandomnessError(
-            f'{qualified_name(type(loader))} is no torch DataLoader: what its samples draw depends '
-            f'on what was drawn before. Give a DataLoader or a dict; or {_LEGACY}')
+            f'{qualified_name(type(loader))} of the stream {stream!r} is no torch DataLoader: what '
+            'its samples draw depends on what was drawn before. Give a DataLoader or a dict; or '
+            f'{_LEGACY}')
     if stream != 'sample' and loader is training:
         raise RandomnessError(
             f'one DataLoader object serves training and another loop (stream {stream!r}), and '

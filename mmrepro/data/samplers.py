@@ -66,9 +66,31 @@ def with_position(index: Any, epoch: int, position: int) -> Any:
             "int or a tuple. Use randomness.worker_seed='mmengine' for this data loader") from None
 
 
+def positioned(index: Any) -> Any:
+    """Return an index of a batch with the position that the sampler has given it.
+
+    A batch sampler may add more to it: a tuple has the position of the one index within.
+
+    Raises:
+        RandomnessError: it has no position.
+    """
+    if isinstance(index, _Positioned):
+        return index
+    within = [part for part in index if isinstance(part, _Positioned)] if isinstance(
+        index, tuple) else []
+    if len(within) != 1:
+        raise RandomnessError(
+            f'the batch sampler passed {index!r} of type {type(index).__name__} without its '
+            'position: pass on what the sampler yields, alone or in a tuple. Use '
+            "randomness.worker_seed='mmengine' for this data loader")
+    return PositionedTuple(index, within[0].epoch, within[0].position)
+
+
 def plain(index: Any) -> int | tuple[Any, ...]:
     """Return the index as the dataset knows it."""
-    return tuple(index) if isinstance(index, tuple) else int(index)
+    if isinstance(index, tuple):
+        return tuple(plain(part) if isinstance(part, _Positioned) else part for part in index)
+    return int(index)
 
 
 @dataclass

@@ -172,8 +172,11 @@ class ReproRunnerMixin(_Base):
 
     def _build_loop(self, build: Any, loop: Any, stream: str, loader: Any) -> Any:
         self.lifecycle.process.hold()
-        if not isinstance(loader, (dict, type(None))) and not self.repro.uses_stock_streams:
-            self.key_loader(loader, stream)
+        # loops of the user's own may validate or test with several
+        several = isinstance(loader, (list, tuple)) and stream != 'sample'
+        for one in loader if several else [loader]:
+            if not isinstance(one, (dict, type(None))) and not self.repro.uses_stock_streams:
+                self.key_loader(one, stream)
         with replaced(self, _stream=stream):
             return build(loop)
 

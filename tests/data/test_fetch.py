@@ -182,8 +182,9 @@ def test_a_sample_whose_pipeline_lacks_the_transform_is_an_error():
 
 def test_an_index_without_position_is_refused():
     fetch = KeyedFetch(Pictures(pipeline=[draw]), 0, 'sample', True, 0)
-    with pytest.raises(RandomnessError, match='without its position'):
-        fetch.__getitems__([3])
+    for index in (3, (3, 4), (with_position(3, 0, 0), with_position(4, 0, 1))):
+        with pytest.raises(RandomnessError, match='without its position'):
+            fetch.__getitems__([index])
 
 
 def test_the_users_worker_init_function_runs_after_ours():

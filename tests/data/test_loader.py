@@ -2,6 +2,7 @@
 import random
 import threading
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from loaders import (
     settings,
     train,
 )
+from mmengine import registry
 from mmengine.dataset import DefaultSampler, InfiniteSampler, pseudo_collate
 from mmengine.registry import DATASETS
+from mmengine.runner import ValLoop
 from small_runs import warnings_of
 from torch.utils import data as of_torch
 from torch.utils.data import (
@@ -295,6 +298,57 @@ def test_validation_and_test_may_share_a_loader(workers, tmp_path):
     assert run('test', 'val', 'test') == apart
 
 
+class Sized(Noisy):
+    def __getitem__(self, index):
+        size, i = index
+        assert type(index) is tuple and type(i) is int
+        return dict(x=super().__getitem__(i)['x'] * (1 + size))
+
+
+class SizesOfBatches(BatchSampler):
+    """As YOLOX: the size of a batch goes along with its indices."""
+
+    def __iter__(self):
+        for number, batch in enumerate(super().__iter__()):
+            yield [(number % 3, i) for i in batch]
+
+
+def test_a_batch_sampler_may_add_to_the_indices(tmp_path):
+    def make(workers=0):
+        dataset = Sized()
+        return DataLoader(dataset, num_workers=workers, collate_fn=pseudo_collate,
+                          batch_sampler=SizesOfBatches(InOrder(dataset), BATCH, False))
+    expected = check_training(make, tmp_path, points=(3, 4))
+    assert train(partial(make, 2), tmp_path / 'workers') == expected
+
+
+@registry.LOOPS.register_module(force=True)
+class ValidatesOnSeveral(ValLoop):
+    """A loop of the user's own, with a list of loaders."""
+
+    def __init__(self, runner, dataloader, evaluator, fp16=False):
+        super().__init__(runner, dataloader[0], evaluator, fp16)
+        self.other = runner.build_dataloader(dataloader[1])
+
+    def run(self):
+        self.seen = [digest(batch) for batch in self.other]
+        return super().run()
+
+
+def test_a_loop_may_validate_on_several_loaders(tmp_path):
+    other = dict(dataset=Noisy(), batch_size=BATCH, sampler=dict(type='DefaultSampler'),
+                 collate_fn=dict(type='pseudo_collate'))
+
+    def run(folder, first, workers):
+        cfg = settings(loader, tmp_path / folder)
+        cfg.update(val_dataloader=[first, dict(other, num_workers=workers)],
+                   val_cfg=dict(type='ValidatesOnSeveral'))
+        runners = []
+        return train(loader, None, cfg=cfg, prepare=runners.append), runners[0].val_loop.seen
+
+    assert run('first', dict(other, num_workers=0), 0) == run('second', loader(), 2)
+
+
 class Foreign:
     """What libraries put around a loader."""
 
@@ -314,7 +368,7 @@ def shared(cfg):
 
 @pytest.mark.parametrize('make, change, message', [
     (loader, shared, 'serves training and another loop'),
-    (lambda: Foreign(loader()), dict, 'Foreign is no torch DataLoader'),
+    (lambda: Foreign(loader()), dict, "Foreign of the stream 'sample' is no torch DataLoader"),
     (lambda: loader(workers=2, in_order=False), dict, 'in_order=False, with num_workers=2')])
 def test_a_loader_that_training_cannot_use_is_refused(make, change, message, tmp_path):
     cfg = settings(make, tmp_path)
