@@ -31,7 +31,7 @@ from ..facts import own_code
 from ..ops import operator_table
 from ..run.hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..selfcheck import recipe
-from ..selfcheck.witness_process import Start
+from ..selfcheck.witness_process import Start, own_files
 from ..selfcheck.witness_verdict import (
     ATTRIBUTES,
     ATTRIBUTES_AFTER,
@@ -49,6 +49,8 @@ NICE = 19
 # modules that every training imports for a second or more: once, before processes are forked
 _OF_EVERY_TRAINING = ('mmrepro.run.runner', 'torch._dynamo', 'matplotlib.pyplot',
                       'matplotlib.backends.backend_agg', 'setuptools')
+WORK_DIR = 'work_dir'  # of a start, in its folder
+MAX_COPIED = 1 << 20  # bytes of a file of the run; of larger ones, a witness gets a link
 POLL = 0.1  # seconds between two looks at a training
 _PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -116,7 +118,8 @@ def _protect(work_dir: str, scratch: str) -> None:
             or isinstance(args[2], int) and args[2] & _WRITING)
         if not writes and event not in _CHANGING:
             return
-        for path in args[:2] if event in _CHANGING else args[:1]:
+        paths = args[:2] if event in _CHANGING else args[:1]
+        for path in args[1:2] if event == 'os.symlink' else paths:  # its target stays as it is
             real = os.path.realpath(os.fsdecode(path)) if isinstance(path, (str, bytes)) else ''
             # TMPDIR may lie in the work directory
             if real.startswith(inside) and not f'{real}/'.startswith(ours):
@@ -134,6 +137,9 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], imports:
     os.makedirs(folder)
     error = ''
     try:
+        os.makedirs(os.path.join(folder, WORK_DIR))
+        if start.checkpoint is not None:
+            _copy_own_files(task['work_dir'], os.path.join(folder, WORK_DIR))
         _train(task, start, folder)
     except BaseException as raised:  # whatever the code of the user raises
         traceback.print_exc()
@@ -145,6 +151,18 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], imports:
     write_whole(os.path.join(folder, 'result.json'), json.dumps(dict(
         name=start.name, error=error, lines=folder, code=code,
         imports=imports, seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))))
+
+
+def _copy_own_files(work_dir: str, folder: str) -> None:
+    """Copy what the code of a run has written beside its checkpoints: a resume finds it there."""
+    for name in own_files(work_dir):
+        source, target = os.path.join(work_dir, name), os.path.join(folder, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with suppress(OSError):  # the run removes and replaces them meanwhile
+            if os.path.getsize(source) > MAX_COPIED:
+                os.symlink(source, target)
+            else:
+                shutil.copy(source, target)
 
 
 def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
@@ -159,7 +177,7 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
     def train() -> None:
         # each virtual rank has settings of its own
         runner_name, settings, hooks = pickle.loads(content)
-        _change(settings, task, start, folder)
+        _change(settings, task, start, os.path.join(folder, WORK_DIR))
         cls = resolve_name(runner_name)
         # a run that has ended is known by its config alone
         runner = cls(**settings) if len(settings) > 1 else cls.from_cfg(settings['cfg'])
@@ -225,7 +243,12 @@ def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, fol
 
 
 def _other_workers(loader: Any) -> Any:
-    """Return the settings of a loader with another number of workers; 0 and 1 load alike."""
+    """Return the settings of a loader with another number of workers; 0 and 1 load alike.
+
+    Several loaders, of a loop of the user's own, are changed one by one.
+    """
+    if isinstance(loader, (list, tuple)):
+        return [_other_workers(one) for one in loader]
     count = 0 if loader.get('num_workers', 0) > 1 else 2
     changed = {**loader, 'num_workers': count, 'persistent_workers': False}
     if not count:

@@ -349,7 +349,7 @@ class Witness:
             return
         finding = finding._replace(left=self._left)
         if not repeats:
-            text = witness_verdict.resumed_text(finding, start.begin)
+            text = witness_verdict.resumed_text(finding, start.begin, runner.work_dir)
             lacks = self._recipe.left_out if isinstance(self._recipe, Recipe) else []
             if lacks:
                 text += ('\nHooks that code has registered could not be given to the witness, and '

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from ..errors import RunError
@@ -28,7 +30,31 @@ _OF_RANKS = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK
              'MASTER_PORT', 'SLURM_PROCID', 'SLURM_LOCALID', 'SLURM_NODEID', 'SLURM_NTASKS',
              'SLURM_NPROCS', 'SLURM_STEP_ID')
 _OF_LAUNCHERS = ('OMPI_', 'PMI_', 'TORCHELASTIC_')
+# in a work directory: what MMEngine and mmrepro write there, beside folders of a start's logs
+_OF_RUNS = ('mmrepro', 'mmrepro-witness-*', 'last_checkpoint', '*.pth', '*.partial', '*.log',
+            '*.lock', '*.py')
+_OF_A_START = re.compile(r'\d{8}_\d{6}')
+MAX_OWN_FILES = 1000
 _QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
+
+
+def own_files(work_dir: str) -> list[str]:
+    """Return what the code of a run has written into its work directory, as relative paths.
+
+    A resumed run finds these files there. Of more than ``MAX_OWN_FILES``, none is returned.
+    """
+    found: list[str] = []
+    for folder, inner, names in os.walk(work_dir):
+        inner[:] = [name for name in sorted(inner) if not _of_runs(name)]
+        found += [os.path.relpath(os.path.join(folder, name), work_dir)
+                  for name in sorted(names) if not _of_runs(name)]
+        if len(found) > MAX_OWN_FILES:
+            return []
+    return found
+
+
+def _of_runs(name: str) -> bool:
+    return bool(_OF_A_START.fullmatch(name)) or any(fnmatch(name, one) for one in _OF_RUNS)
 
 
 class Saved(NamedTuple):

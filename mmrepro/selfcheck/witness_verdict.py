@@ -12,6 +12,7 @@ from ..fingerprint.divergence import ComparedField, Divergence, divergences, pai
 from ..fingerprint.reader import RankLog, read_rank
 from ..util.files import read_json
 from ..util.text import encoded, listed
+from .witness_process import own_files
 
 LINES = re.compile(r'witness\.rank(\d+)\.jsonl')
 FILE = 'witness.rank{}.jsonl'
@@ -236,11 +237,16 @@ ADVICE = {
 }
 
 
-def resumed_text(finding: Finding, iteration: int) -> str:
-    """Return the message for a resume that is not the run."""
-    return '\n'.join([
-        f'A run that resumes at iteration {iteration} is not this run: a second process has '
-        'resumed from its checkpoint and got different bits.', advice_text(finding), OFF])
+def resumed_text(finding: Finding, iteration: int, work_dir: str) -> str:
+    """Return the message for a resume that is not the run of a work directory."""
+    lines = [f'A run that resumes at iteration {iteration} is not this run: a second process has '
+             'resumed from its checkpoint and got different bits.', advice_text(finding)]
+    files = own_files(work_dir)
+    if files:
+        lines.append(
+            f'It had copies of {listed(files, SHOWN)} in the work directory, as they are now. If '
+            'training reads a file that is written again later, write a new one for each epoch')
+    return '\n'.join([*lines, OFF])
 
 
 def not_restored_text(names: Sequence[str], iteration: int, compared: int) -> str:

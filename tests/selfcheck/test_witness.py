@@ -319,6 +319,17 @@ def test_state_that_a_resume_loses_is_named_where_the_bits_are_equal_for_now(tmp
     assert "register it: mmrepro.keep_attributes(Class, 'attribute')" in warning
 
 
+@pytest.mark.parametrize('large', [False, True])
+def test_a_witness_has_what_code_has_written_into_the_work_directory(large, tmp_path):
+    train(config(tmp_path, custom_hooks=[dict(type='KeepsAFile', large=large)]))
+    assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
+
+
+def test_a_file_that_is_written_again_is_named(tmp_path):
+    with pytest.raises(WitnessDiffersError, match='copies of scale.txt in the work directory'):
+        train(config(tmp_path, custom_hooks=[dict(type='KeepsAFile', name='scale.txt')]))
+
+
 def test_the_last_checkpoint_that_iterations_follow_is_resumed(tmp_path):
     train(config(tmp_path, epochs=6))
     assert 'resumed by a witness at iterations 4, 8, 16, 20: same bits' in log_of(tmp_path)

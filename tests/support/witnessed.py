@@ -1,6 +1,7 @@
 """Small runs with a witness, and what users write that another process does not have."""
 import os
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS, HOOKS, LOOPS, METRICS, MO
 from mmengine.runner import Runner, ValLoop
 from torch import nn
 from unformatted import Unformatted
+
+from mmrepro.util.scoped import replaced
 
 
 @DATASETS.register_module(force=True)
@@ -153,6 +156,30 @@ class SetsOnce(Hook):
             runner.train_dataloader.dataset.factor = 2.0
 
 
+@HOOKS.register_module(force=True)
+class KeepsAFile(Hook):
+    """Trains with a number that it has written into the work directory after the last epoch."""
+
+    def __init__(self, name='scales/{}.txt', large=False):
+        self.name, self.large = name, large
+
+    def _file(self, runner):
+        return Path(runner.work_dir, self.name.format(runner.epoch))
+
+    def before_train_epoch(self, runner):
+        if self._file(runner).exists():
+            runner.model.scale = float(self._file(runner).read_text())
+
+    def after_train_epoch(self, runner):
+        with replaced(runner.train_loop, _epoch=runner.epoch + 1):
+            file, text = self._file(runner), str(1 / (2 + runner.epoch))
+        file.parent.mkdir(exist_ok=True)
+        if not self.large:
+            file.write_text(text)
+        elif not file.exists():
+            file.write_text(text.ljust(1 << 21))
+
+
 @DATA_SAMPLERS.register_module(force=True)
 class Weighted(torch.utils.data.Sampler):
     """An order that follows from weights, which a hook changes."""
@@ -186,7 +213,7 @@ class Spoils(Hook):
         self.what = ''
 
     def before_run(self, runner):
-        name = os.path.basename(runner.work_dir)
+        name = os.path.basename(os.path.dirname(runner.work_dir))
         self.what = name if name in SPOILED and 'MMREPRO_WITNESS' in os.environ else ''
 
     def before_train(self, runner):
