@@ -169,7 +169,9 @@ class ValidationCheck:
             text = (f'{self._where} has changed {listed(found)}, and so '
                     'the training depends on when it is validated. Look for a module in training '
                     'mode, or code that writes to the model, in predictions and in hooks of the '
-                    'validation. To train on without this check: '
+                    'validation. A hook that is to react to metrics keeps them in '
+                    'runner.message_hub and changes the model in before_train_epoch. To train on '
+                    'without this check: '
                     'randomness.self_checks=dict(validation=False)')
             if self._raises:
                 raise ValidationChangesError(text)
