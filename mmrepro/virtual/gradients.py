@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,7 +23,28 @@ from ..util.scoped import replaced
 from .exchange import Processes
 
 BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
+CHUNK = 1 << 18  # bytes, of a part of a bucket whose gradients are added up at once
 _SUM = dist.ReduceOp.SUM
+
+
+def _add_all(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    torch._foreach_add_(left, right)
+    return left
+
+
+def _groups(tensors: Iterable[tuple[int, Tensor]], size: int) -> list[dict[int, Tensor]]:
+    """Divide numbered tensors, in order, by type and device; a group takes on until ``size``."""
+    groups: list[dict[int, Tensor]] = []
+    filling: dict[Any, dict[int, Tensor]] = {}
+    bytes_of: dict[Any, int] = {}
+    for number, tensor in tensors:
+        kind = tensor.dtype, tensor.device
+        if bytes_of.get(kind, size) >= size:
+            filling[kind], bytes_of[kind] = {}, 0
+            groups.append(filling[kind])
+        filling[kind][number] = tensor
+        bytes_of[kind] += tensor.numel() * tensor.element_size()
+    return groups
 
 
 def _reference_count(flat: Tensor) -> Any:
@@ -61,13 +83,12 @@ class _Bucket:
         self.size = sum(shape.numel() for shape in self._shapes)
         self.rest = -self.size % processes  # each process adds up a part of the same size
         self.like = next(iter(tensors.values())).detach()
-        memory = self.like.new_empty(max(shape.numel() for shape in self._shapes))
-        self.products = [memory[:shape.numel()].view(shape) for shape in self._shapes]
+        self.chunks: list[int] = []  # by number
         self.received: Any = None  # memory for what processes send
         self.rows: list[_Row] = []  # of the pass under way
         self._kept: list[_Row] = []
         self._nodes = nodes
-        self.left = 0  # gradients that are still to come
+        self.left = 0  # chunks that are still to come
         self.finish: Any = None  # returns the sum, see Processes.begin
 
     def split(self, flat: Tensor) -> list[Tensor]:
@@ -85,44 +106,65 @@ class _Bucket:
         return self.rows[number]
 
 
-class _Sum:
-    """The sum of one gradient over the ranks of this process, in one pass.
+class _Chunk:
+    """Gradients of a bucket that are next to each other, and are added up at once.
 
     Args:
-        bucket: Has the memory.
-        place: Of the gradient in the bucket.
+        tensors: Like the gradients, by number.
+        first: The place of the first one in the bucket.
+        memory: Flat, for the products of one rank with 1/V; other chunks use it as well.
+    """
+
+    def __init__(self, bucket: _Bucket, tensors: dict[int, Tensor], first: int,
+                 memory: Tensor) -> None:
+        self.bucket, self.numbers = bucket, list(tensors)
+        self.places = slice(first, first + len(tensors))
+        shapes = [tensor.shape for tensor in tensors.values()]
+        parts = memory[:sum(shape.numel() for shape in shapes)].split(
+            [shape.numel() for shape in shapes])
+        self.products = [part.view(shape) for part, shape in zip(parts, shapes)]
+
+
+class _Sum:
+    """The sums of the gradients of a chunk over the ranks of this process, in one pass.
+
+    Args:
         first: The lowest rank of the process.
     """
 
-    def __init__(self, bucket: _Bucket, place: int, first: int) -> None:
-        self._bucket, self._place = bucket, place
-        self.tree = ReductionTree(combine_of(_SUM))  # values are views of rows
+    def __init__(self, chunk: _Chunk, first: int) -> None:
+        self._chunk = chunk
+        self.tree = ReductionTree(_add_all)  # values are lists of views of rows
         self.next = first  # the rank to add next
-        self.early: dict[int, Tensor] = {}  # of ranks that a lower one has to precede
+        self.early: dict[int, list[Tensor]] = {}  # of ranks that a lower one has to precede
 
-    def add(self, gradient: Tensor, factor: float) -> None:
-        """Add the gradient of the next rank: to a row of its own, or to that of the rank before."""
-        rank, nodes = self.next, self.tree.nodes
+    def add(self, gradients: Sequence[Tensor], factor: float) -> None:
+        """Add the gradients of the next rank: to a row of its own, or to that of the one before."""
+        rank, nodes, chunk = self.next, self.tree.nodes, self._chunk
         joins = rank % 2 and nodes and nodes[-1][:2] == (0, rank - 1)
-        memory = self._bucket.products if joins else self._bucket.row(len(nodes)).views
-        self.tree.add_leaf(rank, torch.mul(gradient, factor, out=memory[self._place]))
+        memory = chunk.products if joins else chunk.bucket.row(len(nodes)).views[chunk.places]
+        for gradient, product in zip(gradients, memory):
+            torch.mul(gradient, factor, out=product)
+        self.tree.add_leaf(rank, memory)
         self.next += 1
-        self._bucket.left -= 1
+        chunk.bucket.left -= 1
 
 
 class GradientSums:
     """Adds up the gradients of a model over the ranks, as backward passes make them.
 
-    The ranks of a process share it. Every gradient has a tree of its own, so that a rank that waits
-    keeps none. With several processes, a bucket is sent when the last rank of this process has
-    filled it; all processes send buckets in the same order.
+    The ranks of a process share it. Every chunk has a tree of its own, so that a rank that waits
+    keeps few gradients. With several processes, a bucket is sent when the last rank of this process
+    has filled it; all processes send buckets in the same order.
     """
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._kinds: list[Any] = []  # shape, dtype and device of each gradient
         self._buckets: list[_Bucket] = []
-        self._sums: dict[int, _Sum] = {}  # of the pass under way, by number of the gradient
+        self.chunks: list[_Chunk] = []
+        self.chunk_of: dict[int, int] = {}  # number of a gradient -> number of its chunk
+        self._sums: list[_Sum] = []  # of the pass under way, by number of the chunk
         self.coming = 0  # ranks that wait for the sums
         self.holders = 0  # ranks that have still to copy the last ones, or have views as gradients
 
@@ -148,25 +190,33 @@ class GradientSums:
             self._make_buckets(tensors)
             self._kinds = kinds
         for bucket in self._buckets:
-            bucket.left, bucket.rows = len(self._mine) * len(bucket.numbers), []
-            for place, number in enumerate(bucket.numbers):
-                self._sums[number] = _Sum(bucket, place, self._mine[0])
+            bucket.left, bucket.rows = len(self._mine) * len(bucket.chunks), []
+        self._sums = [_Sum(chunk, self._mine[0]) for chunk in self.chunks]
 
     def _make_buckets(self, tensors: Sequence[Tensor]) -> None:
         """Fill buckets in the order in which backward passes come to most parameters."""
-        groups: list[dict[int, Tensor]] = []
-        filling: dict[Any, dict[int, Tensor]] = {}
         last = len(tensors) - 1  # is complete when the pass is
-        for number in [*reversed(range(last)), last]:
-            tensor = tensors[number]
-            group = filling.get((tensor.dtype, tensor.device))
-            if group is None or sum(
-                    member.numel() * member.element_size() for member in group.values()) >= BUCKET:
-                group = filling[tensor.dtype, tensor.device] = {}
-                groups.append(group)
-            group[number] = tensor
+        order = [(number, tensors[number]) for number in [*reversed(range(last)), last]]
+        groups = _groups(order, BUCKET)
         self._buckets = [_Bucket(group, len(self._processes.members),
                                  len(self._mine).bit_length() + 1) for group in groups]
+        parts = [_groups(group.items(), CHUNK) for group in groups]
+        memory: dict[Any, Tensor] = {}
+        for chunk in [chunk for chunks in parts for chunk in chunks]:
+            like, size = next(iter(chunk.values())), sum(map(Tensor.numel, chunk.values()))
+            kind = like.dtype, like.device
+            if kind not in memory or len(memory[kind]) < size:
+                memory[kind] = like.detach().new_empty(size)
+        self.chunks = []
+        for bucket, chunks in zip(self._buckets, parts):
+            first = 0
+            for chunk in chunks:
+                like = next(iter(chunk.values()))
+                bucket.chunks.append(len(self.chunks))
+                self.chunks.append(_Chunk(bucket, chunk, first, memory[like.dtype, like.device]))
+                first += len(chunk)
+        self.chunk_of = {number: place for place, chunk in enumerate(self.chunks)
+                         for number in chunk.numbers}
         if not self._processes.alone:
             nodes = max(len(nodes_of(ranks)) for ranks in self._processes.members)
             for bucket in self._buckets:
@@ -174,13 +224,13 @@ class GradientSums:
                     nodes * bucket.row(0).flat.nbytes, dtype=torch.uint8,
                     device=self._processes.device)
 
-    def put(self, rank: int, number: int, gradient: Tensor, factor: float) -> None:
-        """Add a gradient, times ``factor``."""
-        own = self._sums[number]
+    def put(self, rank: int, chunk: int, gradients: Sequence[Tensor], factor: float) -> None:
+        """Add the gradients of a chunk, times ``factor``."""
+        own = self._sums[chunk]
         if rank != own.next:
-            own.early[rank] = gradient * factor
+            own.early[rank] = [gradient * factor for gradient in gradients]
             return
-        own.add(gradient, factor)
+        own.add(gradients, factor)
         while own.next in own.early:
             own.add(own.early.pop(own.next), 1)
         if not self._processes.alone:
@@ -195,7 +245,7 @@ class GradientSums:
                 self._begin(bucket)
 
     def _begin(self, bucket: _Bucket) -> None:
-        nodes = len(self._sums[bucket.numbers[0]].tree.nodes)
+        nodes = len(self._sums[bucket.chunks[0]].tree.nodes)
         bucket.finish = self._processes.begin([row.flat for row in bucket.rows[:nodes]],
                                               bucket.received, aside=True)
 
@@ -203,16 +253,16 @@ class GradientSums:
 
     def add(self, rank: int, used: Tensor) -> None:
         """Take the last tensor of the pass."""
-        self.put(rank, len(self._sums) - 1, used, 1)
+        self.put(rank, len(self._sums) - 1, [used], 1)
 
     def finish(self) -> list[Tensor]:
-        sums, self._sums = self._sums, {}
+        sums, self._sums = self._sums, []
         self.holders, self.coming = self.coming, 0
         roots: dict[int, Tensor] = {}
         for bucket in self._buckets:
             if self._processes.alone:
-                for number in bucket.numbers:
-                    sums[number].tree.root()
+                for chunk in bucket.chunks:
+                    sums[chunk].tree.root()
                 flat = bucket.rows[0].flat
             else:
                 flat, bucket.finish = bucket.finish(combine_of(_SUM)), None
@@ -232,8 +282,7 @@ class _BackwardPass:
         self.task = task
         self.trained = [value for value in parameters if value.requires_grad]
         self.used = np.zeros(len(self.trained), np.int32)  # which have a gradient
-        self.missing = dict.fromkeys(range(len(self.trained)))  # gradients that are not moved yet
-        self.handles: list[Any] = []
+        self.missing: dict[int, set[int]] = {}  # chunk that is not moved yet -> gradients to come
 
 
 @MODEL_WRAPPERS.register_module()
@@ -276,6 +325,8 @@ class VirtualDataParallel(nn.Module):
         self._pass: _BackwardPass | None = None  # the backward pass under way
         self._streams = False  # gradients move when they are made; not in the first pass
         self._nested = False  # a backward pass had others inside
+        self._heard: list[Tensor] = []  # parameters whose gradients are reported
+        self._handles: list[Any] = []
         # parameters whose gradients are parts of sums that other ranks have as well
         self._with_views: list[Tensor] = []
         self._take([*module.parameters(), *module.buffers()])
@@ -283,7 +334,7 @@ class VirtualDataParallel(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this rank; a copy shares no weights and no process group."""
         return {**self.__dict__, '_group': None, 'sharing': None, 'sharding': None,
-                '_sums': None, '_pass': None, '_with_views': []}
+                '_sums': None, '_pass': None, '_heard': [], '_handles': [], '_with_views': []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -340,12 +391,22 @@ class VirtualDataParallel(nn.Module):
             task, self.module.parameters() if self.sharding is None else self.sharding.left_whole)
         if begun.trained:
             self._sums.open([*begun.trained, torch.from_numpy(begun.used)])
-        if hasattr(Tensor, 'register_post_accumulate_grad_hook'):  # torch 2.1
-            begun.handles = [
-                value.register_post_accumulate_grad_hook(
-                    functools.partial(self._ready, begun, number))
-                for number, value in enumerate(begun.trained)]
+            begun.missing = {place: set(chunk.numbers) for place, chunk in enumerate(
+                self._sums.chunks[:-1])}  # the last one is `used`
+        self._listen(begun.trained)
         Variable._execution_engine.queue_callback(self._reduce)
+
+    def _listen(self, trained: list[Tensor]) -> None:
+        """Let every gradient be reported when it is made, to :meth:`_ready`; from pass to pass."""
+        if len(trained) == len(self._heard) and all(map(operator.is_, trained, self._heard)):
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._heard = trained
+        if hasattr(Tensor, 'register_post_accumulate_grad_hook'):  # torch 2.1
+            self._handles = [
+                value.register_post_accumulate_grad_hook(functools.partial(self._ready, number))
+                for number, value in enumerate(trained)]
 
     def _begin_local(self, gradient: Tensor) -> None:
         """Leave the gradients of sharded weights on this rank in the pass that has begun."""
@@ -360,39 +421,49 @@ class VirtualDataParallel(nn.Module):
         self._pass = None
         self.sharding.end_backward(average=False)
 
-    def _ready(self, begun: _BackwardPass, number: int, parameter: Tensor) -> None:
+    def _ready(self, number: int, parameter: Tensor) -> None:
+        begun = self._pass
+        if begun is None:
+            return  # of another pass, whose gradients are not averaged
+        chunk = self._sums.chunk_of[number]
         if torch._C._current_graph_task_id() == begun.task:
             if self._streams:
-                self._move_gradient(begun, number)
+                begun.missing[chunk].discard(number)
+                if not begun.missing[chunk]:
+                    self._move(begun, chunk)
             return
         self._nested = True
-        if number not in begun.missing:
+        if chunk not in begun.missing:
             raise VirtualRanksError(
                 f'a parameter of shape {tuple(parameter.shape)} is used inside and outside of '
                 'torch.utils.checkpoint, which began later than the first step: give it '
                 'use_reentrant=False')
 
-    def _move_gradient(self, begun: _BackwardPass, number: int) -> None:
-        """Move a gradient into the sums, to free it while other ranks run."""
-        del begun.missing[number]
-        parameter = begun.trained[number]
-        gradient = parameter.grad
-        if gradient is None:
-            gradient = torch.zeros_like(parameter)
-        elif gradient.is_sparse:
-            raise VirtualRanksError(f'a sparse gradient of a parameter of shape '
-                                    f'{tuple(parameter.shape)}: virtual ranks average dense ones')
-        else:
-            begun.used[number] = 1
-            if not self._sums.direct:
-                parameter.grad = None
-        # without the graph that create_graph=True gives it
-        self._sums.put(self._group.rank(), number, gradient.detach(), 1. / self._group.size())
+    def _move(self, begun: _BackwardPass, chunk: int) -> None:
+        """Move the gradients of a chunk into the sums, to free them while other ranks run."""
+        del begun.missing[chunk]
+        gradients = []
+        for number in self._sums.chunks[chunk].numbers:
+            parameter = begun.trained[number]
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+            elif gradient.is_sparse:
+                raise VirtualRanksError('a sparse gradient of a parameter of shape '
+                                        f'{tuple(parameter.shape)}: virtual ranks average dense '
+                                        'ones')
+            else:
+                begun.used[number] = 1
+                if not self._sums.direct:
+                    parameter.grad = None
+            # without the graph that create_graph=True gives it
+            gradients.append(gradient.detach())
+        self._sums.put(self._group.rank(), chunk, gradients, 1. / self._group.size())
 
     def _move_remaining(self, begun: _BackwardPass) -> Tensor:
         """Move the remaining gradients; return which parameters have one."""
-        for number in list(begun.missing):
-            self._move_gradient(begun, number)
+        for chunk in list(begun.missing):
+            self._move(begun, chunk)
         return torch.from_numpy(begun.used)
 
     @torch.no_grad()
@@ -400,8 +471,6 @@ class VirtualDataParallel(nn.Module):
         ended, self._pass = self._pass, None
         assert ended is not None
         self._streams = not self._nested
-        for handle in ended.handles:
-            handle.remove()
         if self.sharding is not None:
             self.sharding.end_backward(average=True)
         if not ended.trained:

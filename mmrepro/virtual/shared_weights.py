@@ -120,9 +120,15 @@ class _Start:
     def parameter_groups(self) -> list[list[nn.Parameter]]:
         return [group['params'] for group in self.optimizer.param_groups]
 
+    def shared(self) -> list[Tensor]:
+        """Return the tensors that the ranks share: by kind, then those of the optimizer."""
+        kinds = [tensors.values() for tensors in self.tensors.values()]
+        return [tensor for part in (*kinds, *self.parameter_groups()) for tensor in part]
+
     def settings(self) -> list[dict[str, Any]]:
         """Return learning rates and so on, group by group."""
-        return [{**group, 'params': None} for group in self.optimizer.param_groups]
+        # MMEngine's groups are dicts that look at every value they return
+        return [dict(dict.items(group), params=None) for group in self.optimizer.param_groups]
 
     @functools.cached_property
     def state_digest(self) -> str:
@@ -154,6 +160,8 @@ class Shared:
         self.changes_made = 0  # changes by hooks that the owner has finished
         self.settings: list[dict[str, Any]] = []  # of the owner's optimizer at its last step
         self.sums: dict[str, Tensor] = {}  # checksums by kind of tensor
+        self._checksums_of = {kind: [*map(_Checksum, tensors.values())]
+                              for kind, tensors in self.owner.tensors.items()}
         # of the optimizer: a parameter, the entries of its state, and their values and versions
         self.state: list[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]] = []
         if not self.problem:
@@ -212,7 +220,7 @@ class Shared:
             f"virtual_ranks=dict(ranks={self.scheduler.world_size}, memory='separate')")
 
     def _checksums(self, kind: str) -> Tensor:
-        sums = [_checksum(value) for value in self.owner.tensors[kind].values()]
+        sums = [checksum.take() for checksum in self._checksums_of[kind]]
         return torch.stack(sums) if sums else torch.empty(0)
 
 
@@ -238,17 +246,20 @@ class Member:
         self._shared.check()
 
     def _check_memory(self) -> None:
-        owner = self._shared.owner
-        pairs: list[tuple[str, Any, Tensor, Tensor]] = [
-            (kind, name, tensor, owner.tensors[kind][name])
-            for kind, tensors in self._mine.tensors.items() for name, tensor in tensors.items()]
-        for mine, theirs in zip(self._mine.parameter_groups(), owner.parameter_groups()):
-            pairs += [('parameter of the optimizer, of', left.shape, left, right)
-                      for left, right in zip(mine, theirs)]
-        for kind, name, left, right in pairs:
-            if left.data_ptr() != right.data_ptr():
-                self._shared.refuse(f'the {kind} {name} does not have the memory that the virtual '
-                                    'ranks of this process share')
+        mine, owners = self._mine.shared(), self._shared.owner.shared()
+        for left, right in zip(map(Tensor.data_ptr, mine), map(Tensor.data_ptr, owners)):
+            if left != right:
+                self._refuse_memory()
+
+    def _refuse_memory(self) -> None:
+        names = [f'{kind} {name}' for kind, tensors in self._mine.tensors.items()
+                 for name in tensors]
+        names += [f'parameter of the optimizer, of {parameter.shape}'
+                  for group in self._mine.parameter_groups() for parameter in group]
+        pairs = zip(names, self._mine.shared(), self._shared.owner.shared())
+        name = next(name for name, left, right in pairs if left.data_ptr() != right.data_ptr())
+        self._shared.refuse(f'the {name} does not have the memory that the virtual ranks of this '
+                            'process share')
 
     def writes_on_every_rank(self, function: Callable[[], Any]) -> None:
         """Call ``function``, in which all ranks meet, and then write the same values each."""
@@ -324,13 +335,25 @@ class Member:
             optimizer.param_groups = groups
 
 
-def _checksum(tensor: Tensor) -> Tensor:
-    """Return the sum of the bytes, eight at a time: a single change shows."""
-    flat = as_bytes(tensor)
-    end = len(flat) // 8 * 8
-    words = flat[:end] if flat.storage_offset() % 8 == 0 else flat[:end].clone()
-    total = words.view(torch.int64).sum()
-    return total + flat[end:].sum() if end < len(flat) else total
+class _Checksum:
+    """The sum of the bytes of a tensor, eight at a time: a single change shows."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._place: tuple[int, int] | None = None  # of the memory in the next two, if it is that
+        self._words = self._rest = tensor
+
+    def take(self) -> Tensor:
+        """Return it, a number."""
+        place = self._tensor.data_ptr(), self._tensor.numel()
+        if place != self._place:
+            flat = as_bytes(self._tensor)
+            end, aligned = len(flat) // 8 * 8, flat.storage_offset() % 8 == 0
+            words = flat[:end] if aligned else flat[:end].clone()
+            self._words, self._rest = words.view(torch.int64), flat[end:]
+            self._place = place if aligned and flat.data_ptr() == place[0] else None
+        total = self._words.sum()
+        return total + self._rest.sum() if len(self._rest) else total
 
 
 def _versions(entries: dict[str, Any]) -> dict[str, tuple[Any, int]]:

@@ -15,7 +15,13 @@ from rank_pool import shared_pool
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from virtual_faults import FAULTS
-from virtual_processes import alone, on_processes, results_of, same_for_every_number
+from virtual_processes import (
+    alone,
+    on_processes,
+    results_of,
+    same_for_every_number,
+    written_out,
+)
 
 from mmrepro import on_virtual_ranks
 from mmrepro.distributed.scheduler import current
@@ -23,7 +29,7 @@ from mmrepro.errors import CollectiveMismatch, Deadlock, RandomnessError, Virtua
 from mmrepro.objects.digests import state_digest
 from mmrepro.ops.aten import sync_bn
 from mmrepro.util.scoped import replaced
-from mmrepro.virtual import entry, heap
+from mmrepro.virtual import entry, gradients, heap
 from mmrepro.virtual.gradients import VirtualDataParallel
 
 
@@ -114,6 +120,33 @@ def test_gradients_are_the_mean_in_the_order_of_the_tree():
         a, b, c, d = (own[number] / 4 for _, own in found)
         for means, _ in found:
             assert torch.equal(means[number], (a + b) + (c + d))
+
+
+def several_gradients():
+    """Those of the second pass, in which they move when they are made: the mean and its own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    net.double_bias = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    model = VirtualDataParallel(net, broadcast_buffers=False)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(2):
+        model.zero_grad()
+        x = torch.randn(4, 3)
+        loss = (model(x) * net.double_bias).square().mean()
+        loss.backward()
+    own = torch.autograd.grad((net(x) * net.double_bias).square().mean(), list(net.parameters()))
+    return [one.grad.clone() for one in net.parameters()], own
+
+
+@pytest.mark.parametrize('chunk, bucket', [(1, 1), (1, 1 << 20), (40, 90), (1 << 20, 1 << 20)])
+def test_parts_of_gradients_that_are_added_up_at_once_change_no_bit(chunk, bucket, monkeypatch):
+    monkeypatch.setattr(gradients, 'CHUNK', chunk)
+    monkeypatch.setattr(gradients, 'BUCKET', bucket)
+    found = alone(several_gradients, 5)
+    for number in range(7):
+        expected = written_out([own[number] * (1 / 5) for _, own in found], dist.ReduceOp.SUM)
+        for means, _ in found:
+            assert torch.equal(means[number], expected)
 
 
 def kept_gradients(view):
