@@ -22,7 +22,7 @@ from ..distributed.scheduler import current
 
 
 class CopyFailed(Exception):
-    """The copy has ended, or hangs, without an answer; the text completes "the copy ..."."""
+    """There is no copy, or it has no answer; the text completes "the copy ..."."""
 
 
 def is_possible(model: torch.nn.Module) -> bool:
@@ -40,15 +40,26 @@ class Copy:
 
     Attributes:
         inside: whether this is the copy, which has to call :meth:`answer`.
+
+    Raises:
+        CopyFailed: no process can be made, for lack of memory or at a limit of the system.
     """
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
+        try:
+            self._read, self._write = os.pipe()
+        except OSError as error:
+            raise CopyFailed(f'could not be made: {error.strerror}') from error
         self._unread = b''
-        with warnings.catch_warnings():
-            # of other threads, which the copy does not have: it is given a limited time
-            warnings.simplefilter('ignore', DeprecationWarning)
-            self._process = os.fork()
+        try:
+            with warnings.catch_warnings():
+                # of other threads, which the copy does not have: it is given a limited time
+                warnings.simplefilter('ignore', DeprecationWarning)
+                self._process = os.fork()
+        except OSError as error:
+            os.close(self._read)
+            os.close(self._write)
+            raise CopyFailed(f'could not be made: {error.strerror}') from error
         self.inside = self._process == 0
         if self.inside:
             # the copy ends soon, and a collection would copy the memory that both share
@@ -108,8 +119,13 @@ class Copy:
         self._process = 0
         return f'was ended by signal {-code}' if code < 0 else f'ended with exit code {code}'
 
-    def end(self) -> None:
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
         """End the copy, where it has not ended by itself."""
+        if self.inside:
+            return
         os.close(self._read)
         if self._process:
             os.kill(self._process, signal.SIGKILL)

@@ -167,20 +167,18 @@ class StepCheck:
             return
         self._state.check_optimizer()
         took = time.monotonic() - self._begun
-        process = Copy()
-        if process.inside:
-            in_the_copy.append((process, first))
-            raise _Reached  # out of the contexts of the step
         try:
-            second = PassDigests(**process.next(LEAST + PATIENCE * took))
-            if first.differing(second):
-                self._stop(process, first, second)
+            with Copy() as process:
+                if process.inside:
+                    in_the_copy.append((process, first))
+                    raise _Reached  # out of the contexts of the step
+                second = PassDigests(**process.next(LEAST + PATIENCE * took))
+                if first.differing(second):
+                    self._stop(process, first, second)
         except CopyFailed as error:
             self._copy_failed(self._runner, str(error))  # type: ignore[misc]
         else:
             self._done(self._runner, None)
-        finally:
-            process.end()
         self._forget()
 
     def _stop(self, process: Copy, first: PassDigests, second: PassDigests) -> None:

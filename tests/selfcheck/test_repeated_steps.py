@@ -170,11 +170,10 @@ def test_a_copy_answers_where_more_than_1024_files_are_open():
     try:
         while opened[-1] < 1100:
             opened.append(os.dup(opened[0]))
-        copy = forked.Copy()
-        if copy.inside:
-            copy.answer(lambda: ['bits'])
-        assert copy.next(60) == 'bits'
-        copy.end()
+        with forked.Copy() as copy:
+            if copy.inside:
+                copy.answer(lambda: ['bits'])
+            assert copy.next(60) == 'bits'
     finally:
         for number in opened:
             os.close(number)

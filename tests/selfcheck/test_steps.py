@@ -1,4 +1,5 @@
 """Steps of a run are repeated: what differs stops it by name, and no bit of training changes."""
+import errno
 import functools
 import gc
 import itertools
@@ -595,6 +596,19 @@ def test_a_copy_without_an_answer_ends_no_run(how, says, tmp_path, monkeypatch):
     assert len(said) == 1 and says in said[0] and 'iteration 0' in said[0]
     assert self_checks(runner)['steps'] == 2 * tiny.ITERATIONS - 1
     assert children() <= before
+
+
+def test_a_process_that_cannot_be_copied_repeats_its_steps_itself(tmp_path, monkeypatch):
+    def refused():
+        raise OSError(errno.ENOMEM, 'Cannot allocate memory')
+
+    runner = Runner.from_cfg(config(tmp_path))
+    monkeypatch.setattr(os, 'fork', refused)
+    files = len(os.listdir('/proc/self/fd'))
+    said = [line for line in warnings_of(runner) if 'was not repeated' in line]
+    assert len(said) == 1 and 'could not be made: Cannot allocate memory' in said[0]
+    assert self_checks(runner)['steps'] > 0
+    assert len(os.listdir('/proc/self/fd')) <= files
 
 
 @registered
