@@ -214,11 +214,11 @@ def _same(before: Any, now: Any) -> bool:
             before.tobytes() == now.tobytes())
     if isinstance(before, _LEAVES):
         return repr(before) == repr(now)
-    if isinstance(before, (list, tuple)):
+    if isinstance(before, (list, tuple, deque)):
         return len(before) == len(now) and all(map(_same, before, now))
     if isinstance(before, dict):
         return list(before) == list(now) and all(map(_same, before.values(), now.values()))
-    return isinstance(before, set) and before == now
+    return isinstance(before, (set, frozenset)) and before == now
 
 
 def _same_bits(before: torch.Tensor, now: torch.Tensor) -> bool:

@@ -1,4 +1,5 @@
 """A validation that changes the training is found, and what it has changed is named."""
+import collections
 import copy
 
 import pytest
@@ -23,6 +24,8 @@ PREDICTING = {
     # the training reads what predictions count
     'counts': lambda model: setattr(model.head, 'scale', model.head.scale + 0.1),
     'renames': lambda model: setattr(model.head, 'features', model.backbone),
+    'makes equal ones': lambda model: vars(model.head).update(
+        kinds=frozenset([1, 2]), last=collections.deque([0.5], 3)),
     'in double precision': lambda model: torch.set_default_dtype(torch.float64),
     'with more threads': lambda model: torch.set_num_threads(2)}
 
@@ -32,6 +35,7 @@ class Predicting(tiny.Tiny):
     def __init__(self, does, **kwargs):
         super().__init__(**kwargs)
         self.does = does
+        PREDICTING['makes equal ones'](self)
 
     def forward(self, inputs, label, mode='tensor'):
         if mode == 'predict':
@@ -75,7 +79,8 @@ def test_settings_of_the_process_are_those_of_a_run_without_the_validation(does,
 
 @pytest.mark.parametrize('does, mode, said, times', [
     ('counts', True, 'has changed head.scale', 1), ('writes', 'warn', 'head.fc.bias', 2),
-    ('nothing', True, 'the validation', 0), ('renames', True, 'the validation', 0)])
+    ('nothing', True, 'the validation', 0), ('renames', True, 'the validation', 0),
+    ('makes equal ones', True, 'the validation', 0)])
 def test_what_a_validation_has_changed_is_a_warning(tmp_path, does, mode, said, times):
     """Attributes once, weights at both validations where asked for; an ordinary one, nothing."""
     warned = warnings_of(runner_of(tmp_path, does, mode))
