@@ -311,6 +311,8 @@ def _restored(before: Any, value: Any, where: str) -> Any:
         if isinstance(before, tuple) and hasattr(before, '_fields'):
             return type(before)(*items)
         return type(value)(items)
+    if isinstance(value, set) and isinstance(before, frozenset):
+        return type(before)(value)
     return copy.deepcopy(value)
 
 

@@ -73,6 +73,7 @@ class Counting(Hook):
         self.count, self.best = 0, None
         self.window, self.seen = deque([0.], maxlen=3), Counter()
         self.array, self.groups = np.zeros(2), {'a': (1, [0])}
+        self.frozen = frozenset()
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         loss = float(outputs['loss'])
@@ -320,14 +321,16 @@ def test_classes_of_one_name_are_told_apart():
 
 def test_types_of_containers_come_back():
     owner = CountingHook()
-    keep_attributes(Counting, 'window', 'seen', 'groups')
+    keep_attributes(Counting, 'window', 'seen', 'groups', 'frozen')
     owner.window.extend([1., 2., 3.])
+    owner.frozen = frozenset([1, 2])
     owner.seen['x'] += 2
     state = kept_attributes.collect(dict(hook=owner))
     again = CountingHook()
     kept_attributes.restore(dict(hook=again), state)
     assert again.window == deque([1., 2., 3.]) and again.window.maxlen == 3
     assert type(again.seen) is Counter and again.groups == {'a': (1, [0])}
+    assert type(again.frozen) is frozenset and again.frozen == {1, 2}
 
 
 @pytest.mark.parametrize('arguments, message', [
