@@ -200,8 +200,7 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, unzipped: b
     Args:
         path: of a local file, or what a file backend of MMEngine fetches: 's3://bucket/a.pth'.
         mapped: tensors are views of the file, which is read when they are used. Not for tensors
-        that
-            outlive the file's contents.
+            that outlive the file's contents.
         unzipped: accept the format of torch before 1.6, which is no zip file and cannot be checked
             beforehand.
         checked: :func:`check_file` has accepted the file already.
@@ -234,8 +233,10 @@ def _fetched(url: str) -> io.BytesIO:
 def _downloaded(url: str) -> str:
     """Return the path of a file of the web in torch's cache, which processes share."""
     folder = os.path.join(torch.hub.get_dir(), 'checkpoints')
-    os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, os.path.basename(urlparse(url).path))
+    if os.path.exists(path):  # whole: a download gets its name when it is complete
+        return path
+    os.makedirs(folder, exist_ok=True)
     with open(f'{path}.lock', 'w') as lock:
         with suppress(OSError):  # a file system without locks: each rank may download it
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,6 +13,7 @@ from mmengine.fileio.backends import registry_utils
 from mmengine.runner import CheckpointLoader, Runner
 from validated_runs import trained, validated
 
+from mmrepro.checkpoint.files import load
 from mmrepro.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
@@ -83,6 +84,15 @@ def test_a_remote_checkpoint_resumes_and_starts_a_run_as_a_local_one(remote, tmp
     cfg = validated(tmp_path / 'resumed', False, resume=True, load_from=f'{address}/iter_4.pth')
     assert Runner.from_cfg(cfg).lifecycle.resume.point.iteration == 4
     assert trained(cfg) == expected
+
+
+def test_a_file_in_the_cache_of_torch_is_read_and_nothing_is_written(tmp_path, monkeypatch):
+    """Users share a cache that they may only read."""
+    monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path))
+    (tmp_path / 'checkpoints').mkdir()
+    torch.save(dict(weight=torch.ones(1)), tmp_path / 'checkpoints' / 'a.pth')
+    assert load('http://nowhere.invalid/a.pth') == dict(weight=torch.ones(1))
+    assert [path.name for path in (tmp_path / 'checkpoints').iterdir()] == ['a.pth']
 
 
 @pytest.mark.parametrize('resume', [False, True])
