@@ -230,7 +230,8 @@ def test_an_optimizer_that_calls_a_closure_is_resumed(tmp_path):
 
 
 def test_each_of_several_validations_after_an_iteration_is_compared_with_its_own(tmp_path):
-    cfg = config(tmp_path, val_cfg=dict(type='ValidatesTwice'))
+    cfg = config(tmp_path, val_cfg=dict(type='ValidatesTwice'),
+                 val_evaluator=dict(type='MeanAsTensor'))
     train(cfg)
     assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
     noted = witness_verdict.noted_lines(str(tmp_path / 'mmrepro'))

@@ -99,6 +99,12 @@ class Mean(BaseMetric):
         return dict(mean=float(np.mean(results)))
 
 
+@METRICS.register_module(force=True)
+class MeanAsTensor(Mean):
+    def compute_metrics(self, results):
+        return dict(mean=torch.tensor(results).mean())
+
+
 @LOOPS.register_module(force=True)
 class ValidatesTwice(ValLoop):
     """Predicts with another setting, too, as of a student and its teacher."""

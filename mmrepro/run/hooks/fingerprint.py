@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -211,8 +211,12 @@ class FingerprintHook(Hook):
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         if metrics:
-            self._write(schema.VAL, iteration=runner.iter, epoch=runner.epoch, metrics={
-                name: float(value).hex() for name, value in metrics.items() if _is_number(value)})
+            self._write_metrics(runner, metrics)
+
+    def _write_metrics(self, runner: Any, metrics: Mapping[str, Any], **more: Any) -> None:
+        self._write(schema.VAL, iteration=runner.iter, epoch=runner.epoch, metrics={
+            name: float(value).hex() for name, value in metrics.items() if _is_number(value)},
+            **more)
 
     def after_train(self, runner: Any) -> None:
         self.record_variables()

@@ -153,10 +153,8 @@ class WitnessRecords(FingerprintHook):
             self._predictions.append(prediction_digest(outputs))
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        numbers = {name: float(value).hex() for name, value in (metrics or {}).items()
-                   if isinstance(value, (int, float, np.number))}
-        self._write(schema.VAL, iteration=runner.iter, epoch=runner.epoch, metrics=numbers,
-                    **{PREDICTIONS: self._predictions, TRUNCATED: self.truncated})
+        self._write_metrics(runner, metrics or {}, **{
+            PREDICTIONS: self._predictions, TRUNCATED: self.truncated})
 
     def after_train(self, runner: Any) -> None:
         self._write(schema.END, iteration=runner.iter)
