@@ -27,6 +27,7 @@ from mmengine.hooks import CheckpointHook, Hook
 
 from .. import activation
 from ..config import NO_CHECKS, RandomnessConfig
+from ..errors import meaning
 from ..facts import own_code
 from ..ops import operator_table
 from ..run.hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
@@ -82,12 +83,19 @@ def main(task: dict[str, Any], run: int) -> None:
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {
             int(iteration): metrics for iteration, metrics in given['metrics'].items()}})
-        _in_fork(partial(_result, task, start, problems, imports), run, task['scratch'])
+        code = _in_fork(partial(_result, task, start, problems, imports), run, task['scratch'])
+        if code:  # such as for lack of memory; a full disk has no room for this either
+            with suppress(OSError):
+                _write(task, start, f'its process was ended: {meaning(code)}', imports, 0.0)
         imports = 0.0  # once for all of them
 
 
-def _in_fork(call: Callable[[], None], run: int, scratch: str) -> None:
-    """Call a function in a forked process; if the run has ended, end and leave nothing behind."""
+def _in_fork(call: Callable[[], None], run: int, scratch: str) -> int:
+    """Call a function in a forked process; if the run has ended, end and leave nothing behind.
+
+    Returns:
+        The exit code of the process; negative: minus the number of a signal.
+    """
     pid = os.fork()
     if pid == 0:
         CDLL(None).prctl(_PR_SET_PDEATHSIG, c_ulong(signal.SIGKILL))
@@ -99,13 +107,16 @@ def _in_fork(call: Callable[[], None], run: int, scratch: str) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    while not ended:
         if os.getppid() != run:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             shutil.rmtree(scratch, ignore_errors=True)
             os.killpg(0, signal.SIGKILL)
         time.sleep(POLL)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status)
 
 
 def _protect(work_dir: str, scratch: str) -> None:
@@ -146,11 +157,16 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], imports:
         error = '; '.join([f'{type(raised).__name__}: {raised}', *problems])
         if start.checkpoint is not None:  # in the run, an open file that nobody knows by this name
             error = error.replace(start.checkpoint, 'its checkpoint')
-    code = {**own_code.code_facts(), **own_code.script_fact(task['script'])}
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    _write(task, start, error, imports, sum(usage.ru_utime + usage.ru_stime for usage in used))
+
+
+def _write(task: Mapping[str, Any], start: Start, error: str, imports: float, seconds: float
+           ) -> None:
+    folder = os.path.join(task['scratch'], start.name)
+    code = {**own_code.code_facts(), **own_code.script_fact(task['script'])}
     write_whole(os.path.join(folder, 'result.json'), json.dumps(dict(
-        name=start.name, error=error, lines=folder, code=code,
-        imports=imports, seconds=sum(usage.ru_utime + usage.ru_stime for usage in used))))
+        name=start.name, error=error, lines=folder, code=code, imports=imports, seconds=seconds)))
 
 
 def _copy_own_files(work_dir: str, folder: str) -> None:

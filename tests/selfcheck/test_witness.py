@@ -642,6 +642,20 @@ def test_a_witness_that_is_killed_ends_no_run(tmp_path, monkeypatch):
     assert 'its process ended with exit code -9' in log_of(tmp_path).splitlines()[-1]
 
 
+class KillsItself(Hook):
+    """Ends the process of a witness, as the system does where memory is short."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if 'MMREPRO_WITNESS' in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_training_of_a_witness_that_is_killed_is_said_to_be(tmp_path):
+    HOOKS.register_module(module=KillsItself, force=True)
+    train(config(tmp_path, custom_hooks=[dict(type='KillsItself')]))
+    assert 'its process was ended: killed by SIGKILL' in log_of(tmp_path).splitlines()[-1]
+
+
 def test_imports_are_paid_once_for_all_checkpoints_of_a_process(monkeypatch):
     monkeypatch.setattr(witness, 'FREE_SECONDS', 20.0)
     made = Witness(None, recipe.Recipe('', {}, [], [], '', {}, None, []))
