@@ -206,7 +206,7 @@ RULES: tuple[AuditRule, ...] = (
             "own stream there",
         link=f'{_CAUSES} C16'),
     AuditRule('kept-generator', MAY, source_hits('kept-generator'),
-        why='no checkpoint holds its state, and no self-check repeats what draws from it',
+        why='no checkpoint holds its state: only a witness would notice, which a short run has not',
         fix='draw from the global generators, which belong to the sample or step; or build it in '
             'each call from a seed drawn there',
         link=f'{_CAUSES} C16'),
@@ -243,8 +243,8 @@ RULES: tuple[AuditRule, ...] = (
         why='another shell, or the machine of a resume, may have another value',
         fix='make it an argument in the config', link=f'{_CAUSES} C25'),
     AuditRule('kept-state', MAY, source_hits('kept-state'),
-        why='a checkpoint does not hold it, so a resumed run starts over, and no self-check '
-            'repeats a hook, an optimizer or a batch sampler',
+        why='a checkpoint does not hold it, so a resumed run starts over; only a witness would '
+            'notice, which a short run has not',
         fix='compute it from the iteration or the epoch; in a hook, '
             'mmrepro.keep_attributes(Class, "attribute")',
         link=f'{_CAUSES} B11 B16'),

@@ -141,7 +141,7 @@ _ORDERLESS = {'len', 'sorted', 'set', 'frozenset', 'any', 'all', 'min', 'max', '
 _ORDERED = {'list', 'tuple', 'enumerate', 'iter', 'zip', 'map', 'next', 'reversed',
             'numpy.array', 'numpy.asarray', 'torch.tensor', 'random.choice', 'random.sample',
             'numpy.random.choice', 'numpy.random.permutation'}
-# endings of the bases and registries of classes that no self-check repeats
+# endings of the bases and registries of classes whose code belongs to no sample and no step
 _UNREPEATED = ('Hook', 'HOOKS', 'Optimizer', 'OPTIMIZERS', 'BatchSampler')
 
 
@@ -242,7 +242,11 @@ class SourceFile:
                      if isinstance(above, (ast.FunctionDef, ast.Lambda))), self.tree)
 
     def is_repeated(self, cls: ast.ClassDef) -> bool:
-        """Whether self-checks repeat this code: not that of hooks, optimizers or batch samplers."""
+        """Whether samples or steps run this code: not hooks, optimizers or batch samplers.
+
+        Self-checks repeat samples and steps from the first ones on; a witness comes later, if at
+        all.
+        """
         named = [*cls.bases, *(node for mark in cls.decorator_list for node in ast.walk(mark))]
         return not any(name.endswith(_UNREPEATED) or name.startswith('torch.optim.')
                        for name in map(self.full_name, named))

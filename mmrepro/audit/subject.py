@@ -1,9 +1,9 @@
 """The subject of an audit: a config, its types and their files, read without a run.
 
 The files show which environment variables user code reads, and which state it leaves in its
-process, while a training runs. Self-checks find the rest: they repeat samples, orders and steps
-from the earlier state of datasets, samplers, models and user modules. They see no environment
-variable, and repeat no hook, no optimizer and no batch sampler.
+process, while a training runs. Self-checks find the rest: they repeat samples and steps from the
+first ones on. They see no environment variable, and of hooks, optimizers and batch samplers a
+witness alone sees anything.
 """
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ class KeyedFetch:
         """Restore the random state at the end; in the main process, which acts as worker 0.
 
         Otherwise the numbers that the main process draws elsewhere would depend on whether it loads
-    samples itself. And torch gives a worker one thread, where sums have different bits
-        than with several.
+        samples itself. And torch gives a worker one thread, where sums have different bits than
+        with several.
         """
         if get_worker_info():
             yield

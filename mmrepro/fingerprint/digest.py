@@ -186,7 +186,7 @@ def _describe(value: Any, text: list[str], tensors: list[torch.Tensor],
         items = sorted(value.items(), key=lambda item: repr(item[0]))
         text.append(f'dict{len(items)}')
     elif isinstance(value, (list, tuple, np.ndarray)):
-        items = list(enumerate(value))
+        items = list(enumerate(np.atleast_1d(value) if isinstance(value, np.ndarray) else value))
         text.append(f'list{len(items)}')
     elif isinstance(value, (set, frozenset)):
         items = list(enumerate(sorted(value, key=repr)))

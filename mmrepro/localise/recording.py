@@ -329,6 +329,6 @@ def trainings_of(spec: RunSpec, work_dir: str, plan: RecordingPlan) -> list[Trai
 
 def start(spec: RunSpec, work_dir: str, recording: RecordingPlan,
           on_progress: Callable[[str], None] = lambda text: None) -> None:
-    """Train in fresh processes; ``say`` is called with a line on the progress."""
+    """Train in fresh processes; ``on_progress`` is called with a line on the progress."""
     run = plan(spec.name, work_dir, trainings_of(spec, work_dir, recording), spec.env, spec.ranks)
     run_with_progress([run], recording.stop + 1, on_progress)

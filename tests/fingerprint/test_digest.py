@@ -230,6 +230,8 @@ def test_nested_values_with_masks_cycles_and_arrays_of_objects():
     assert to_hex([value_digest(loop)]) != to_hex([value_digest([[]])])
     ragged = np.array([[1], [1, 2]], dtype=object)
     assert to_hex([value_digest(ragged)]) != to_hex([value_digest(ragged[::-1])])
+    single = [np.array(item, dtype=object) for item in (None, 'a')]  # without a dimension
+    assert len(set(to_hex([value_digest(item) for item in single]))) == 2
     assert to_hex([value_digest([object()])]) == to_hex([value_digest([object()])])
     slots = [type('Slots', (), dict(__slots__=('x', )))() for _ in range(3)]
     for item, x in zip(slots, (1, 1, 2)):
