@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mmrepro.facts.collect import cpu_features
-from mmrepro.facts.measured import AVX2, AVX512, HOLE, expanded
+from mmrepro.facts.collect import cpu_features, cpu_name
+from mmrepro.facts.measured import AVX2, AVX512, HOLE, expanded, maker_of
 from mmrepro.util.text import listed
 
 from . import inputs
@@ -35,12 +36,18 @@ SHARED = ('numpy', 'opencv-python', 'Pillow', 'scipy', 'pycocotools', 'shapely',
           'mmengine', 'mmcv-lite', 'mmdet')
 
 
-def installed(requirement: str, folder: Path) -> Path:
-    """Return the folder with a package (a wheel, without its dependencies); fetch it if needed."""
-    target = folder / 'overlays' / requirement.replace('==', '-')
+def overlay(requirement: str, folder: Path) -> Path:
+    """Return where a package is installed."""
+    return folder / 'overlays' / re.sub('=+', '-', requirement)
+
+
+def installed(requirement: str, folder: Path, dependencies: bool = False) -> Path:
+    """Return the folder with a package (a wheel); fetch it if needed."""
+    target = overlay(requirement, folder)
     if not (target / 'complete').exists():
         shutil.rmtree(target, ignore_errors=True)
-        subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps',
+        more = [] if dependencies else ['--no-deps']
+        subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', *more,
                         '--only-binary', ':all:', '--target', str(target), requirement], check=True)
         (target / 'complete').touch()
     return target
@@ -97,7 +104,9 @@ def measure(name: str, package: Package, release: str, level: str, folder: Path)
     kept = folder / 'digests' / level / f'{name}-{release}.json'
     if kept.exists():
         return json.loads(kept.read_text())
-    overlays = [installed(one, folder) for one in package.requirements(release)]
+    first, *others = package.requirements(release)
+    overlays = [installed(first, folder, package.large),
+                *(installed(one, folder) for one in others)]
     done = subprocess.run(
         [sys.executable, '-W', 'ignore', '-m', 'dev.versions.parts', str(folder / 'inputs.npz'),
          name], env=environment(level, overlays), cwd=ROOT, capture_output=True, text=True)
@@ -168,8 +177,9 @@ def table() -> str:
                      f'{len(row["parts"])} in {len(row["versions"])} versions | |')
         lines += [f'| | {release} | {_wrapped(listed(parts, MAX_PARTS))} | {", ".join(outputs)} |'
                   for release, parts, outputs in _changes(row)]
-        instructions += [f'| {row["distribution"]} | {part} | {", ".join(outputs)} | {versions} |'
-                         for part, outputs, versions in _levels(row)]
+        instructions += [f'| {row["distribution"]} | {_wrapped(listed(parts, MAX_PARTS))} | '
+                         f'{", ".join(outputs)} | {versions} |'
+                         for parts, outputs, versions in _levels(row)]
     return '\n'.join([*lines, '', *instructions])
 
 
@@ -206,8 +216,8 @@ def _changed(text: str) -> set[int]:
             if before != after and HOLE not in (before, after)}
 
 
-def _levels(row: dict[str, Any]) -> list[tuple[str, list[str], str]]:
-    """Return part, outputs and versions where digests at AVX2 and at AVX-512 differ."""
+def _levels(row: dict[str, Any]) -> list[tuple[list[str], tuple[str, ...], str]]:
+    """Return parts, outputs and versions where digests at AVX2 and at AVX-512 differ."""
     found: dict[tuple[str, str], list[str]] = {}
     for part, content in row['parts'].items():
         for output, text in content.get(AVX512, {}).items():
@@ -221,7 +231,10 @@ def _levels(row: dict[str, Any]) -> list[tuple[str, list[str], str]]:
                 shown = 'all'
             if versions:
                 found.setdefault((part, shown), []).append(output)
-    return [(part, sorted(outputs), versions) for (part, versions), outputs in found.items()]
+    grouped: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for (part, shown), outputs in found.items():
+        grouped.setdefault((tuple(sorted(outputs)), shown), []).append(part)
+    return [(parts, outputs, shown) for (outputs, shown), parts in grouped.items()]
 
 
 def write(content: dict[str, Any]) -> None:
@@ -267,11 +280,15 @@ def main() -> None:
             for level in found:
                 found[level][release] = measured_at(name, package, release, level, args.folder)
             print(f'{name} {release}: {len(found[AVX2][release])} parts', flush=True)
+            if package.large:
+                shutil.rmtree(overlay(package.requirements(release)[0], args.folder),
+                              ignore_errors=True)
         complete = [release for release in package.versions
                     if all(map(_computed, (one[release] for one in found.values())))]
         content['packages'][name] = dict(
             distribution=package.distribution, beside=list(package.beside),
             versions=[release.replace('==', ' ') for release in complete],
+            maker=maker_of(cpu_name()) if package.by_maker else None,
             parts=merged({level: [one[release] for release in complete]
                           for level, one in found.items()}))
         write(content)

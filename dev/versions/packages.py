@@ -16,10 +16,14 @@ class Package(NamedTuple):
     versions: tuple[str, ...]  # oldest first: the last builds of each release
     beside: tuple[str, ...] = ()  # 'distribution==version'
     pinned: Mapping[str, tuple[str, ...]] = {}  # what only one version needs: version -> likewise
+    large: bool = False  # installed with its dependencies, gigabytes; removed when it is measured
+    by_maker: bool = False  # kernels depend on the maker of the CPU, at all levels of instructions
 
     def requirements(self, version: str) -> tuple[str, ...]:
         """Return what is installed for a version, the package itself first."""
         name, _, number = version.rpartition('==')
+        if '+cu' in number:  # PyPI names builds for CUDA by the release alone
+            return f'{self.distribution}==={number.partition("+")[0]}', *self.beside
         return f'{name or self.distribution}=={number}', *self.beside, *self.pinned.get(version, ())
 
 
@@ -85,4 +89,9 @@ PACKAGES = {
     'timm': Package(
         'timm', 'timm', _versions('0.6.13 0.9.16 1.0.7 1.0.15 1.0.31'),
         ('torchvision==0.28.0', 'safetensors==0.5.3', 'huggingface-hub==0.34.4')),
+    'torch': Package(
+        'torch', 'torch',
+        _versions('2.0.1+cu117 2.2.2+cu121 2.4.1+cu121 2.6.0+cu124 2.8.0+cu128 2.10.0+cu128 '
+                  '2.13.0+cpu 2.13.0+cu130 2.14.1+cu130 2.15.0+cu132'),
+        ('numpy==1.26.4', ), large=True, by_maker=True),
 }

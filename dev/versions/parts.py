@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import albu, calls, inputs
+from . import albu, calls, inputs, models
 from .calls import Found
 from .digests import digest
 
@@ -300,7 +300,7 @@ def transforms(arrays: Any) -> Found:
 # package -> the functions whose parts it may change
 GROUPS: dict[str, tuple[Callable[[Any], Found], ...]] = {
     'cv2': (transforms, loading, annotations),
-    'numpy': (transforms, calls.streams, annotations, calls.voc),
+    'numpy': (transforms, loading, calls.streams, annotations, calls.voc),
     'PIL': (transforms, loading, annotations),
     'scipy': (calls.assigners, ),
     'scikit-learn': (calls.mixtures, ),
@@ -308,6 +308,8 @@ GROUPS: dict[str, tuple[Callable[[Any], Found], ...]] = {
     'timm': (calls.backbones, ),
     'shapely': (annotations, ),
     'albumentations': (albu.pipelines, ),
+    'torch': (transforms, models.streams, models.operators, models.losses, models.optimizers,
+              models.detectors),
 }
 WITHOUT_MMDET = ('scipy', 'scikit-learn', 'timm')  # their parts call what MMDetection calls
 
@@ -317,8 +319,12 @@ def main(path: str, package: str) -> None:
     if importlib.util.find_spec('faster_coco_eval'):
         # as its users do, before MMDetection imports pycocotools
         importlib.import_module('faster_coco_eval').init_as_pycocotools()
-    if package not in WITHOUT_MMDET:
+    if package == 'torch':  # detectors call operators
+        import mmrepro  # noqa: F401
+        models.begin()
+    elif package not in WITHOUT_MMDET:
         sys.modules['mmcv._ext'] = NotCalled('mmcv._ext')
+    if package not in WITHOUT_MMDET:
         import cv2
         import mmdet.datasets  # noqa: F401
         from mmengine.registry import init_default_scope

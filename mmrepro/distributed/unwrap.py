@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from mmengine.hooks import EMAHook
 from mmengine.model import BaseAveragedModel, is_model_wrapper
@@ -18,8 +18,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
     A part of the user's model may be called ``module``, as that of a wrapper is.
     """
-    inner: nn.Module = model.module if is_model_wrapper(model) else model
-    return inner
+    return cast(nn.Module, model.module) if is_model_wrapper(model) else model
 
 
 def class_of(module: nn.Module) -> type:

@@ -205,8 +205,8 @@ def _by_measurement(name: str, before: Any, after: Any, judged: tuple[str, str],
     measured = effect(package, before, after, *runs)
     if measured is None:
         return judged
-    # of NumPy, the table has a few of many calls
-    if measured.all_equal and package != 'numpy':
+    # of NumPy and torch, the table has a few of many calls
+    if measured.all_equal and package not in ('numpy', 'torch'):
         return MAY, _MEASURED + measured.text()
     return judged[0], _MEASURED + measured.text()
 

@@ -32,13 +32,18 @@ CALLED_BY = {
     'scipy': ('HungarianAssigner', 'TopkHungarianAssigner', 'CrowdHumanMetric'),
     'timm': ('TIMMBackbone', ),
 }
+# packages, and stock transforms that compute nothing with them
+NOT_CALLED_BY = {'torch': ('LoadImageFromFile', 'LoadAnnotations')}
 ALBU = 'Albu'  # the transforms that it builds are albumentations', and `Albu.Resize` among the rows
 # variables that move a library to other instructions
 _VARIABLES = ('ATEN_CPU_CAPABILITY', 'OPENCV_CPU_DISABLE', 'OPENCV_IPP', 'NPY_DISABLE_CPU_FEATURES',
               'NPY_ENABLE_CPU_FEATURES')
 # where a config names transforms: hooks can exchange a pipeline
 _PIPELINES = ('config.train_dataloader.', 'config.custom_hooks')
-_OTHERS = ('config.model.', 'config.val_evaluator')  # assigners, heads and evaluators
+# detectors, assigners, heads, evaluators and optimizers
+_OTHERS = ('config.model.', 'config.val_evaluator', 'config.optim_wrapper.')
+# what torch computes in every config, measured or not
+_COMPUTED = ('config.model', 'config.optim_wrapper.optimizer')
 # ends of the names of what stands beside transforms
 _NO_TRANSFORMS = ('Dataset', 'Sampler', 'Hook', 'collate')
 # defaults of settings that not all rows of a part cover
@@ -86,7 +91,8 @@ class Effect(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A part of a config: its type, the names of its arguments, and the choices among them."""
+    """A part of a config: where it is, its type, the names of its arguments, and the choices."""
+    path: str
     type: str
     arguments: frozenset[str]
     settings: Mapping[str, Sequence[Any]]  # texts, truth values, and numbers that stand for methods
@@ -153,6 +159,10 @@ def _place(table: Mapping[str, Any] | None, version: str,
            facts: Mapping[str, Any]) -> _Place | None:
     """Return where the table has the digests of a version with the instructions of a run."""
     level = _level(facts)
+    maker = table.get('maker') if table else None
+    if maker and (maker != maker_of(str(facts.get('hardware.cpu'))) or facts.get('hardware.gpu')
+                  or facts.get('randomness.numerics.cpu') == 'portable'):
+        return None  # other kernels
     versions = table['versions'] if table else ()
     numbers = [number for number, built in enumerate(versions)
                if built == version or re.fullmatch(re.escape(version) + r'\.\d+', built)]
@@ -171,6 +181,15 @@ def _level(facts: Mapping[str, Any]) -> str | None:
     if pinned or 'avx512f' not in features.split():
         return AVX2
     return AVX512 if features == _table()[AVX512] else None
+
+
+def maker_of(cpu: str) -> str:
+    """Return the maker in the model name of a processor, or ''.
+
+    >>> maker_of('AMD EPYC 9654 96-Core Processor')
+    'AMD'
+    """
+    return cpu.partition(' ')[0]
 
 
 def _type(name: str) -> str:
@@ -249,10 +268,13 @@ def _called_parts(package: str, facts: Mapping[str, Any]) -> Iterator[_Part]:
         outer = part.type.partition('.')[0]
         # who knows what transforms call that no table has
         stock = part.type in _measured_types() and outer != ALBU
+        if outer in NOT_CALLED_BY.get(package, ()):
+            continue
         if callers is None or outer in callers or not stock:
             yield part
     for part in _parts(facts, _OTHERS):
-        if part.type in known or part.type in (*IN_TRANSFORMS.get(package, ()), *(callers or ())):
+        computed = package == 'torch' and part.path in _COMPUTED
+        if computed or part.type in (*known, *IN_TRANSFORMS.get(package, ()), *(callers or ())):
             # heads have settings that have nothing to do with the call of a library
             yield part._replace(settings={key: values for key, values in part.settings.items()
                                           if key in known.get(part.type, ())})
@@ -283,7 +305,7 @@ def _parts(facts: Mapping[str, Any], prefixes: tuple[str, ...]) -> Iterator[_Par
     for path, type_ in types.items():
         if path.startswith(albu):
             type_ = f'{ALBU}.{type_}'
-        yield _Part(type_, frozenset(arguments[path]), settings[path])
+        yield _Part(path, type_, frozenset(arguments[path]), settings[path])
 
 
 def _words(value: Any) -> list[Any]:

@@ -174,7 +174,7 @@ def test_a_table_of_versions_has_a_second_text_where_avx512_gives_other_digests(
     row = dict(versions=['1', '2', '3'], parts=parts)
     assert _changes(row) == [('2', ['Resize'], ('image (AVX-512)', )),
                              ('3', ['Resize'], ('image (AVX2)', ))]
-    assert _levels(row) == [('Resize', ['image'], '2')]
+    assert _levels(row) == [(['Resize'], ('image', ), '2')]
 
 
 def test_a_stand_in_is_installed_in_place_of_its_package():

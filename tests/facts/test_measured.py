@@ -89,6 +89,37 @@ def test_parts_of_models_and_evaluators_count_with_their_settings(
     assert other is None or name in other.unknown
 
 
+DETECTOR = {'config.model.type': 'RetinaNet', 'config.optim_wrapper.optimizer.type': 'AdamW',
+            'config.model.bbox_head.loss_bbox.type': 'L1Loss', 'hardware.cpu': 'AMD EPYC 9555',
+            'hardware.gpu': None}
+
+
+def of_torch(then='2.0.1+cu117', now='2.2.2+cu121', **changes):
+    return change(*DETECTION, package='torch', then=then, now=now, **{**DETECTOR, **changes})
+
+
+def test_of_torch_the_detector_the_losses_and_the_optimizer_are_compared():
+    found = of_torch()
+    assert found.changed == ('AdamW (weights)', 'RetinaNet (gradients)')
+    assert {'L1Loss', 'Resize'} <= {*found.equal} and not found.unknown
+    found = of_torch(**{'config.model.type': 'Own', 'config.optim_wrapper.optimizer.type': 'SGD'})
+    assert found.unknown == ('Own', ) and 'SGD' in found.equal and not found.changed
+    # the builds for CPUs and for CUDA, and later releases
+    for now in ('2.13.0+cu130', '2.14.1+cu130', '2.15.0+cu132'):
+        assert of_torch('2.13.0+cpu', now).all_equal
+    # torch computes in more places than the table has
+    row, = differences(facts(*DETECTION, version='2.13.0+cpu', package='torch', **DETECTOR),
+                       facts(*DETECTION, version='2.15.0+cu132', package='torch', **DETECTOR))
+    assert row.severity == CHANGES and 'the same from AdamW' in row.consequence
+
+
+@pytest.mark.parametrize('changes', [
+    {'hardware.cpu': 'Intel(R) Xeon(R) Processor'}, {'hardware.gpu': 'H200'},
+    {'randomness.numerics.cpu': 'portable'}, dict(now='2.2.2+cpu')])
+def test_nothing_is_said_of_other_kernels_of_torch(changes):
+    assert of_torch(**changes) is None
+
+
 def test_nothing_is_said_of_versions_and_cpus_that_were_not_measured():
     assert change(*DETECTION, now='5.9.0') is None
     assert change(*DETECTION, package='imaginary') is None
