@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from .. import seeds
 from ..config import RandomnessConfig
-from ..errors import RandomnessError
+from ..errors import ConfigError, RandomnessError
 from ..util.text import qualified_name
 from . import dataset_tree
 from .fetch import KeyedCollate, KeyedFetch, WorkerInit, keyed_collate
@@ -114,7 +114,15 @@ class StaticOnClass:
 
 
 def build_loader(build: Callable[..., Any], dataloader: Any, root: seeds.Root, stream: str) -> Any:
-    """Build a loader from its config with MMEngine's ``build``, independent of earlier draws."""
+    """Build a loader from its config with MMEngine's ``build``, independent of earlier draws.
+
+    Raises:
+        ConfigError: ``num_workers`` is no number of workers.
+    """
+    workers = dataloader.get('num_workers', 0)
+    if not isinstance(workers, int) or workers < 0:
+        raise ConfigError(f'num_workers={workers!r} of the loader of stream {stream!r}: allowed '
+                          'are 0, 1, 2, ...')
     # For samplers that mmrepro does not know. The same on all ranks, also with
     # diff_rank_seed: ranks that shuffle differently would share samples.
     sampler_seed = seeds.derive(root, 'sampler', 'build').torch >> 33

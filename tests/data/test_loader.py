@@ -38,7 +38,7 @@ from torch.utils.data import (
 
 from mmrepro import seeds
 from mmrepro.data import generators
-from mmrepro.errors import RandomnessError
+from mmrepro.errors import ConfigError, RandomnessError
 from mmrepro.run.runner import ReproRunner
 
 pytestmark = pytest.mark.usefixtures('workers_end_soon', 'no_pause_between_passes')
@@ -376,6 +376,14 @@ def test_a_loader_that_training_cannot_use_is_refused(make, change, message, tmp
     with pytest.raises(RandomnessError, match=message):
         ReproRunner(**cfg).train()
     adopted(loader(in_order=False))
+
+
+@pytest.mark.parametrize('workers', ['two', 1.5, -1])
+def test_a_number_of_workers_that_is_none_is_named(workers, tmp_path):
+    cfg = settings(loader, tmp_path)
+    cfg.update(val_dataloader=dict(num_workers=workers, dataset=Noisy()))
+    with pytest.raises(ConfigError, match=f"num_workers={workers!r} of the loader of stream 'val'"):
+        ReproRunner(**cfg).train()
 
 
 class Ahead(DataLoader):
