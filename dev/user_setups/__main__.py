@@ -27,7 +27,7 @@ PAGE = ROOT / 'docs' / 'evidence' / 'user-setups.md'
 RESULTS = ROOT / 'docs' / 'results' / 'user_setups.json'
 FAMILIES = ('samples', 'loading', 'steps', 'chance', 'optimization', 'hooks', 'reshaping',
             'validations', 'resumes', 'virtual_ranks', 'settings', 'averages', 'kept',
-            'set_by_hooks', 'stores', 'moments', 'recipes')
+            'set_by_hooks', 'stores', 'moments', 'recipes', 'programs')
 
 
 def load() -> None:
