@@ -11,15 +11,17 @@ from pathlib import Path
 import launches
 import pytest
 from command import exit_code
+from fake_runs import write_run
 from launches import EndedTraining, folder_of, training_of
 from mmengine.config import Config
 
 from mmrepro.errors import FingerprintError
+from mmrepro.fingerprint import divergence
 from mmrepro.fingerprint.manifest import read_manifest
 from mmrepro.fingerprint.reader import read_run
-from mmrepro.fingerprint.schema import Writer
+from mmrepro.fingerprint.schema import Writer, fingerprint_name
 from mmrepro.runs.launcher import TrainingFailed
-from mmrepro.verbs.replay import prepare
+from mmrepro.verbs.replay import _Watch, prepare
 
 run = partial(exit_code, 'replay')
 
@@ -78,6 +80,25 @@ def test_it_stops_at_the_first_difference(original, stand_in, tmp_path, capsys):
     assert run(original, '--work-dir', tmp_path / 'r') == 1
     out = capsys.readouterr().out
     assert 'DIFFERENT after 3 equal iterations: iteration 3, gradients: ' in out
+
+
+def test_every_line_is_compared_once_however_often_one_looks(tmp_path, monkeypatch):
+    """Each look would otherwise take longer than the one before."""
+    original = read_run(write_run(tmp_path / 'original', 60))
+    written = Path(write_run(tmp_path / 'whole', 60), 'mmrepro', fingerprint_name(0))
+    lines, compared = written.read_bytes().splitlines(keepends=True), []
+    compare = divergence.divergences
+    monkeypatch.setattr(divergence, 'divergences', lambda a, b: compared.extend(
+        (len(log.steps), len(b[rank].steps)) for rank, log in a.items()) or compare(a, b))
+    target = tmp_path / 'again' / 'mmrepro' / fingerprint_name(0)
+    target.parent.mkdir(parents=True)
+    watch = _Watch(original, None, str(tmp_path / 'again'), 60, lambda text: None, None)
+    watch.environment = []
+    for end in range(0, len(lines), 4):
+        target.write_bytes(b''.join(lines[:end]))
+        assert not watch.look()
+    assert max(max(pair) for pair in compared) <= 4
+    assert 50 < sum(second for _, second in compared) <= 60
 
 
 def test_a_shorter_replay_as_json(original, stand_in, tmp_path, capsys):
