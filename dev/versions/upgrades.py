@@ -50,6 +50,11 @@ UPGRADES = (
              'contourpy==1.3.1')),
     Upgrade('scikit-learn 1.5.2 to 1.7.2, PAA', 'scikit-learn', ('scikit-learn==1.5.2', ),
             ('scikit-learn==1.7.2', ), _SKLEARN, paa=True),
+    # the build for CUDA, from PyPI, beside the installed one
+    Upgrade('torch 2.10.0 to 2.13.0, RetinaNet', 'torch', ('torch===2.10.0', ), (),
+            ('numpy==1.26.4', 'scipy==1.13.1')),
+    Upgrade('torch 2.13.0 to 2.15.0, RetinaNet', 'torch', (), ('torch===2.15.0', ),
+            ('numpy==1.26.4', 'scipy==1.13.1')),
 )
 
 
@@ -93,7 +98,8 @@ def row(upgrade: Upgrade, number: int, folder: Path) -> str:
     here.mkdir(parents=True, exist_ok=True)
     config = here / f'upgrade_{number}.py'
     config.write_text(config_text(upgrade))
-    overlays = {name: [installed(one, folder) for one in (*packages, *upgrade.beside)]
+    overlays = {name: [installed(one, folder, dependencies=one.startswith('torch'))
+                       for one in (*packages, *upgrade.beside)]
                 for name, packages in (('then', upgrade.then), ('now', upgrade.now))}
     works = {name: here / f'{number}_{name}' for name in (*overlays, 'resumed')}
     for work in works.values():
