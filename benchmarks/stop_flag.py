@@ -16,11 +16,13 @@ All figures are milliseconds over stock's, of the rank with the highest:
 - `work`: processor time of the thread that trains, in the call; means of an iteration, medians over
   the blocks. `idle` is the median of iterations without an exchange, `exchange` the mean of all the
   others by the number of exchanges.
-- `behind`: processor time of all other threads of the process, an iteration
+- `watch`: processor time an iteration of the thread of the hook that looks into the store
+- `behind`: processor time an iteration of all other threads of the process. Threads of gloo wait
+  for other processes in all ways, so this differs by chance more than the others.
 - `call`: time in the call, waiting for other ranks and for a core included
 - `over`: time of the iteration
 
-Where processes share a core, `work` and `behind` say what it takes.
+Where processes share a core, `work` and `watch` say what it takes.
 """
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +44,8 @@ from children import Child, join_ranks, silence_output  # noqa: E402
 from mmrepro.runs.launcher import free_port  # noqa: E402
 
 WAYS = ('stock', 'pickled', 'flag', 'hook')
-COLUMNS = ('work', 'idle', 'exchange', 'behind', 'call', 'over')
+COLUMNS = ('work', 'idle', 'exchange', 'watch', 'behind', 'call', 'over')
+WATCH = 'mmrepro: steps of other ranks'  # the name of the thread
 
 
 class Block(NamedTuple):
@@ -49,6 +53,7 @@ class Block(NamedTuple):
     work: list[float]
     exchanges: list[bool]  # in which iterations the way told other ranks
     call: float  # mean of an iteration
+    watch: float
     behind: float
     over: float
 
@@ -75,11 +80,18 @@ class Ways:
             self.hook.before_train(self.runner)
             self.hook.before_train_epoch(self.runner)
 
-    def end(self, way: str) -> None:
+    def end(self, way: str) -> float:
+        """Return the processor time of the thread of this way."""
         if way in self.flags:
             self.paused[way] = time.monotonic()
-        if way == 'hook':
-            self.hook._steps.close()
+        if way != 'hook':
+            return 0.
+        watch, = (one for one in threading.enumerate() if one.name == WATCH)
+        assert watch.ident is not None
+        used = time.clock_gettime(time.pthread_getcpuclockid(watch.ident))
+        self.hook._steps.close()
+        watch.join()
+        return used
 
     def exchanges(self, way: str) -> bool:
         """Whether the next call begins or ends an exchange."""
@@ -140,10 +152,10 @@ def measure(rank: int, world: int, port: int, step: float, rounds: int, iteratio
                 ended = time.perf_counter(), time.process_time() - time.thread_time()
                 total, behind = ((end - start) / iterations
                                  for start, end in zip(self.start, ended))
-                self.ways.end(self.way)
+                watch = self.ways.end(self.way) / iterations
                 if runner.iter >= iterations * len(WAYS):  # the first round warms up
                     found[self.way].append(Block(self.work, self.exchanges,
-                                                 self.inside / iterations, behind, total))
+                                                 self.inside / iterations, watch, behind, total))
 
         def after_train(self, runner: Any) -> None:
             self.ways.hook.end()
@@ -178,6 +190,7 @@ def figures(way: str, blocks: Sequence[Block], stock: Sequence[Block]) -> dict[s
                                for one, other in zip(blocks, stock)),
         idle=statistics.median(idle or [0.]),
         exchange=sum(work for work, exchanges in pairs if exchanges) / max(count, 1),
+        watch=statistics.median(one.watch for one in blocks),
         behind=statistics.median(one.behind - other.behind for one, other in zip(blocks, stock)),
         call=statistics.median(one.call - other.call for one, other in zip(blocks, stock)),
         over=statistics.median(one.over - other.over for one, other in zip(blocks, stock)))

@@ -221,6 +221,16 @@ def test_virtual_ranks_do_not_depend_on_the_number_of_processes_and_devices(on_d
     assert set(json.loads(done.stdout.splitlines()[-1]).values()) == {True}, done.stdout
 
 
+def test_states_of_ranks_take_no_memory_of_the_device(on_device, tmp_path):
+    """A checkpoint within an accumulation cycle holds the gradients of all ranks."""
+    done = on_device(FOLDER / 'checkpoint_memory.py', tmp_path)
+    peak = {way: max(sum(processes, [])) for way, processes in json.loads(
+        done.stdout.splitlines()[-1]).items()}
+    # those of one tensor that is copied to the host
+    assert peak['ours'] == peak['virtual'] == peak['stock'] == 432
+    assert peak['device'] > 20_000, 'the control'
+
+
 @pytest.mark.nightly
 def test_the_kernel_is_named(on_device, data_root, tmp_path):
     """Without deterministic=True the first kernel that adds as threads arrive is found."""

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from harness import ROOT, environment, python
+from machines import ADDRESSES, machines_or_skip
 from preempted_runs import settings
 from ranks import free_port
 
@@ -44,18 +45,24 @@ def training(config, work_dir):
             str(work_dir), '--fingerprint', '--resume']
 
 
-def agent(port, number, nodes, command, log, restarts=3, cwd=None):
-    """Start a node: an agent of torchrun with one process. Node 0 has the meeting point."""
+def agent(port, number, nodes, command, log, restarts=3, cwd=None, machines=None):
+    """Start a node: an agent of torchrun with one process. Node 0 has the meeting point.
+
+    ``machines``: each node is one of these; None: all are groups of processes on the loopback.
+    """
     # otherwise processes that start again find the addresses of those before them
     env = {**environment(), 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'}
-    with open(log, 'ab') as output:
-        return subprocess.Popen(
-            [sys.executable, '-m', 'torch.distributed.run', f'--nnodes=1:{nodes}',
+    first, mine = ('127.0.0.1', ) * 2 if machines is None else (ADDRESSES[0], ADDRESSES[number])
+    words = [sys.executable, '-m', 'torch.distributed.run', f'--nnodes=1:{nodes}',
              '--nproc_per_node=1', f'--max-restarts={restarts}', '--rdzv_backend=c10d',
-             f'--rdzv_endpoint=127.0.0.1:{port}',
+             f'--rdzv_endpoint={first}:{port}',
              f'--rdzv_conf=is_host={int(number == 0)},last_call_timeout=5,keep_alive_interval=1',
-             '--local_addr=127.0.0.1', *command, '--launcher', 'pytorch'],
-            env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=cwd)
+             f'--local_addr={mine}', *command, '--launcher', 'pytorch']
+    if machines is not None:
+        words = machines.command(number, *words, cwd=cwd or os.getcwd())
+    with open(log, 'ab') as output:
+        return subprocess.Popen(words, env=env, stdout=output, stderr=subprocess.STDOUT,
+                                start_new_session=True, cwd=cwd)
 
 
 def descendants(pid):
@@ -108,19 +115,23 @@ def test_a_run_that_loses_a_node_goes_on_with_the_others_and_keeps_its_bits(tmp_
 ALONE = 12  # iterations that a node does by itself before others come
 
 
-@pytest.fixture
-def nodes(tmp_path):
+@pytest.fixture(params=['loopback', 'namespaces'])
+def nodes(request, tmp_path, tmp_path_factory):
     """A function that starts a node; what it has started is gone after the test."""
-    started, port = [], free_port()
+    started, port, machines = [], free_port(), None
+    if request.param == 'namespaces':
+        machines = machines_or_skip(tmp_path_factory, tmp_path / 'machines')
 
     def start(number, command, **options):
         log = tmp_path / f'node{number}.txt'
-        started.append(agent(port, number, 2, command, log, **options))
+        started.append(agent(port, number, 2, command, log, machines=machines, **options))
         return started[-1]
 
     yield start
     for one in started:
         kill_with_children(one)
+    if machines is not None:
+        machines.close()
 
 
 def wait_for(happened, healthy, log):
