@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -36,10 +37,14 @@ class RecordedRun(NamedTuple):
 
 def read_ranks(work_dir: str) -> dict[int, RankLog]:
     """Return rank -> fingerprints in ``work_dir/mmrepro``; empty where there is no such folder."""
-    folder = os.path.join(work_dir, FOLDER)
-    names = os.listdir(folder) if os.path.isdir(folder) else ()
-    matches = filter(None, map(schema.FINGERPRINTS.fullmatch, names))
-    files = {int(match[1]): match[0] for match in matches}
+    return read_files(os.path.join(work_dir, FOLDER), schema.FINGERPRINTS)
+
+
+def read_files(folder: str, names: re.Pattern[str]) -> dict[int, RankLog]:
+    """Return rank -> lines of the files in a folder with these names; the rank is the first group.
+    """
+    present = os.listdir(folder) if os.path.isdir(folder) else ()
+    files = {int(match[1]): match[0] for match in filter(None, map(names.fullmatch, present))}
     return {rank: read_rank(os.path.join(folder, files[rank])) for rank in sorted(files)}
 
 

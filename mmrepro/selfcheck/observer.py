@@ -21,6 +21,7 @@ from ..distributed.agreement import agree
 from ..distributed.unwrap import optim_wrappers, takes_closure, unwrap
 from ..errors import SampleDiffersError
 from ..fingerprint.digest import Snapshot, gradients_of, hex_of
+from ..fingerprint.divergence import differing_names
 from ..objects.digests import local_part
 from ..util.scoped import replaced
 from ..virtual import large_blocks_apart
@@ -51,9 +52,9 @@ class PassDigests(NamedTuple):
         differing = {}
         for field in FIELDS:
             first, second = getattr(self, field), getattr(other, field)
-            names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+            names = differing_names(first, second)
             if names:
-                differing[field] = names
+                differing[field] = [*names]
         return differing
 
 
@@ -98,10 +99,8 @@ class Observer:
             self._replace(wrapper, 'backward', self._backward)
             self._replace(wrapper, 'step', self._step)
             # a model may call the optimizer itself
-            optimizer = wrapper.optimizer
-            if hasattr(optimizer, 'register_step_pre_hook'):
-                handle = optimizer.register_step_pre_hook(self._before_step)
-                self._watching.callback(handle.remove)
+            handle = wrapper.optimizer.register_step_pre_hook(self._before_step)
+            self._watching.callback(handle.remove)
 
     def _replace(self, owner: Any, name: str, watched: Callable[..., Any]) -> None:
         self._watching.enter_context(replaced(
@@ -171,8 +170,52 @@ class Observer:
 TOPIC = 'step on samples that were loaded again'  # of the ranks' agreement
 
 
-class _Reached(BaseException):
+class Reached(BaseException):
     """Ends a pass where the optimizer would step; user code does not catch it."""
+
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]  # arguments of a step
+
+
+def copied(runner: Any, batch: Batch) -> Batch:
+    """Return a copy of a step's arguments: models change batches in place."""
+    wrapper = runner.optim_wrapper
+    return copy.deepcopy(batch, {id(wrapper): wrapper})
+
+
+def names_of_parameters(runner: Any) -> dict[int, str]:
+    """Return the names of a model's parameters, by id."""
+    return {id(parameter): name
+            for name, parameter in unwrap(runner.model).named_parameters()}
+
+
+def rehearsed(runner: Any, names: Mapping[int, str], step: Callable[..., Any], batch: Batch,
+              contexts: Sequence[Callable[[], Any]], ending: Callable[[], None] = lambda: None
+              ) -> PassDigests | None:
+    """Run a pass on a copy of the batch, up to where the optimizer would step.
+
+    Args:
+        names: as for :class:`Observer`.
+        contexts: entered around the pass.
+        ending: called when the pass has come to its end.
+
+    Returns:
+        The digests; None if the optimizer itself computes the losses, by a closure.
+    """
+    computed: list[PassDigests | None] = []
+
+    def reached(digests: PassDigests | None) -> None:
+        computed.append(digests)
+        ending()
+        raise Reached
+
+    args, kwargs = copied(runner, batch)
+    with ExitStack() as entered:
+        for context in contexts:
+            entered.enter_context(context())
+        with suppress(Reached):
+            Observer(runner, reached, names).run(step, args, kwargs)
+    return computed[0]
 
 
 class BatchComparison:
@@ -207,9 +250,12 @@ class BatchComparison:
         disputed = self._disputed
         swapped = (args, kwargs) if disputed is None else disputed.swapped(args, kwargs)
         with _disable_current_modes():  # recorders do not see it
-            state = StepState(self._runner)
+            state, names = StepState(self._runner), names_of_parameters(self._runner)
+            passes = []
             try:
-                passes = [self._pass(step, state, *given) for given in ((args, kwargs), swapped)]
+                for batch in ((args, kwargs), swapped):
+                    passes.append(rehearsed(self._runner, names, step, batch, self._paused))
+                    state.put_back()
             except Exception as error:
                 if disputed is None:
                     raise
@@ -224,25 +270,3 @@ class BatchComparison:
             raise SampleDiffersError(message)
         if disputed is not None:
             self._unread(disputed)
-
-    def _pass(self, step: Callable[..., Any], state: StepState, args: tuple[Any, ...],
-              kwargs: dict[str, Any]
-              ) -> PassDigests | None:
-        """Run a pass up to the optimizer, on copies of its arguments, and put the run back."""
-        wrapper = self._runner.optim_wrapper
-        args, kwargs = copy.deepcopy((args, kwargs), {id(wrapper): wrapper})
-        names = {id(parameter): name
-                 for name, parameter in unwrap(self._runner.model).named_parameters()}
-        computed: list[PassDigests | None] = []
-
-        def reached(digests: PassDigests | None) -> None:
-            computed.append(digests)
-            raise _Reached
-
-        with ExitStack() as contexts:
-            for paused in self._paused:
-                contexts.enter_context(paused())
-            with suppress(_Reached):
-                Observer(self._runner, reached, names).run(step, args, kwargs)
-        state.put_back()
-        return computed[0]

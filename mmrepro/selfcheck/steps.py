@@ -16,12 +16,11 @@ a file with the digests.
 """
 from __future__ import annotations
 
-import copy
 import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, NoReturn
 
@@ -39,17 +38,21 @@ from ..util.text import listed
 from ..virtual import check_shared_weights, large_blocks_apart
 from . import Diagnosis, diagnose
 from .forked import Copy, CopyFailed
-from .observer import FIELDS, Observer, PassDigests
+from .observer import (
+    FIELDS,
+    Observer,
+    PassDigests,
+    Reached,
+    copied,
+    names_of_parameters,
+    rehearsed,
+)
 from .state import StepState
 
 TOPIC = 'repeated step'  # of the ranks' agreement
 CLOSURE = 'the optimizer computes the losses itself, by a closure'
 LEAST, PATIENCE = 60, 20  # seconds, and times the step, that a copy has for its answer
 EXPLAINING = 600  # seconds for the passes that explain a difference
-
-
-class _Reached(BaseException):
-    """Ends a pass where the optimizer would step; user code does not catch it."""
 
 
 class StepCheck:
@@ -67,8 +70,7 @@ class StepCheck:
                  copy_failed: Callable[..., Any] | None) -> None:
         self._runner, self._paused, self._done = runner, paused, done
         self._copy_failed = copy_failed
-        self._names = {id(parameter): name
-                       for name, parameter in unwrap(runner.model).named_parameters()}
+        self._names = names_of_parameters(runner)
 
     @large_blocks_apart()
     def __call__(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +96,7 @@ class StepCheck:
             self._forget()
             return step(*args, **kwargs)
         second: list[PassDigests] = []
-        with suppress(_Reached):
+        with suppress(Reached):
             result = self._observed(partial(self._compare, first, second), args, kwargs)
             self._done(self._runner, None)
             return result
@@ -111,17 +113,12 @@ class StepCheck:
         Models change batches in place, and datasets may hold the same objects.
         """
         try:
-            self._batch = self._args, self._kwargs
-            self._batch = self._copied()
+            self._batch = copied(self._runner, (self._args, self._kwargs))
             problem = ''
         except Exception as error:  # raised by whatever the user's dataset puts into a batch
             problem = f'a batch cannot be copied: {type(error).__name__}: {error}'
         anyone: str = agree(TOPIC, problem, max)
         return anyone
-
-    def _copied(self) -> tuple[Any, ...]:
-        wrapper = self._runner.optim_wrapper
-        return copy.deepcopy(self._batch, {id(wrapper): wrapper})
 
     def _forget(self) -> None:
         # their memory is the optimizer's; this object lives until garbage is collected
@@ -129,23 +126,13 @@ class StepCheck:
 
     def _pass(self, recorder: OperatorRecorder | None = None,
               ending: Callable[[], None] = lambda: None) -> PassDigests:
-        """Run a pass on a copy of the batch, up to where the optimizer would step."""
-        computed: list[PassDigests] = []
-
-        def reached(digests: PassDigests) -> None:
-            computed.append(digests)
-            ending()
-            raise _Reached
-
-        args, kwargs = self._copied()
-        with ExitStack() as contexts:
-            for paused in self._paused:
-                contexts.enter_context(paused())
-            if recorder is not None:
-                contexts.enter_context(recorder)
-            with suppress(_Reached):
-                self._observed(reached, args, kwargs)
-        return computed[0]
+        contexts = [*self._paused]
+        if recorder is not None:
+            contexts.append(lambda: recorder)
+        digests: Any = rehearsed(self._runner, self._names, self._step, self._batch, contexts,
+                                 ending)
+        found: PassDigests = digests  # None only in `_rehearse`, which asks
+        return found
 
     # ------------------------------------------------------------ in a copy of the process
 
@@ -153,7 +140,7 @@ class StepCheck:
                        kwargs: dict[str, Any]) -> Any:
         self._begun = time.monotonic()
         in_the_copy: list[tuple[Copy, PassDigests]] = []
-        with suppress(_Reached):
+        with suppress(Reached):
             return self._observed(partial(self._let_repeat, in_the_copy), args, kwargs)
         process, first = in_the_copy[0]
         process.answer(partial(self._repeated, first))
@@ -171,7 +158,7 @@ class StepCheck:
             with Copy() as process:
                 if process.inside:
                     in_the_copy.append((process, first))
-                    raise _Reached  # out of the contexts of the step
+                    raise Reached  # out of the contexts of the step
                 second = PassDigests(**process.next(LEAST + PATIENCE * took))
                 if first.differing(second):
                     self._stop(process, first, second)
@@ -228,7 +215,7 @@ class StepCheck:
         if self._differ(first, second):
             check_shared_weights(self._runner)  # a model that changes them itself cannot share
             differing.append(second)
-            raise _Reached
+            raise Reached
         self._left = None
         self._forget()
 

@@ -8,8 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from ..errors import FingerprintError
-from ..fingerprint.divergence import ComparedField, Divergence, divergences, paired_validations
-from ..fingerprint.reader import RankLog, read_rank
+from ..fingerprint.divergence import (
+    ComparedField,
+    Divergence,
+    differing_names,
+    divergences,
+    paired_validations,
+)
+from ..fingerprint.reader import RankLog, read_files
 from ..util.files import read_json
 from ..util.text import encoded, listed
 from .witness_process import own_files
@@ -42,9 +48,7 @@ class Finding(NamedTuple):
 
 def noted_lines(folder: str) -> dict[int, RankLog]:
     """Return rank -> lines of the witness records in a folder."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    ranks = {int(match[1]): match[0] for match in filter(None, map(LINES.fullmatch, names))}
-    return {rank: read_rank(os.path.join(folder, ranks[rank])) for rank in sorted(ranks)}
+    return read_files(folder, LINES)
 
 
 def metrics_of(noted: Mapping[int, RankLog]) -> dict[int, list[dict[str, str]]]:
@@ -85,7 +89,7 @@ def compare(run: str, witness: str, begin: int, until: int,
     first, second = (side[rank].steps[found.iteration] for side in (ours, theirs))
     names = tuple(sorted(field.names, key=lambda name: ':' not in name))  # attributes first
     if field.field.startswith('batch.'):
-        names = _differing(first.get(ITEMS, {}), second.get(ITEMS, {}))
+        names = differing_names(first.get(ITEMS, {}), second.get(ITEMS, {}))
     return Finding(found.text(), field.field, names, lost, other)
 
 
@@ -124,7 +128,7 @@ def _differing_validation(first: Mapping[str, Any], second: Mapping[str, Any]) -
     for number, (a, b) in enumerate(zip(first.get(PREDICTIONS, []), second.get(PREDICTIONS, []))):
         if a != b:
             return Finding(f'{where}, predictions of batch {number}: {a} and {b}', 'validation', ())
-    names = () if second.get(TRUNCATED) else _differing(first['metrics'], second['metrics'])
+    names = () if second.get(TRUNCATED) else differing_names(first['metrics'], second['metrics'])
     if not names:
         return None
     values = [side['metrics'].get(names[0]) for side in (first, second)]
@@ -134,10 +138,6 @@ def _differing_validation(first: Mapping[str, Any], second: Mapping[str, Any]) -
 
 def _number(value: str | None) -> str:
     return 'nothing' if value is None else repr(float.fromhex(value))
-
-
-def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(name for name in {**a, **b} if a.get(name) != b.get(name))
 
 
 def attribute_digests(texts: Mapping[str, str]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def not_restored(noted: Mapping[int, Mapping[str, str]], witness: str, begin: in
     path = os.path.join(witness, ATTRIBUTES_AFTER)
     still = {*lost, *other}
     if after is not None and os.path.exists(path):
-        still = set(_differing(attribute_digests(after), read_json(path, FingerprintError)))
+        still = set(differing_names(attribute_digests(after), read_json(path, FingerprintError)))
     return [name for name in (*lost, *other)
             if name in still and name not in of_a_process and not OF_LOADING.match(name)]
 
@@ -197,7 +197,7 @@ def of_a_process(noted: Mapping[int, Mapping[str, str]], witness: str, begin: in
     path = os.path.join(witness, ATTRIBUTES)
     if begin not in noted or not os.path.exists(path):
         return set()
-    return set(_differing(attribute_digests(noted[begin]), read_json(path, FingerprintError)))
+    return set(differing_names(attribute_digests(noted[begin]), read_json(path, FingerprintError)))
 
 
 def left_between(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -275,7 +275,8 @@ def advice_text(finding: Finding, edited: Sequence[str] = ()) -> str:
                      f'initial values: {listed(finding.lost, SHOWN)}')
     elif finding.other:
         lines.append(f'Before that iteration they differ in {listed(finding.other, SHOWN)}')
-    return '\n'.join([*lines, f'to do: {_advice(finding.field)}'])
+    advice = ADVICE.get(finding.field.partition('.')[0], OF_MODELS)
+    return '\n'.join([*lines, f'to do: {advice}'])
 
 
 def _parts(finding: Finding) -> list[str]:
@@ -283,10 +284,6 @@ def _parts(finding: Finding) -> list[str]:
         return [f'parts that differ: {listed(finding.names, SHOWN)}',
                 f'samples leave something for later ones in {listed(finding.left, SHOWN)}']
     return [f'parts that differ: {listed(finding.names, SHOWN)}'] if finding.names else []
-
-
-def _advice(field: str) -> str:
-    return ADVICE.get(field.partition('.')[0], OF_MODELS)
 
 
 def repeated_text(finding: Finding, others: list[Finding | str | None], until: int

@@ -28,7 +28,7 @@ from ..demo import use_data, write_dataset
 from ..errors import DIFFERENT, DONE, NOTHING_TO_COMPARE, GoldenError
 from ..facts.collect import collect_facts
 from ..facts.compatibility import CHANGES, FactDifference, differences, severity, table
-from ..fingerprint.divergence import Divergence, difference_up_to
+from ..fingerprint.divergence import Divergence, difference_up_to, differing_names
 from ..fingerprint.manifest import read_manifest
 from ..fingerprint.reader import RankLog, read_ranks
 from ..fingerprint.schema import FACTS as FACTS_SHAPE
@@ -388,8 +388,7 @@ class KeptBits:
         if number > len(calls):
             return f'call {number} of same_bits in {self.test} is new; {again}'
         expected = calls[number - 1]
-        differing = [part for part in {**expected, **found}
-                     if expected.get(part) != found.get(part)]
+        differing = differing_names(expected, found)
         if not differing:
             return ''
         return (f'{len(differing)} of {len(found)} values have different bits from those in '

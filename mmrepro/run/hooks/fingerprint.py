@@ -85,12 +85,8 @@ class FingerprintHook(Hook):
         model = unwrap(runner.model)
         self._names = {}
         for wrapper in optim_wrappers(runner.optim_wrapper).values():
-            optimizer = wrapper.optimizer
-            if not hasattr(optimizer, 'register_step_pre_hook'):
-                raise ConfigError(f'FingerprintHook: {type(optimizer).__name__} has no '
-                                  'register_step_pre_hook: gradients cannot be seen before it')
             self._in_training.callback(
-                optimizer.register_step_pre_hook(self._before_step).remove)
+                wrapper.optimizer.register_step_pre_hook(self._before_step).remove)
         if self.level in RECORDERS:
             self._recorder = RECORDERS[self.level](model)
             self._in_training.callback(self._recorder.remove)
