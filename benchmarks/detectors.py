@@ -29,6 +29,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from dev.versions.models import set_everywhere  # noqa: E402
+
 CONFIGS = {
     'Faster R-CNN': 'faster_rcnn/faster-rcnn_r50_fpn_1x_coco',
     'Faster R-CNN, deformable convolutions': 'dcn/faster-rcnn_r50-dconv-c3-c5_fpn_1x_coco',
@@ -46,18 +48,6 @@ CONFIGS = {
 WAYS = ('stock', 'mmrepro')
 WARM = 2  # iterations of each way that are not counted
 CLASSES = ('person', 'cat', 'cup', 'motorcycle', 'rocket', 'coin')
-
-
-def set_everywhere(node: Any, key: str, value: Any) -> None:
-    """Replace the values of a key in a config that has it, at any depth."""
-    if isinstance(node, dict):
-        if key in node:
-            node[key] = value
-        for part in node.values():
-            set_everywhere(part, key, value)
-    elif isinstance(node, (list, tuple)):
-        for part in node:
-            set_everywhere(part, key, value)
 
 
 def settings(task: str, name: str, width: int, height: int, data_root: str, iterations: int

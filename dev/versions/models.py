@@ -289,24 +289,24 @@ BACKBONES = {
 }
 
 
-def _set_everywhere(node: Any, key: str, value: Any) -> None:
+def set_everywhere(node: Any, key: str, value: Any) -> None:
     """Replace the values of a key in a config that has it, at any depth."""
     if isinstance(node, dict):
         if key in node:
             node[key] = value
         for part in node.values():
-            _set_everywhere(part, key, value)
+            set_everywhere(part, key, value)
     elif isinstance(node, (list, tuple)):
         for part in node:
-            _set_everywhere(part, key, value)
+            set_everywhere(part, key, value)
 
 
 def _settings(name: str) -> Any:
     """Return the model of a config without pretrained weights, and without a threshold."""
     from mmengine.hub import get_config
     config = get_config(f'mmdet::{name}.py')
-    _set_everywhere(config.model, 'score_thr', 0.)
-    _set_everywhere(config.model, 'nms_pre', 100)
+    set_everywhere(config.model, 'score_thr', 0.)
+    set_everywhere(config.model, 'nms_pre', 100)
     if config.model.get('num_queries') == 900:
         config.model.num_queries = 100  # of images of this size
     for part in (config.model, config.model.backbone):
