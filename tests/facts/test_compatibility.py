@@ -63,7 +63,7 @@ HARMLESS_CHANGES = {
 
 def test_harmless_changes_are_said_in_one_line_and_nothing_of_the_same_run(base, tmp_path):
     runner = Runner.from_cfg(resumed(base, tmp_path, **HARMLESS_CHANGES))
-    assert len(runner.lifecycle.differences) == 1, runner.lifecycle.differences
+    assert len(runner.lifecycle.differences) == 1, '\n'.join(runner.lifecycle.differences)
     line, = runner.lifecycle.differences
     assert '\n' not in line
     for name in ('num_workers 0 -> 2', 'log_level', 'checkpoint.interval'):
