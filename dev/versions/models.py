@@ -185,13 +185,11 @@ def _functions() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
 
 def operators(arrays: Any) -> Found:
     """Yield digests of operators: result, and gradients."""
-    for room, found in (('torch.nn.functional.', _layers()), ('torch.', _functions())):
+    for first, second, found in ((functional, torch, _layers()), (torch, functional, _functions())):
         for name, call, arguments in found:
             result, gradients = result_and_gradients(call, *arguments)
-            plain = name.partition('(')[0]
-            part = f'torch.{name}'
-            if room != 'torch.' or not hasattr(torch, plain):
-                part = f'torch.nn.functional.{name}'
+            home = first if hasattr(first, name.partition('(')[0]) else second
+            part = f'{home.__name__}.{name}'
             yield part, RESULT, {}, result
             if any(one.requires_grad for one in arguments):
                 yield part, GRADIENTS, {}, gradients
