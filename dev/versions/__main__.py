@@ -6,6 +6,7 @@ process, and its digests stay in the folder: a second call goes on where the fir
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.facts.collect import cpu_features, cpu_name
-from mmrepro.facts.measured import AVX2, AVX512, HOLE, expanded, maker_of
+from mmrepro.facts.measured import AVX2, AVX512, HOLE, expanded, maker_of, on_maker
 from mmrepro.util.text import listed
 
 from . import inputs
@@ -27,7 +28,7 @@ from .packages import PACKAGES, Package
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / 'mmrepro' / 'facts' / 'measured.json'
-FORMAT = 2
+FORMAT = 3
 MAX_PARTS = 7  # of a cell
 MAX_CELL = 90  # characters of a line in a cell
 AVX512_WITHOUT_BLAS = f'{AVX512}-without-blas'  # NumPy's products of matrices have AVX2
@@ -166,6 +167,33 @@ def runs(digests: list[str]) -> str:
     return ' '.join(f'{count}*{one}' for count, one in counted)
 
 
+def agreed(before: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows of a package that hold for this CPU and for those that measured it before.
+
+    A digest that they disagree about, or that one of them lacks, counts as not measured.
+
+    Raises:
+        ValueError: other versions or parts were measured.
+    """
+    if before['versions'] != row['versions'] or before['parts'].keys() != row['parts'].keys():
+        raise ValueError(f"{row['distribution']}: this CPU has measured other versions or parts")
+    parts = {}
+    for part, ours in row['parts'].items():
+        theirs = before['parts'][part]
+        texts: dict[str, dict[str, str]] = {AVX2: {}, AVX512: {}}
+        for level, output in itertools.product(texts, ours['digests']):
+            pairs = zip(*(expanded(one.get(level, {}).get(output, one['digests'][output]))
+                          for one in (ours, theirs)))
+            texts[level][output] = runs([a if a == b else HOLE for a, b in pairs])
+        parts[part] = dict(ours, digests=texts[AVX2])
+        parts[part].pop(AVX512, None)
+        differing = {output: text for output, text in texts[AVX512].items()
+                     if text != texts[AVX2][output]}
+        if differing:
+            parts[part][AVX512] = differing
+    return dict(row, parts=parts, avx512=list(dict.fromkeys((*before['avx512'], *row['avx512']))))
+
+
 def table() -> str:
     """Return two Markdown tables: at which versions, and at which CPUs, digests of parts change."""
     lines = ['| package | from version | part | outputs that differ from the version before |',
@@ -271,27 +299,34 @@ def main() -> None:
             parser.error(f'{args.folder}/inputs.npz or the format is not that of {TABLE}; '
                          'delete the table to begin again')
     content['python'] = platform.python_version()
-    content[AVX512] = cpu_features()
     content['shared'] = {name: version(name) for name in SHARED}
     for name in args.packages or PACKAGES:
         package = PACKAGES[name]
-        found: dict[str, dict[str, Any]] = {AVX2: {}, AVX512: {}}
-        for release in package.versions:
-            for level in found:
-                found[level][release] = measured_at(name, package, release, level, args.folder)
-            print(f'{name} {release}: {len(found[AVX2][release])} parts', flush=True)
-            if package.large:
-                shutil.rmtree(overlay(package.requirements(release)[0], args.folder),
-                              ignore_errors=True)
-        complete = [release for release in package.versions
-                    if all(map(_computed, (one[release] for one in found.values())))]
-        content['packages'][name] = dict(
-            distribution=package.distribution, beside=list(package.beside),
-            versions=[release.replace('==', ' ') for release in complete],
-            maker=maker_of(cpu_name()) if package.by_maker else None,
-            parts=merged({level: [one[release] for release in complete]
-                          for level, one in found.items()}))
+        key = on_maker(name, maker_of(cpu_name())) if package.by_maker else name
+        before = content['packages'].get(key)
+        row = dict(distribution=package.distribution, beside=list(package.beside),
+                   **_measured(name, package, args.folder))
+        if before and before['avx512'] != row['avx512']:
+            row = agreed(before, row)
+        content['packages'][key] = row
         write(content)
+
+
+def _measured(name: str, package: Package, folder: Path) -> dict[str, Any]:
+    """Return what this CPU computes with all versions of a package."""
+    found: dict[str, dict[str, Any]] = {AVX2: {}, AVX512: {}}
+    for release in package.versions:
+        for level in found:
+            found[level][release] = measured_at(name, package, release, level, folder)
+        print(f'{name} {release}: {len(found[AVX2][release])} parts', flush=True)
+        if package.large:
+            shutil.rmtree(overlay(package.requirements(release)[0], folder), ignore_errors=True)
+    complete = [release for release in package.versions
+                if all(map(_computed, (one[release] for one in found.values())))]
+    return dict(versions=[release.replace('==', ' ') for release in complete],
+                maker=maker_of(cpu_name()) if package.by_maker else None, avx512=[cpu_features()],
+                parts=merged({level: [one[release] for release in complete]
+                              for level, one in found.items()}))
 
 
 if __name__ == '__main__':

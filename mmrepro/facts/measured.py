@@ -4,7 +4,8 @@
 that were measured, oldest first, and for each part (a transform, say) and each of its outputs the
 digests at these versions: ``3*a1 1*- 2*b2`` is one digest at the first three versions, and none at
 the fourth. ``digests`` hold for x86-64 CPUs whose libraries stay at AVX2, ``avx512`` has those
-texts that are others at AVX-512. Inputs were fixed.
+texts that are others at AVX-512 on the CPUs whose features a package lists. A package whose kernels
+depend on the maker of the CPU has rows for each, as ``torch on Intel``. Inputs were fixed.
 """
 from __future__ import annotations
 
@@ -116,18 +117,21 @@ def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effec
         None where the table has not both versions or no part of the configs, or where a run
         computes with other instructions than those of the table.
     """
-    table = _table()['packages'].get(package)
+    tables = [_rows_of(package, facts) for facts in runs]
+    table = tables[0]
+    if table is None or any(other is not table for other in tables):
+        return None
     found = [_place(table, str(version), facts) for version, facts in zip((then, now), runs)]
     places = [place for place in found if place]
     # stock pipelines of albumentations have seeds of the operating system
     seeded = package != 'albumentations' or not any(run.get('mmrepro') is False for run in runs)
-    if not table or len(places) < len(found) or not seeded:
+    if len(places) < len(found) or not seeded:
         return None
     changed: dict[str, set[str]] = {}
     equal, unknown = set(), set()
     for run in runs:
         outputs = _outputs(run)
-        for part in _called_parts(package, run):
+        for part in _called_parts(package, table, run):
             rows = _rows(table, part)
             different = _different(rows, outputs, places)
             if different:
@@ -155,22 +159,36 @@ def _measured_types() -> frozenset[str]:
                      for name in table['parts'])
 
 
-def _place(table: Mapping[str, Any] | None, version: str,
-           facts: Mapping[str, Any]) -> _Place | None:
+def _rows_of(package: str, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the rows of a package that hold for the CPU of a run."""
+    packages: Mapping[str, Mapping[str, Any]] = _table()['packages']
+    return packages.get(package) or packages.get(
+        on_maker(package, maker_of(str(facts.get('hardware.cpu')))))
+
+
+def on_maker(package: str, maker: str) -> str:
+    """Return the name of the rows of a package that hold for CPUs of this maker only."""
+    return f'{package} on {maker}'
+
+
+def _place(table: Mapping[str, Any], version: str, facts: Mapping[str, Any]) -> _Place | None:
     """Return where the table has the digests of a version with the instructions of a run."""
-    level = _level(facts)
-    maker = table.get('maker') if table else None
-    if maker and (maker != maker_of(str(facts.get('hardware.cpu'))) or facts.get('hardware.gpu')
-                  or facts.get('randomness.numerics.cpu') == 'portable'):
+    level = _level(facts, table[AVX512])
+    if table['maker'] and (facts.get('hardware.gpu')
+                           or facts.get('randomness.numerics.cpu') == 'portable'):
         return None  # other kernels
-    versions = table['versions'] if table else ()
+    versions = table['versions']
     numbers = [number for number, built in enumerate(versions)
                if built == version or re.fullmatch(re.escape(version) + r'\.\d+', built)]
     return _Place(level, numbers) if level and numbers else None
 
 
-def _level(facts: Mapping[str, Any]) -> str | None:
-    """Return the instructions that libraries compute with; None: not those of the table."""
+def _level(facts: Mapping[str, Any], measured_on: Sequence[str]) -> str | None:
+    """Return the instructions that libraries compute with; None: not those of the table.
+
+    Args:
+        measured_on: features of the CPUs that were measured at AVX-512.
+    """
     features = str(facts.get('hardware.cpu_features'))
     pinned = facts.get('randomness.numerics.cpu') is not None
     set_by_user = any(facts.get(f'env.{name}') for name in _VARIABLES)
@@ -180,7 +198,7 @@ def _level(facts: Mapping[str, Any]) -> str | None:
         return None
     if pinned or 'avx512f' not in features.split():
         return AVX2
-    return AVX512 if features == _table()[AVX512] else None
+    return AVX512 if features in measured_on else None
 
 
 def maker_of(cpu: str) -> str:
@@ -258,10 +276,11 @@ def expanded(text: str) -> list[str]:
 # ------------------------------------------------------------------------------- configs
 
 
-def _called_parts(package: str, facts: Mapping[str, Any]) -> Iterator[_Part]:
+def _called_parts(package: str, table: Mapping[str, Any],
+                  facts: Mapping[str, Any]) -> Iterator[_Part]:
     """Yield the parts of a config that may call a package, with the settings that rows know."""
     known: dict[str, set[str]] = {}
-    for name, row in _table()['packages'][package]['parts'].items():
+    for name, row in table['parts'].items():
         known.setdefault(_type(name), set()).update(row['covers'])
     callers = CALLED_BY.get(package)
     for part in _transforms(facts):

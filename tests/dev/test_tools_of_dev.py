@@ -177,6 +177,25 @@ def test_a_table_of_versions_has_a_second_text_where_avx512_gives_other_digests(
     assert _levels(row) == [(['Resize'], ('image', ), '2')]
 
 
+def test_what_two_cpus_disagree_about_counts_as_not_measured():
+    from dev.versions.__main__ import agreed
+
+    def row(cpu, avx2, avx512):
+        return dict(distribution='opencv-python', versions=['1', '2'], maker=None, avx512=[cpu],
+                    parts={'Resize': dict(covers={}, digests=dict(image=avx2),
+                                          avx512=dict(image=avx512))})
+
+    found = agreed(row('avx512f bf16', '2*a', '1*b 1*c'), row('avx512f', '2*a', '1*b 1*d'))
+    assert found['avx512'] == ['avx512f bf16', 'avx512f']
+    assert found['parts'] == {'Resize': dict(covers={}, digests=dict(image='2*a'),
+                                             avx512=dict(image='1*b 1*-'))}
+    found = agreed(row('avx512f bf16', '2*a', '2*a'), row('avx512f', '1*a 1*-', '2*a'))
+    assert found['parts']['Resize'] == dict(covers={}, digests=dict(image='1*a 1*-'),
+                                            avx512=dict(image='2*a'))
+    with pytest.raises(ValueError, match='other versions'):
+        agreed(dict(row('avx512f', '2*a', '2*b'), versions=['1', '3']), row('', '2*a', '2*b'))
+
+
 def test_a_stand_in_is_installed_in_place_of_its_package():
     from dev.versions.packages import PACKAGES
     first, *others = PACKAGES['albumentations'].requirements('albumentationsx==2.0.20')

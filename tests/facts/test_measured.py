@@ -169,7 +169,7 @@ def test_every_row_of_the_table_has_a_digest_for_each_version():
 # ----------------------------------------------------------------- instructions
 
 
-AVX512 = measured._table()['avx512']
+AVX512 = measured._table()['packages']['cv2']['avx512'][0]
 BICUBIC = dict(RESIZE, interpolation='bicubic')
 
 
