@@ -6,7 +6,6 @@ process, and its digests stay in the folder: a second call goes on where the fir
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -167,31 +166,29 @@ def runs(digests: list[str]) -> str:
     return ' '.join(f'{count}*{one}' for count, one in counted)
 
 
-def agreed(before: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows of a package that hold for this CPU and for those that measured it before.
+def agreed(row: dict[str, Any], found: list[dict[str, Any]], features: str) -> dict[str, Any]:
+    """Return the rows of a package that hold at AVX-512 for one more kind of CPU.
 
-    A digest that they disagree about, or that one of them lacks, counts as not measured.
+    Args:
+        row: of the CPUs that were measured before.
+        found: what this CPU has computed at AVX-512 with each version.
+        features: of this CPU.
 
-    Raises:
-        ValueError: other versions or parts were measured.
+    A digest that the CPUs disagree about counts as not measured.
     """
-    if before['versions'] != row['versions'] or before['parts'].keys() != row['parts'].keys():
-        raise ValueError(f"{row['distribution']}: this CPU has measured other versions or parts")
     parts = {}
-    for part, ours in row['parts'].items():
-        theirs = before['parts'][part]
-        texts: dict[str, dict[str, str]] = {AVX2: {}, AVX512: {}}
-        for level, output in itertools.product(texts, ours['digests']):
-            pairs = zip(*(expanded(one.get(level, {}).get(output, one['digests'][output]))
-                          for one in (ours, theirs)))
-            texts[level][output] = runs([a if a == b else HOLE for a, b in pairs])
-        parts[part] = dict(ours, digests=texts[AVX2])
-        parts[part].pop(AVX512, None)
-        differing = {output: text for output, text in texts[AVX512].items()
-                     if text != texts[AVX2][output]}
-        if differing:
-            parts[part][AVX512] = differing
-    return dict(row, parts=parts, avx512=list(dict.fromkeys((*before['avx512'], *row['avx512']))))
+    for part, before in row['parts'].items():
+        texts = {}
+        for output, text in before['digests'].items():
+            digests = expanded(before.get(AVX512, {}).get(output, text))
+            here = [one.get(part, {}).get('digests', {}).get(output, HOLE) for one in found]
+            both = runs([a if a == b else HOLE for a, b in zip(digests, here)])
+            if both != text:
+                texts[output] = both
+        parts[part] = {key: value for key, value in before.items() if key != AVX512}
+        if texts:
+            parts[part][AVX512] = texts
+    return dict(row, parts=parts, avx512=[*row['avx512'], features])
 
 
 def table() -> str:
@@ -300,33 +297,40 @@ def main() -> None:
                          'delete the table to begin again')
     content['python'] = platform.python_version()
     content['shared'] = {name: version(name) for name in SHARED}
+    features = str(cpu_features())
     for name in args.packages or PACKAGES:
         package = PACKAGES[name]
-        key = on_maker(name, maker_of(cpu_name())) if package.by_maker else name
+        maker = maker_of(cpu_name()) if package.by_maker else None
+        key = on_maker(name, maker) if maker else name
         before = content['packages'].get(key)
-        row = dict(distribution=package.distribution, beside=list(package.beside),
-                   **_measured(name, package, args.folder))
-        if before and before['avx512'] != row['avx512']:
-            row = agreed(before, row)
+        if before and features not in before['avx512']:  # digests at AVX2 hold for any CPU
+            found = _measured(name, package, [AVX512], args.folder)[AVX512]
+            row = agreed(before, [found[version.replace(' ', '==')]
+                                  for version in before['versions']], features)
+        else:
+            levels = _measured(name, package, [AVX2, AVX512], args.folder)
+            complete = [release for release in package.versions
+                        if all(_computed(one[release]) for one in levels.values())]
+            row = dict(distribution=package.distribution, beside=list(package.beside),
+                       versions=[release.replace('==', ' ') for release in complete],
+                       maker=maker, avx512=[features],
+                       parts=merged({level: [one[release] for release in complete]
+                                     for level, one in levels.items()}))
         content['packages'][key] = row
         write(content)
 
 
-def _measured(name: str, package: Package, folder: Path) -> dict[str, Any]:
-    """Return what this CPU computes with all versions of a package."""
-    found: dict[str, dict[str, Any]] = {AVX2: {}, AVX512: {}}
+def _measured(name: str, package: Package, levels: list[str], folder: Path
+              ) -> dict[str, dict[str, Any]]:
+    """Return the digests of all versions of a package: level -> version -> part -> digests."""
+    found: dict[str, dict[str, Any]] = {level: {} for level in levels}
     for release in package.versions:
-        for level in found:
-            found[level][release] = measured_at(name, package, release, level, folder)
-        print(f'{name} {release}: {len(found[AVX2][release])} parts', flush=True)
+        for level, one in found.items():
+            one[release] = measured_at(name, package, release, level, folder)
+        print(f'{name} {release}: {len(found[AVX512][release])} parts', flush=True)
         if package.large:
             shutil.rmtree(overlay(package.requirements(release)[0], folder), ignore_errors=True)
-    complete = [release for release in package.versions
-                if all(map(_computed, (one[release] for one in found.values())))]
-    return dict(versions=[release.replace('==', ' ') for release in complete],
-                maker=maker_of(cpu_name()) if package.by_maker else None, avx512=[cpu_features()],
-                parts=merged({level: [one[release] for release in complete]
-                              for level, one in found.items()}))
+    return found
 
 
 if __name__ == '__main__':

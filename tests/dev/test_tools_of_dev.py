@@ -180,20 +180,18 @@ def test_a_table_of_versions_has_a_second_text_where_avx512_gives_other_digests(
 def test_what_two_cpus_disagree_about_counts_as_not_measured():
     from dev.versions.__main__ import agreed
 
-    def row(cpu, avx2, avx512):
-        return dict(distribution='opencv-python', versions=['1', '2'], maker=None, avx512=[cpu],
-                    parts={'Resize': dict(covers={}, digests=dict(image=avx2),
-                                          avx512=dict(image=avx512))})
+    def found(image, boxes):
+        return {'Resize': dict(covers={}, digests=dict(image=image, boxes=boxes))}
 
-    found = agreed(row('avx512f bf16', '2*a', '1*b 1*c'), row('avx512f', '2*a', '1*b 1*d'))
-    assert found['avx512'] == ['avx512f bf16', 'avx512f']
-    assert found['parts'] == {'Resize': dict(covers={}, digests=dict(image='2*a'),
-                                             avx512=dict(image='1*b 1*-'))}
-    found = agreed(row('avx512f bf16', '2*a', '2*a'), row('avx512f', '1*a 1*-', '2*a'))
-    assert found['parts']['Resize'] == dict(covers={}, digests=dict(image='1*a 1*-'),
-                                            avx512=dict(image='2*a'))
-    with pytest.raises(ValueError, match='other versions'):
-        agreed(dict(row('avx512f', '2*a', '2*b'), versions=['1', '3']), row('', '2*a', '2*b'))
+    before = dict(versions=['1', '2'], avx512=['avx512f bf16'], parts={'Resize': dict(
+        covers={}, digests=dict(image='2*a', boxes='2*b'), avx512=dict(image='1*a 1*c'))})
+    rows = agreed(before, [found('a', 'b'), found('c', 'b')], 'avx512f')
+    assert rows == dict(before, avx512=['avx512f bf16', 'avx512f'])
+    rows = agreed(before, [found('a', 'b'), found('d', '!ValueError')], 'avx512f')
+    assert rows['parts']['Resize']['avx512'] == dict(image='1*a 1*-', boxes='1*b 1*-')
+    assert rows['parts']['Resize']['digests'] == before['parts']['Resize']['digests']
+    rows = agreed(before, [found('a', 'b'), {}], 'avx512f')
+    assert rows['parts']['Resize']['avx512'] == dict(image='1*a 1*-', boxes='1*b 1*-')
 
 
 def test_a_stand_in_is_installed_in_place_of_its_package():
