@@ -163,6 +163,28 @@ def voc(arrays: Any) -> Found:
                     metric=['mAP'], eval_mode=[mode]), digest(mean, [one['ap'] for one in classes])
 
 
+def lvis(arrays: Any) -> Found:
+    """Yield the digest of LVIS's figures for detections with tied scores."""
+    yield 'LVISMetric', 'figures', dict(metric=['bbox', 'segm']), _figures('LVISMetric')
+
+
+def cityscapes(arrays: Any) -> Found:
+    """Yield the digest of Cityscapes' figures for instances with tied scores."""
+    yield 'CityScapesMetric', 'figures', {}, _figures('CityScapesMetric')
+
+
+def _figures(metric: str) -> str:
+    """Return the digest of what a metric of MMDetection says of the predictions of its test."""
+    import contextlib
+    import io
+    import tempfile
+
+    import metrics_of_mmdet as small
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        found = small.METRICS[metric](small.Data(0), folder)
+    return digest(sorted(found.items()))
+
+
 def backbones(arrays: Any) -> Found:
     """Yield digests of backbones as ``TIMMBackbone`` of MMPretrain makes them."""
     import torch

@@ -80,6 +80,12 @@ PACKAGES = {
         ('numpy==1.26.4', )),
     'shapely': Package(
         'shapely', 'shapely', _versions('1.8.5.post1 2.0.7 2.1.2 2.2.0'), ('numpy==1.26.4', )),
+    'lvis': Package('lvis', 'lvis', _versions('0.5 0.5.1 0.5.2 0.5.3'), ('numpy==1.26.4', )),
+    'cityscapesscripts': Package(
+        'cityscapesscripts', 'cityscapesscripts',
+        _versions('1.5.0 2.0.1 2.1.7 2.2.0 2.2.1 2.2.2 2.2.3 2.2.4 2.3.0'),
+        ('numpy==1.26.4', 'appdirs==1.4.4', 'pyquaternion==0.9.9', 'coloredlogs==15.0.1',
+         'humanfriendly==10.0')),
     'albumentations': Package(
         'albumentations', 'albumentations',
         ('1.3.0', '1.3.1', '1.4.0', '1.4.2', '1.4.3', '1.4.4', '1.4.6', '1.4.7', *_ALBUCORE),

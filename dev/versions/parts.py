@@ -307,6 +307,8 @@ GROUPS: dict[str, tuple[Callable[[Any], Found], ...]] = {
     'pycocotools': (calls.coco, annotations),
     'timm': (calls.backbones, ),
     'shapely': (annotations, ),
+    'lvis': (calls.lvis, ),
+    'cityscapesscripts': (calls.cityscapes, ),
     'albumentations': (albu.pipelines, ),
     'torch': (transforms, models.streams, models.operators, models.losses, models.optimizers,
               models.detectors),

@@ -32,6 +32,8 @@ CALLED_BY = {
     'scikit-learn': ('PAAHead', 'LADHead'),
     'scipy': ('HungarianAssigner', 'TopkHungarianAssigner', 'CrowdHumanMetric'),
     'timm': ('TIMMBackbone', ),
+    'lvis': ('LVISMetric', ),
+    'cityscapesscripts': ('CityScapesMetric', ),
 }
 # packages, and stock transforms that compute nothing with them
 NOT_CALLED_BY = {'torch': ('LoadImageFromFile', 'LoadAnnotations')}

@@ -170,6 +170,27 @@ def lvis(data, folder):
     return evaluated(LVISMetric(ann_file=path, metric=['bbox', 'segm']), data.samples())
 
 
+def cityscapes(data, folder):
+    importlib.import_module('cityscapesscripts')  # as for LVIS
+    from mmdet.evaluation.metrics import CityScapesMetric
+    classes = ('person', 'car', 'bicycle')
+    ids = (24, 26, 33)  # of these classes
+    metric = CityScapesMetric(os.path.join(folder, 'found'), seg_prefix=folder)
+    samples = data.samples()
+    for sample in samples:
+        real, labels = data.truth[sample['img_id']]
+        instances = np.zeros((SIZE, SIZE), np.uint16)
+        for number, (mask, label) in enumerate(zip(masks_of(real), labels)):
+            instances[mask] = ids[label] * 1000 + number
+        sample['img_path'] = os.path.join(folder, f'{sample["img_id"]}_leftImg8bit.png')
+        Image.fromarray(instances).save(
+            os.path.join(folder, f'{sample["img_id"]}_gtFine_instanceIds.png'))
+    metric.dataset_meta = dict(classes=classes)
+    for sample in samples:
+        metric.process({}, [sample])
+    return metric.evaluate(len(samples))
+
+
 def crowd_human(data, folder):
     from mmdet.evaluation.metrics import CrowdHumanMetric
     path = os.path.join(folder, 'ann.odgt')
@@ -332,8 +353,8 @@ def videos(data, folder):
 METRICS = {
     'CocoMetric': coco_metric, 'CocoOccludedSeparatedMetric': occluded,
     'OVCocoMetric': open_vocabulary, 'VOCMetric': voc, 'OpenImagesMetric': open_images,
-    'LVISMetric': lvis, 'CrowdHumanMetric': crowd_human, 'CocoPanopticMetric': panoptic,
-    'SemSegMetric': segmentation,
+    'LVISMetric': lvis, 'CityScapesMetric': cityscapes, 'CrowdHumanMetric': crowd_human,
+    'CocoPanopticMetric': panoptic, 'SemSegMetric': segmentation,
     'RefSegMetric': referred, 'RefExpMetric': expression, 'gRefCOCOMetric': expressions,
     'DODCocoMetric': described, 'Flickr30kMetric': phrases, 'ReIDMetrics': reid,
     'YouTubeVISMetric': videos}
