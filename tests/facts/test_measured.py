@@ -75,7 +75,10 @@ def test_other_settings_than_the_measured_ones_are_not_measured(pipeline):
     ('pycocotools', '2.0.10', '2.0.11', dict(type='mmdet.CocoMetric'), dict(metric=['bbox']),
      dict(metric='proposal')),
     ('numpy', '2.2.6', '2.3.5', dict(type='VOCMetric', metric='mAP'), dict(eval_mode='area'),
-     dict(eval_mode='own'))])
+     dict(eval_mode='own')),
+    ('lvis', '0.5.2', '0.5.3', dict(type='LVISMetric'), dict(metric=['bbox', 'segm']),
+     dict(metric=['proposal'])),
+    ('cityscapesscripts', '2.2.4', '2.3.0', dict(type='CityScapesMetric'), {}, dict(type='Own'))])
 def test_parts_of_models_and_evaluators_count_with_their_settings(
         package, then, now, part, measured, not_measured):
     def found(settings):
@@ -186,9 +189,20 @@ def test_each_cpu_has_the_digests_of_its_instructions(monkeypatch):
     assert found.changed == ('Resize (float32 image)', ), 'from one CPU to another'
 
 
+def test_a_package_lists_the_cpus_that_have_its_digests_at_avx512():
+    """AMD EPYC (Zen 4 and 5) and Intel Xeon (Ice Lake) have the same images."""
+    intel = {'hardware.cpu': 'Intel(R) Xeon(R)',
+             'hardware.cpu_features': AVX512.replace(' avx512_bf16', '')}
+    assert change(*DETECTION, **intel) == change(
+        *DETECTION, **{'hardware.cpu_features': AVX512, 'hardware.cpu': 'AMD EPYC'})
+    here, there = (facts(*DETECTION, **features) for features in (
+        intel, {'hardware.cpu_features': AVX512}))
+    assert effect('cv2', '4.12.0', '4.12.0', here, there).all_equal
+
+
 def test_other_instructions_than_the_measured_ones_are_not_covered():
     assert change(*DETECTION, **{'hardware.cpu_features': AVX512}) is not None
-    for features in (f'{AVX512} avx512_fp16', AVX512.replace(' avx512_bf16', '')):
+    for features in (f'{AVX512} avx512_fp16', AVX512.replace(' avx512_vnni', '')):
         assert change(*DETECTION, **{'hardware.cpu_features': features}) is None
     for name, value in (('OPENCV_CPU_DISABLE', 'AVX2'), ('NPY_DISABLE_CPU_FEATURES', 'AVX2'),
                         ('OPENBLAS_CORETYPE', 'Prescott')):
