@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import witnessed
+from children import Child
 from harness import environment
 from mmengine.dataset import BaseDataset
 from mmengine.hooks import CheckpointHook, EmptyCacheHook, Hook
@@ -29,7 +30,7 @@ from mmrepro import on_virtual_ranks, verbs
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
 from mmrepro.objects.digests import state_digest
 from mmrepro.run.hooks.witness_records import attribute_texts
-from mmrepro.runs.witness import _OF_EVERY_TRAINING, _other_workers
+from mmrepro.runs.witness import _OF_EVERY_TRAINING, _other_workers, _protect
 from mmrepro.selfcheck import recipe, witness, witness_process, witness_verdict
 from mmrepro.selfcheck.witness import Witness
 from mmrepro.selfcheck.witness_process import Start, WitnessProcess
@@ -320,10 +321,36 @@ def test_state_that_a_resume_loses_is_named_where_the_bits_are_equal_for_now(tmp
     assert "register it: mmrepro.keep_attributes(Class, 'attribute')" in warning
 
 
-@pytest.mark.parametrize('large', [False, True])
-def test_a_witness_has_what_code_has_written_into_the_work_directory(large, tmp_path):
-    train(config(tmp_path, custom_hooks=[dict(type='KeepsAFile', large=large)]))
+@pytest.mark.parametrize('hook', [
+    dict(type='KeepsAFile'), dict(type='KeepsAFile', large=True),
+    dict(type='KeepsAFile', name='scale_{}.pth'), dict(type='ReadsTheLastCheckpoint')])
+def test_a_witness_has_the_files_of_the_work_directory(hook, tmp_path):
+    train(config(tmp_path, custom_hooks=[hook]))
     assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
+
+
+def removes_links(folder):
+    """Remove and replace links to files of a run, then change such a file."""
+    run, scratch = folder / 'run', folder / 'scratch'
+    for path in (run, scratch):
+        path.mkdir()
+    for name in 'abc':
+        (run / name).write_text(name)
+        (scratch / name).symlink_to(run / name)
+    _protect(str(run), str(scratch))
+    (scratch / 'a').unlink()
+    (scratch / 'new').write_text('')
+    (scratch / 'new').replace(scratch / 'b')
+    for change in (lambda: (scratch / 'c').write_text(''), lambda: (run / 'c').unlink(),
+                   lambda: os.truncate(scratch / 'c', 0), lambda: (run / 'c').rename(scratch / 'd')):
+        with pytest.raises(PermissionError, match='may not change'):
+            change()
+
+
+def test_a_witness_removes_its_links_and_no_files_of_the_run(tmp_path):
+    Child(removes_links, tmp_path).result(60)
+    assert {path.name: path.read_text() for path in (tmp_path / 'run').iterdir()} == {
+        name: name for name in 'abc'}
 
 
 def test_a_file_that_is_written_again_is_named(tmp_path):
