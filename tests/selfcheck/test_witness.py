@@ -342,7 +342,7 @@ def removes_links(folder):
     (scratch / 'new').write_text('')
     (scratch / 'new').replace(scratch / 'b')
     for change in (lambda: (scratch / 'c').write_text(''), lambda: (run / 'c').unlink(),
-                   lambda: os.truncate(scratch / 'c', 0), lambda: (run / 'c').rename(scratch / 'd')):
+                   lambda: os.truncate(scratch / 'c', 0), lambda: (run / 'c').rename(run / 'd')):
         with pytest.raises(PermissionError, match='may not change'):
             change()
 
