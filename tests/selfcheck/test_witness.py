@@ -180,7 +180,30 @@ class OddlyNamed(BaseDataset):
 
     def __getitem__(self, i):
         info = self.get_data_info(i)
-        return dict(x=torch.full((3, ), info['x']), lock=threading.Lock(), path=info['img_path'])
+        return dict(x=torch.full((3, ), info['x']), lock=threading.Lock(), path=info['img_path'],
+                    odd=UnreadableInSlots())
+
+
+class Unreadable:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class UnreadableInSlots:
+    __slots__ = ('value', )
+    __hash__ = None
+    __getattr__ = Unreadable.__getattr__
+
+    def __init__(self):
+        self.value = 0
+
+    def __eq__(self, other):
+        raise TypeError('compares with nothing')
+
+    def __repr__(self):
+        raise RuntimeError('no text')
+
+    __bool__ = __len__ = __repr__
 
 
 class LazyCache(dict):
@@ -193,8 +216,9 @@ class Odds(Hook):
     """Has, and gives a model, what raises errors when it is looked at."""
 
     def __init__(self):
-        self.odds = [LazyCache(a=1), weakref.proxy(Unreadable()), Unreadable(), np.ma.masked]
-        self.lazy, self.gone, self.proxy, self.masked = self.odds
+        self.odds = [LazyCache(a=1), weakref.proxy(Unreadable()), Unreadable(), np.ma.masked,
+                     UnreadableInSlots()]
+        self.lazy, self.gone, self.proxy, self.masked, self.slots = self.odds
 
     def before_run(self, runner):
         vars(runner.model).update(vars(self))
@@ -418,11 +442,6 @@ def test_hooks_that_code_registers_go_along(tmp_path):
     runner.register_hook(AddsNoise())
     runner.train()
     assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
-
-
-class Unreadable:
-    def __getattr__(self, name):
-        raise RuntimeError(name)
 
 
 def test_objects_that_raise_when_they_are_read_are_left_out(tmp_path):
