@@ -97,6 +97,7 @@ def _in_fork(call: Callable[[], None], run: int, scratch: str) -> int:
     Returns:
         The exit code of the process; negative: minus the number of a signal.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored children cannot be waited for
     pid = os.fork()
     if pid == 0:
         CDLL(None).prctl(_PR_SET_PDEATHSIG, c_ulong(signal.SIGKILL))

@@ -30,7 +30,7 @@ from mmrepro import on_virtual_ranks, verbs
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
 from mmrepro.objects.digests import state_digest
 from mmrepro.run.hooks.witness_records import attribute_texts
-from mmrepro.runs.witness import _OF_EVERY_TRAINING, _other_workers, _protect
+from mmrepro.runs.witness import _OF_EVERY_TRAINING, _in_fork, _other_workers, _protect
 from mmrepro.selfcheck import recipe, witness, witness_process, witness_verdict
 from mmrepro.selfcheck.witness import Witness
 from mmrepro.selfcheck.witness_process import Start, WitnessProcess
@@ -686,6 +686,14 @@ def test_a_witness_that_is_killed_ends_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(WitnessProcess, '__init__', killed)
     train(config(tmp_path))
     assert 'its process ended with exit code -9' in log_of(tmp_path).splitlines()[-1]
+
+
+def test_a_run_that_ignores_its_children_has_a_witness(tmp_path):
+    def job():
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        return _in_fork(lambda: os._exit(3), os.getppid(), str(tmp_path))
+
+    assert Child(job).result(60) == 3
 
 
 class KillsItself(Hook):
