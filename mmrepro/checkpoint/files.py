@@ -62,6 +62,14 @@ def seal(path: str) -> None:
         os.fsync(file.fileno())
 
 
+def is_sealed(path: str) -> bool:
+    """Whether a file ends as the checkpoints of a run do: a file of somebody else does not."""
+    with suppress(OSError), open(path, 'rb') as file:
+        file.seek(max(0, os.path.getsize(path) - _COMMENT))
+        return file.read(len(MARK)) == MARK
+    return False
+
+
 def check_file(path: str) -> str | None:
     """Return the problem of a checkpoint file, or None. A file needs no digest."""
     tail_size = _END.size + _COMMENT

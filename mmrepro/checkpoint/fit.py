@@ -10,6 +10,7 @@ parts.
 """
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import io
@@ -327,6 +328,27 @@ def _size(value: torch.Tensor) -> str:
     return f'{str(value.dtype).removeprefix("torch.")} {tuple(value.shape)}'
 
 
+def _loaded_size(model: nn.Module, name: str, state_dict: Mapping[str, Any]) -> str | None:
+    """Return the size that a weight or buffer has after loading; None if it cannot be loaded.
+
+    Observers of quantization resize their buffers. A parameter is no other one then: the optimizer
+    has it.
+    """
+    path, _, name = name.rpartition('.')
+    prefix = f'{path}.' if path else ''
+    part = OrderedDict((key[len(prefix):], value) for key, value in (
+        (key.removeprefix('module.'), value) for key, value in state_dict.items())
+        if key.startswith(prefix))
+    try:
+        module = copy.deepcopy(model.get_submodule(path))
+        parameters = dict(module.named_parameters())
+        module.load_state_dict(part, strict=False)
+    except Exception:  # sizes that do not fit, and whatever the code of a module raises
+        return None
+    same = all(value is parameters.get(key) for key, value in module.named_parameters())
+    return _size(module.state_dict()[name]) if same else None
+
+
 def _name(cls: type) -> str:
     module = cls.__module__
     return ('' if module.startswith('torch.') else f'{module}.') + cls.__qualname__
@@ -397,13 +419,18 @@ class Compatibility:
         self._moving = frozenset(moving)
         self._at_the_start: Mapping[str, str] | None = None
 
-    def check_restored(self, runner: Any) -> None:
-        """Compare the parts that MMEngine is about to restore.
+    def check_restored(self, runner: Any, state_dict: Mapping[str, Any]) -> None:
+        """Compare the parts that MMEngine is about to restore; ``state_dict``: the weights.
 
         Raises:
             ResumeError: something does not fit, with ``resume_strict``; otherwise it is a warning.
         """
         now = parts_of(runner)
+        model = unwrap(runner.model)
+        for name in differing(self._parts, now):
+            if name.startswith('weights.') and {name} <= {*self._parts} & {*now}:
+                size = _loaded_size(model, name.removeprefix('weights.'), state_dict)
+                now[name] = size or now[name]
         self._compare(runner, now, RESTORED, ())
         edited = [name.removeprefix('code.') for name, code in now.items()
                   if name.startswith('code.') and self._parts.get(name, code) != code]

@@ -7,12 +7,15 @@ loading, optimizers or schedules.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import enum
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from mmengine.runner import BaseLoop
 from torch import nn
@@ -27,7 +30,15 @@ from ..distributed.unwrap import (
     unwrap,
 )
 from ..errors import CheckpointError, ConfigError, ResumeError
-from ..objects.walks import GENERATORS, is_stateful, read_state, restore_state
+from ..objects.walks import (
+    GENERATORS,
+    attributes,
+    has_attribute,
+    is_stateful,
+    read_state,
+    restore_state,
+)
+from ..util.libraries import belongs_to_user
 from ..util.text import qualified_name
 
 
@@ -74,7 +85,8 @@ def keep_attributes(cls: type, *names: str, why: str = '') -> None:
     They are kept of a model and its parts, of averages, hooks, training datasets, their transforms,
     samplers, optimizers and schedules, in the main process, on each rank; and restored when a
     training resumes, after the ``before_train`` of all hooks. A value may be a number, text, tensor
-    or array, lists, tuples, sets and dicts of them, a module, or a random generator.
+    or array, an enum member, a dataclass, lists, tuples, sets and dicts of these, a module, or a
+    random generator.
 
     Args:
         names: of the attributes, dotted where they belong to a part: ``'assigner.threshold'``.
@@ -127,7 +139,7 @@ class _Attribute(NamedTuple):
 
     def of_class(self) -> type | None:
         """Return the class that has the attribute, if the object itself does not have it."""
-        if self.name in getattr(self.owner, '__dict__', ()):
+        if self.name in attributes(self.owner):
             return None
         return next((cls for cls in type(self.owner).__mro__ if self.name in vars(cls)
                      and not hasattr(vars(cls)[self.name], '__get__')), None)
@@ -141,15 +153,14 @@ def _parts(owner: Any, prefix: str = '', depth: int = 0) -> Iterator[tuple[str, 
 
     Parts of them too: the sampler of Libra R-CNN has samplers for positives and for negatives.
     """
-    for name, value in list(getattr(owner, '__dict__', {}).items()):
+    for name, value in attributes(owner).items():
         if name in _MACHINERY or name.startswith('_mmrepro_'):
             continue
         for place, item in nested_items(f'{prefix}{name}', value):
             if isinstance(item, (nn.Module, torch.Tensor)):
                 continue
             yield place, item
-            if depth < MAX_DEPTH and hasattr(item, '__dict__') and not isinstance(
-                    item, dict) and is_stateful(item):
+            if depth < MAX_DEPTH and not isinstance(item, dict) and is_stateful(item):
                 yield from _parts(item, f'{place}.', depth + 1)
 
 
@@ -250,8 +261,15 @@ def _saved(value: Any, where: str) -> Any:
         return value.detach().cpu().clone()
     if isinstance(value, GENERATORS):
         return {STATE: copy.deepcopy(read_state(value))}
-    if hasattr(value, 'state_dict') and hasattr(value, 'load_state_dict'):
+    if has_attribute(value, 'state_dict') and has_attribute(value, 'load_state_dict'):
         return {STATE: _saved(dict(value.state_dict()), where)}
+    if isinstance(value, enum.Enum):
+        return {STATE: _saved(value.value, where)}
+    if isinstance(value, np.ndarray) and value.dtype.names:  # a file of plain data has no such type
+        return {STATE: {name: _saved(value[name], where) for name in value.dtype.names}}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {STATE: {field.name: _saved(getattr(value, field.name), where)
+                        for field in dataclasses.fields(value)}}
     if isinstance(value, Mapping):
         return {key: _saved(item, where) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -259,7 +277,8 @@ def _saved(value: Any, where: str) -> Any:
         if isinstance(value, tuple):
             return tuple(items)  # a named tuple as well
         return items if isinstance(value, (list, deque)) else set(items)
-    if not isinstance(value, _PLAIN) and hasattr(value, '__dict__'):
+    if not isinstance(value, _PLAIN) and (
+            has_attribute(value, '__dict__') or belongs_to_user(type(value).__module__)):
         raise CheckpointError(
             f'{where} is a {qualified_name(type(value))}, which checkpoints cannot keep as it is: '
             "name its attributes instead, as in keep_attributes(MyHook, 'part.count'), or give it "
@@ -277,8 +296,23 @@ def _restored(before: Any, value: Any, where: str) -> Any:
         state = value[STATE]
         if isinstance(before, GENERATORS):
             restore_state(before, state)
-        elif hasattr(before, 'load_state_dict'):
+        elif dataclasses.is_dataclass(before):
+            cls: Any = type(before)
+            if cls.__dataclass_params__.frozen:  # may be the default of other objects, too
+                before = copy.copy(before)
+            for name, item in state.items():
+                object.__setattr__(before, name, _restored(
+                    getattr(before, name, None), item, f'{where}.{name}'))
+        elif isinstance(before, np.ndarray) and before.dtype.names == (*state, ):
+            columns = {name: _restored(before[name], item, where) for name, item in state.items()}
+            restored = np.zeros(next(iter(columns.values())).shape[:before.ndim], before.dtype)
+            for name, column in columns.items():
+                restored[name] = column
+            return restored
+        elif isinstance(before, enum.Enum) or hasattr(before, 'load_state_dict'):
             try:
+                if isinstance(before, enum.Enum):
+                    return type(before)(state)
                 before.load_state_dict(state)
             except (RuntimeError, ValueError, KeyError) as error:
                 raise ResumeError(f'the state of {where} in the checkpoint does not fit: {error}'
@@ -298,10 +332,10 @@ def _restored(before: Any, value: Any, where: str) -> Any:
         content = {key: _restored(known.get(key), item, where) for key, item in value.items()}
         if not isinstance(before, dict):
             return content
-        restored = copy.copy(before)  # a Counter, a defaultdict
-        restored.clear()
-        restored.update(content)
-        return restored
+        mapping = copy.copy(before)  # a Counter, a defaultdict
+        mapping.clear()
+        mapping.update(content)
+        return mapping
     if isinstance(value, (list, tuple)):
         several = list(before) if isinstance(before, (list, tuple, deque)) else []
         several += [None] * (len(value) - len(several))

@@ -126,7 +126,7 @@ class Restoration:
         if state.get('parts'):
             self._compatibility = Compatibility(
                 plan.point.path, state['parts'], state.get('moving', ()), plan.strict)
-            self._compatibility.check_restored(runner)
+            self._compatibility.check_restored(runner, checkpoint.get('state_dict', {}))
         _check_weights(plan, runner, checkpoint.get('state_dict', {}), state.get('left_out', {}))
         if state.get('gradients') or _of_this_rank(state).get('gradients'):
             runner.logger.addFilter(_is_no_lost_gradient)  # MMEngine counts iterations next

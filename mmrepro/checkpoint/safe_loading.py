@@ -29,7 +29,8 @@ EXTRA: list[Any] = []  # classes that users trust, for torch before 2.4
 # NumPy 1 has a package numpy._core as well, which is empty
 _CORE = getattr(np, 'core' if int(np.__version__.partition('.')[0]) < 2 else '_core')
 _DTYPES = ('bool', 'uint8', 'int8', 'int16', 'uint16', 'int32', 'uint32', 'int64', 'uint64',
-           'float16', 'float32', 'float64', 'U1', 'S1', 'O')
+           'float16', 'float32', 'float64', 'complex64', 'complex128', 'M8[s]', 'm8[s]', 'U1',
+           'S1', 'O')
 
 
 def _statistic(owner: Any, name: str) -> Any:

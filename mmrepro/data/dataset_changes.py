@@ -18,6 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from copyreg import _slotnames  # type: ignore[attr-defined]
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -124,6 +125,8 @@ class DatasetSnapshot:
                 self._seen[id(thing)] = thing
                 _attributes(thing)  # CPython makes the dict of an object when it is asked for it
                 cls: Any = type(thing)
+                if _kind(cls) is type:
+                    _slotnames(thing)  # the first pickle of an object caches them in its class
                 size = len(thing) if _kind(cls) is dict else len(gc.get_referents(thing))
                 if size > MANY:
                     large.append((size, thing, holder))

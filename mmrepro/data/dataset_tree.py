@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
 
-from ..objects.walks import Named, items
+from ..objects.walks import Named, attributes, items
 
 Path = tuple[int, ...]  # the child taken at each ConcatDataset, from the outermost on
 
@@ -141,7 +141,7 @@ def _holds(thing: Any, transform: object, depth: int = 8) -> bool:
     if isinstance(thing, dict):
         thing = list(thing.values())
     elif not isinstance(thing, (list, tuple)):
-        thing = [value for value in getattr(thing, '__dict__', {}).values()
+        thing = [value for value in attributes(thing).values()
                  if callable(value) or isinstance(value, (list, tuple, dict))]
     return depth > 0 and any(_holds(part, transform, depth - 1) for part in thing)
 

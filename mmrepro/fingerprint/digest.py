@@ -21,7 +21,7 @@ from torch import nn
 
 from ..distributed.unwrap import held_averages, optim_wrappers
 from ..objects.digests import unpacked
-from ..objects.walks import attributes, slot_names
+from ..objects.walks import attributes, has_attribute, slot_names
 from ..util.text import encoded
 from ..virtual import is_sharded, whole_tensor
 from . import hash_arithmetic as arithmetic
@@ -191,10 +191,10 @@ def _describe(value: Any, text: list[str], tensors: list[torch.Tensor],
     elif isinstance(value, (set, frozenset)):
         items = list(enumerate(sorted(value, key=repr)))
         text.append(f'set{len(items)}')
-    elif hasattr(value, 'all_items'):  # mmengine's data elements
+    elif has_attribute(value, 'all_items'):  # mmengine's data elements
         items = sorted(value.all_items())
         text.append(type(value).__name__)
-    elif hasattr(value, '__dict__') or slot_names(value):
+    elif has_attribute(value, '__dict__') or slot_names(value):
         items = sorted(attributes(value).items())
         text.append(type(value).__qualname__)
     else:

@@ -18,6 +18,7 @@ from ..fingerprint import generator_states
 from ..fingerprint.operator_recorder import method_site
 from ..fingerprint.records import ATTRIBUTE, GLOBAL, Record, append_record, read_records
 from ..objects.digests import exact_digest
+from ..objects.walks import has_attribute
 from ..util.scoped import extend, replaced
 
 VALUE_TEXT = 80  # characters of a plain value that a transform keeps
@@ -44,7 +45,7 @@ class SampleRecorder(NamedTuple):
         """Record the transforms of this dataset and of the datasets that it wraps."""
         for owner in dataset_tree.datasets(dataset):
             for _, transform in dataset_tree.transforms(getattr(owner, 'pipeline', None)):
-                if hasattr(transform, '__dict__') and type(transform).__name__ != 'Compose':
+                if has_attribute(transform, '__dict__') and type(transform).__name__ != 'Compose':
                     _record_calls(transform, self, _TRANSFORM)
         _record_calls(dataset, self, _DATASET)
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ..util.text import encoded, shorten
-from .walks import attributes, in_slots, items
+from .walks import attributes, has_attribute, in_slots, items
 
 # objects without content: code, and paths, whose attributes cache hashes
 CODE = (type, BuiltinFunctionType, FunctionType, MethodType, ModuleType, PurePath)
@@ -181,14 +181,14 @@ def _update(digest: Any, write: Callable[[str], None], value: Any, above: tuple[
 
 def _has_parts(value: Any) -> bool:
     return not isinstance(value, (*CODE, np.generic)) and (
-        hasattr(value, '__dict__') or bool(in_slots(value)) or hasattr(value, ARRAY))
+        has_attribute(value, '__dict__') or bool(in_slots(value)) or has_attribute(value, ARRAY))
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    if hasattr(value, 'all_items'):
+    if has_attribute(value, 'all_items'):
         # the properties of MMEngine's data elements are elsewhere than in their attributes
         return dict(value.all_items())
-    array = {ARRAY: np.asarray(value)} if hasattr(value, ARRAY) else {}  # an image of Pillow
+    array = {ARRAY: np.asarray(value)} if has_attribute(value, ARRAY) else {}  # an image of Pillow
     return {**attributes(value), **array}
 
 

@@ -37,7 +37,7 @@ def named_tensors(value: Any, name: str = '') -> Iterator[tuple[str, torch.Tenso
         items: Iterable[tuple[Any, Any]]
         if isinstance(value, dict):
             items = value.items()
-        elif hasattr(value, 'all_items'):  # mmengine.structures.BaseDataElement
+        elif has_attribute(value, 'all_items'):  # mmengine.structures.BaseDataElement
             items = sorted(value.all_items())  # the names are in a set
         elif isinstance(value, (list, tuple)):
             items = enumerate(value)
@@ -227,15 +227,15 @@ def slot_names(obj: Any) -> tuple[str, ...]:
 
 def in_slots(obj: Any) -> dict[str, Any]:
     """Return the attributes that an object has in slots."""
-    return {name: getattr(obj, name) for name in slot_names(obj) if _has(obj, name)}
+    return {name: getattr(obj, name) for name in slot_names(obj) if has_attribute(obj, name)}
 
 
 def attributes(obj: Any) -> dict[str, Any]:
     """Return the attributes of an object, in slots or not."""
-    return {**in_slots(obj), **(obj.__dict__ if _has(obj, '__dict__') else {})}
+    return {**in_slots(obj), **(obj.__dict__ if has_attribute(obj, '__dict__') else {})}
 
 
-def _has(obj: Any, name: str) -> bool:
+def has_attribute(obj: Any, name: str) -> bool:
     """Whether an object has an attribute; a proxy of the user's may raise any error when asked."""
     try:
         return hasattr(obj, name)
@@ -248,8 +248,8 @@ def is_stateful(obj: Any) -> bool:
 
     Modules and classes do not count: they are looked at by themselves.
     """
-    return (_has(obj, '__dict__') or bool(slot_names(obj))) and not (
-        isinstance(obj, (type, torch.nn.Module)) or _has(type(obj), '__get__')
+    return (has_attribute(obj, '__dict__') or bool(slot_names(obj))) and not (
+        isinstance(obj, (type, torch.nn.Module)) or has_attribute(type(obj), '__get__')
         or holds_process_state(type(obj).__module__))
 
 
@@ -353,7 +353,7 @@ def direct_references(thing: Any, path: str) -> Iterable[Named]:
                 (f'{path}.keywords', thing.keywords)]
     if isinstance(thing, CONTAINERS):
         return items(thing, path) if len(thing) <= MAX_ITEMS else ()
-    return _inside_object(thing, path) if _has(thing, '__dict__') else ()
+    return _inside_object(thing, path) if has_attribute(thing, '__dict__') else ()
 
 
 def indirect_references(thing: Any, path: str) -> Iterator[Named]:
@@ -389,7 +389,7 @@ def _named(owner: Any, path: str) -> list[Named]:
 
 def _can_hold(value: Any) -> bool:
     """Whether a global is, or may hold, a generator of the user."""
-    if isinstance(value, (*GENERATORS, *CONTAINERS)) or _has(value, '__wrapped__'):
+    if isinstance(value, (*GENERATORS, *CONTAINERS)) or has_attribute(value, '__wrapped__'):
         return True
     if isinstance(value, (type, types.FunctionType)):
         return belongs_to_user(value.__module__)

@@ -9,12 +9,14 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, NamedTuple
 
 import mmengine.registry
+import torch
 from mmengine.dist import is_main_process
 
 from .. import seeds
@@ -23,6 +25,7 @@ from ..distributed.process_group import node_count, process_count
 from ..distributed.unwrap import ema_hooks, unwrap
 from ..facts.compatibility import CHANGES, severity
 from ..objects.digests import state_digest
+from ..util.text import listed
 from .hooks.fingerprint import FingerprintHook
 from .hooks.self_check import self_checks
 
@@ -32,24 +35,29 @@ DIGITS = 16  # of the digest, in hexadecimal
 
 
 def digests_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
-    """Return digests of trained ``weights`` and of ``averages``, see :func:`.state_digest`.
+    """Return digests of trained ``weights`` and of ``averages``, see :func:`.state_digest`."""
+    return {kind: state_digest(state)[:DIGITS] for kind, state in _states_of(checkpoint).items()}
+
+
+def _states_of(checkpoint: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the trained ``weights`` and the ``averages`` of a checkpoint.
 
     In a checkpoint with averages, ``state_dict`` has these, and ``ema_state_dict`` the trained
     weights, with ``module.`` before their names.
     """
-    states = dict(weights=checkpoint['state_dict'])
-    if 'ema_state_dict' in checkpoint:
-        trained = {name.removeprefix('module.'): value
-                   for name, value in checkpoint['ema_state_dict'].items()
-                   if name.startswith('module.')}
-        states = dict(weights=trained, averages=checkpoint['state_dict'])
-    return {kind: state_digest(state)[:DIGITS] for kind, state in states.items()}
+    if 'ema_state_dict' not in checkpoint:
+        return dict(weights=checkpoint['state_dict'])
+    trained = {name.removeprefix('module.'): value
+               for name, value in checkpoint['ema_state_dict'].items()
+               if name.startswith('module.')}
+    return dict(weights=trained, averages=checkpoint['state_dict'])
 
 
 class End(NamedTuple):
     """The end of a training."""
     digests: dict[str, str]  # of its file, if it was saved, else of the model
     where: str  # the file, or that there is none
+    not_finite: tuple[str, ...] = ()  # parameters that hold inf or NaN
 
 
 def end_of(runner: Any) -> End:
@@ -59,13 +67,26 @@ def end_of(runner: Any) -> End:
     if path is not None and os.path.isfile(path):
         content = load(path, mapped=True, checked=True)
         if content['meta']['iter'] == runner.iter:
-            return End(digests_of(content), where)
+            return End(digests_of(content), where, _not_finite(runner, content))
         where = f'not saved (last file: {path})'
     content = dict(state_dict=unwrap(runner.model).state_dict())
     for hook in ema_hooks(runner.hooks):
         content['ema_state_dict'] = hook.ema_model.state_dict()
         hook._swap_ema_state_dict(content)
-    return End(digests_of(content), where)
+    return End(digests_of(content), where, _not_finite(runner, content))
+
+
+def _not_finite(runner: Any, checkpoint: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of parameters that hold inf or NaN; buffers may, such as masks."""
+    weights = _states_of(checkpoint)['weights']
+    return tuple(name for name, _ in unwrap(runner.model).named_parameters()
+                 if isinstance(weights.get(name), torch.Tensor) and not _is_finite(weights[name]))
+
+
+def _is_finite(value: torch.Tensor) -> bool:
+    with suppress(RuntimeError):  # not defined for each type and layout
+        return bool(torch.isfinite(value).all())
+    return True
 
 
 def outcome(runner: Any, end: End, remarks: Sequence[str] = (), by_program: str = '') -> str:
@@ -77,6 +98,8 @@ def outcome(runner: Any, end: End, remarks: Sequence[str] = (), by_program: str 
     """
     said = ', '.join(f'{kind} {digest}' for kind, digest in end.digests.items())
     text = f'{said} after {runner.iter} iterations, {end.where}'
+    if end.not_finite:
+        text += f'; these parameters hold inf or NaN: {listed(end.not_finite)}'
     reason = by_program or not_in_config(runner.cfg)
     if reason:
         again = f'start the program again, with another work_dir (no command does it: {reason})'

@@ -408,8 +408,8 @@ class RunLifecycle:
         with virtual.gathered_weights(runner, runner.work_dir):
             end = functools.cache(lambda: end_of(runner))
             if is_main_process() and not self.config.uses_stock_streams:
-                runner.logger.info(outcome(runner, end(), [*self._remarks(runner)],
-                                           self._by_program()))
+                say = runner.logger.warning if end().not_finite else runner.logger.info
+                say(outcome(runner, end(), [*self._remarks(runner)], self._by_program()))
             track_results(runner, 'last', lambda: end().digests)
 
     def _by_program(self) -> str:

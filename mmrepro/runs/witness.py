@@ -32,7 +32,7 @@ from ..facts import own_code
 from ..ops import operator_table
 from ..run.hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..selfcheck import recipe
-from ..selfcheck.witness_process import Start, own_files
+from ..selfcheck.witness_process import Start, files_of
 from ..selfcheck.witness_verdict import (
     ATTRIBUTES,
     ATTRIBUTES_AFTER,
@@ -58,6 +58,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _OF_CHECKPOINTS = inspect.signature(CheckpointHook.__init__).parameters  # its arguments
 _CHANGING = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'shutil.rmtree', 'os.link',
              'os.symlink', 'os.mkdir')
+_FOLLOWING_LINKS = ('open', 'os.truncate')
 
 
 def main(task: dict[str, Any], run: int) -> None:
@@ -96,6 +97,7 @@ def _in_fork(call: Callable[[], None], run: int, scratch: str) -> int:
     Returns:
         The exit code of the process; negative: minus the number of a signal.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored children cannot be waited for
     pid = os.fork()
     if pid == 0:
         CDLL(None).prctl(_PR_SET_PDEATHSIG, c_ulong(signal.SIGKILL))
@@ -131,7 +133,12 @@ def _protect(work_dir: str, scratch: str) -> None:
             return
         paths = args[:2] if event in _CHANGING else args[:1]
         for path in args[1:2] if event == 'os.symlink' else paths:  # its target stays as it is
-            real = os.path.realpath(os.fsdecode(path)) if isinstance(path, (str, bytes)) else ''
+            real = ''
+            if isinstance(path, (str, bytes)):
+                # files of the run that have links here stay when a link is removed
+                folder, name = os.path.split(os.fsdecode(path))
+                real = os.path.realpath(os.fsdecode(path)) if event in _FOLLOWING_LINKS else \
+                    os.path.join(os.path.realpath(folder), name)
             # TMPDIR may lie in the work directory
             if real.startswith(inside) and not f'{real}/'.startswith(ours):
                 raise PermissionError(f'a witness may not change {os.fsdecode(path)}')
@@ -150,7 +157,7 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], imports:
     try:
         os.makedirs(os.path.join(folder, WORK_DIR))
         if start.checkpoint is not None:
-            _copy_own_files(task['work_dir'], os.path.join(folder, WORK_DIR))
+            _provide_files(task['work_dir'], os.path.join(folder, WORK_DIR))
         _train(task, start, folder)
     except BaseException as raised:  # whatever the code of the user raises
         traceback.print_exc()
@@ -169,13 +176,14 @@ def _write(task: Mapping[str, Any], start: Start, error: str, imports: float, se
         name=start.name, error=error, lines=folder, code=code, imports=imports, seconds=seconds)))
 
 
-def _copy_own_files(work_dir: str, folder: str) -> None:
-    """Copy what the code of a run has written beside its checkpoints: a resume finds it there."""
-    for name in own_files(work_dir):
+def _provide_files(work_dir: str, folder: str) -> None:
+    """Copy or link the files of a run: a resume finds them in its work directory."""
+    files = files_of(work_dir)
+    for name in (*files.own, *files.checkpoints):
         source, target = os.path.join(work_dir, name), os.path.join(folder, name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with suppress(OSError):  # the run removes and replaces them meanwhile
-            if os.path.getsize(source) > MAX_COPIED:
+            if name in files.checkpoints or os.path.getsize(source) > MAX_COPIED:
                 os.symlink(source, target)
             else:
                 shutil.copy(source, target)

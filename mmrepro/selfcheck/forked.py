@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Callable, NoReturn
 
 import torch
@@ -115,8 +116,9 @@ class Copy:
         return content['answer']
 
     def _ended(self) -> str:
-        code = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
-        self._process = 0
+        code = self._wait()
+        if code is None:
+            return 'ended'
         return f'was ended by signal {-code}' if code < 0 else f'ended with exit code {code}'
 
     def __enter__(self) -> Copy:
@@ -128,6 +130,13 @@ class Copy:
             return
         os.close(self._read)
         if self._process:
-            os.kill(self._process, signal.SIGKILL)
-            os.waitpid(self._process, 0)
-            self._process = 0
+            with suppress(ProcessLookupError):
+                os.kill(self._process, signal.SIGKILL)
+            self._wait()
+
+    def _wait(self) -> int | None:
+        """Return the exit code; None where code of the user ignores or awaits all children."""
+        process, self._process = self._process, 0
+        with suppress(ChildProcessError):
+            return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        return None

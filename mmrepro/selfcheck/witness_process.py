@@ -18,6 +18,7 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+from ..checkpoint.files import LAST_GOOD, is_sealed
 from ..errors import RunError
 from ..util.files import read_json
 from .recipe import Recipe
@@ -31,26 +32,30 @@ _OF_RANKS = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK
              'SLURM_NPROCS', 'SLURM_STEP_ID')
 _OF_LAUNCHERS = ('OMPI_', 'PMI_', 'TORCHELASTIC_')
 # in a work directory: what MMEngine and mmrepro write there, beside folders of a start's logs
-_OF_RUNS = ('mmrepro', 'mmrepro-witness-*', 'last_checkpoint', '*.pth', '*.partial', '*.log',
-            '*.lock', '*.py')
+_OF_RUNS = ('mmrepro', 'mmrepro-witness-*', 'last_checkpoint', '*.partial', '*.log', '*.lock',
+            '*.py')
 _OF_A_START = re.compile(r'\d{8}_\d{6}')
 MAX_OWN_FILES = 1000
 _QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
 
 
-def own_files(work_dir: str) -> list[str]:
-    """Return what the code of a run has written into its work directory, as relative paths.
+class FilesOfRun(NamedTuple):
+    """Files in a work directory that a resumed run finds there, as relative paths."""
+    own: list[str]  # that its code has written; none, if they are more than MAX_OWN_FILES
+    checkpoints: list[str]
 
-    A resumed run finds these files there. Of more than ``MAX_OWN_FILES``, none is returned.
-    """
-    found: list[str] = []
+
+def files_of(work_dir: str) -> FilesOfRun:
+    """Return the files of a run, without logs and what mmrepro writes for itself."""
+    files = FilesOfRun([], [])
     for folder, inner, names in os.walk(work_dir):
         inner[:] = [name for name in sorted(inner) if not _of_runs(name)]
-        found += [os.path.relpath(os.path.join(folder, name), work_dir)
-                  for name in sorted(names) if not _of_runs(name)]
-        if len(found) > MAX_OWN_FILES:
-            return []
-    return found
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            if name != LAST_GOOD and not _of_runs(name):
+                kind = files.checkpoints if name.endswith('.pth') and is_sealed(path) else files.own
+                kind.append(os.path.relpath(path, work_dir))
+    return files if len(files.own) <= MAX_OWN_FILES else files._replace(own=[])
 
 
 def _of_runs(name: str) -> bool:

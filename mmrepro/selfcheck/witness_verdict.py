@@ -18,7 +18,7 @@ from ..fingerprint.divergence import (
 from ..fingerprint.reader import RankLog, read_files
 from ..util.files import read_json
 from ..util.text import encoded, listed
-from .witness_process import own_files
+from .witness_process import files_of
 
 LINES = re.compile(r'witness\.rank(\d+)\.jsonl')
 FILE = 'witness.rank{}.jsonl'
@@ -241,7 +241,7 @@ def resumed_text(finding: Finding, iteration: int, work_dir: str) -> str:
     """Return the message for a resume that is not the run of a work directory."""
     lines = [f'A run that resumes at iteration {iteration} is not this run: a second process has '
              'resumed from its checkpoint and got different bits.', advice_text(finding)]
-    files = own_files(work_dir)
+    files = files_of(work_dir).own
     if files:
         lines.append(
             f'It had copies of {listed(files, SHOWN)} in the work directory, as they are now. If '

@@ -1,5 +1,7 @@
 """Attributes that checkpoints keep: a resumed run is the uninterrupted one, wherever they live."""
 import copy
+import dataclasses
+import enum
 import random
 from collections import Counter, deque
 
@@ -22,6 +24,7 @@ from small_runs import (
 
 from mmrepro import keep_attributes
 from mmrepro.checkpoint import kept_attributes
+from mmrepro.checkpoint.fit import check_readable
 from mmrepro.errors import CheckpointError, ConfigError, ResumeError
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
@@ -331,6 +334,91 @@ def test_types_of_containers_come_back():
     assert again.window == deque([1., 2., 3.]) and again.window.maxlen == 3
     assert type(again.seen) is Counter and again.groups == {'a': (1, [0])}
     assert type(again.frozen) is frozenset and again.frozen == {1, 2}
+
+
+class Phase(enum.Enum):
+    WARMUP, TRAIN = 'warmup', (2, 'train')
+
+
+@dataclasses.dataclass
+class Course:
+    phase: Phase = Phase.WARMUP
+    losses: deque = dataclasses.field(default_factory=lambda: deque(maxlen=2))
+
+
+class Step(enum.IntEnum):
+    FIRST, SECOND = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    step: Step = Step.FIRST
+
+
+FIRST = Fixed()
+
+
+class OfTypes:
+    def __init__(self):
+        self.phase, self.course, self.fixed = Phase.WARMUP, Course(), FIRST
+
+
+def test_enums_and_dataclasses_come_back(tmp_path):
+    keep_attributes(OfTypes, 'phase', 'course', 'fixed')
+    owner, again = OfTypes(), OfTypes()
+    owner.phase = owner.course.phase = Phase.TRAIN
+    owner.course.losses.extend([1., 2., 3.])
+    owner.fixed = Fixed(Step.SECOND)
+    state = kept_attributes.collect(dict(one=owner))
+    check_readable(state)  # no class of the user is in the file
+    course = again.course
+    assert kept_attributes.restore(dict(one=again), state) == []
+    assert again.phase is Phase.TRAIN and again.course is course
+    assert course == owner.course and course.losses.maxlen == 2
+    assert again.fixed == owner.fixed and again.fixed.step is Step.SECOND
+    assert FIRST.step is Step.FIRST
+    state['one']['phase'][kept_attributes.STATE] = 'gone'
+    with pytest.raises(ResumeError, match="OfTypes.phase in the checkpoint does not fit: 'gone'"):
+        kept_attributes.restore(dict(one=again), state)
+
+
+TABLE = np.dtype([('seen', 'i4'), ('box', 'f4', (4, )), ('range', [('low', 'f8'), ('high', 'f8')])])
+
+
+@pytest.mark.parametrize('value', [
+    np.array([(3, (1, 2, 3, 4), (.5, 1.5))] * 5, TABLE), np.zeros((2, 3), TABLE),
+    np.array([1 + 2j]), np.array([1 + 2j], np.complex64),
+    np.array(['2026-01-02'], 'M8[D]'), np.array([3], 'm8[ms]')], ids=lambda value: str(value.dtype))
+def test_arrays_of_all_kinds_come_back(value):
+    keep_attributes(OfTypes, 'array')
+    owner, again = OfTypes(), OfTypes()
+    owner.array, again.array = value, np.zeros((0, ) * value.ndim, value.dtype)
+    state = kept_attributes.collect(dict(one=owner))
+    check_readable(state)
+    kept_attributes.restore(dict(one=again), state)
+    np.testing.assert_array_equal(again.array, value)
+    assert again.array.dtype == value.dtype and again.array is not value
+
+
+class WithSlots:
+    __slots__ = ('count', )
+
+    def __init__(self):
+        self.count = 0
+
+
+def test_an_object_with_slots_is_named_as_any_other():
+    keep_attributes(OfTypes, 'phase')
+    owner = OfTypes()
+    owner.phase = WithSlots()
+    with pytest.raises(CheckpointError, match='phase is a .*WithSlots, .*name its attributes inst'):
+        kept_attributes.collect(dict(one=owner))
+    keep_attributes(OfTypes, 'slots.count')
+    del owner.phase
+    owner.slots, other = WithSlots(), OfTypes()
+    owner.slots.count, other.slots = 3, WithSlots()
+    kept_attributes.restore(dict(one=other), kept_attributes.collect(dict(one=owner)))
+    assert other.slots.count == 3
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -458,3 +458,33 @@ def test_a_file_of_before_the_end_is_said_to_be_one(tmp_path):
     assert end.digests == dict(weights=state_digest(runner.model.state_dict())[:16])
     assert f'after 3 iterations, not saved (last file: {tmp_path}/run/iter_2.pth)' in \
         identity.outcome(runner, end)
+
+
+@pytest.mark.parametrize('averaged', [False, True])
+@pytest.mark.parametrize('value', [float('inf'), float('nan')])
+def test_weights_that_are_not_finite_are_named(value, averaged, tmp_path):
+    """Masks in buffers are not: they may hold what they like."""
+    cfg = tiny.validating_and_saving(str(tmp_path / 'run'))
+    cfg.custom_hooks += [dict(type='EMAHook')] * averaged
+    runner = small_runs.trained_runner(cfg)
+    runner.model.head.temperature.fill_(value)
+    assert 'inf or NaN' not in identity.outcome(runner, identity.end_of(runner))
+    with torch.no_grad():
+        runner.model.head.fc.bias[1] = value
+    runner.save_checkpoint(runner.work_dir, 'iter_8.pth', by_epoch=False, meta=dict(
+        epoch=runner.epoch, iter=runner.iter))
+    for saved in (True, False):
+        if not saved:
+            os.remove(os.path.join(runner.work_dir, 'iter_8.pth'))
+        assert '; these parameters hold inf or NaN: head.fc.bias; ' in identity.outcome(
+            runner, identity.end_of(runner))
+
+
+def test_a_training_that_diverges_ends_with_a_warning(tmp_path):
+    cfg = tiny.validating_and_saving(str(tmp_path / 'run'))
+    cfg.log_level = 'INFO'
+    cfg.optim_wrapper.optimizer.lr = 1e30
+    small_runs.trained_runner(cfg)
+    log, = (tmp_path / 'run').glob('*/*.log')
+    last = log.read_text().rstrip().splitlines()[-1]
+    assert 'WARNING' in last and 'these parameters hold inf or NaN: backbone.0.weight, ' in last

@@ -1,10 +1,12 @@
 """A pass is the same for any number of workers; one that is entered late loads nothing before."""
 import collections
+import copy
 import functools
 import itertools
 import json
 import multiprocessing
 import os
+import pickle
 import sys
 import threading
 
@@ -25,6 +27,7 @@ from mmrepro.config import RandomnessConfig
 from mmrepro.data import adopt_loader
 from mmrepro.data.dataset_changes import PASS, DatasetSnapshot
 from mmrepro.data.passes import seek
+from mmrepro.util.scoped import replaced
 
 pytestmark = pytest.mark.usefixtures('workers_end_soon', 'no_pause_between_passes')
 
@@ -240,6 +243,18 @@ def test_a_change_is_found_by_its_path(path):
     CHANGES[path](one)
     assert snapshot.change() == path.strip()
     vars(reads_a_global).clear()
+
+
+@pytest.mark.parametrize('copied', [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_of_an_object_is_no_change_of_its_class(copied):
+    cls = type('Kept', (), dict(__module__=__name__))
+    one = Holds()
+    one.inner = cls()
+    snapshot = DatasetSnapshot(one)
+    with replaced(sys.modules[__name__], Kept=cls):
+        copied(one.inner)
+    assert '__slotnames__' in vars(cls)
+    assert snapshot.change() is None
 
 
 def test_annotations_are_compared_before_each_pass_only():

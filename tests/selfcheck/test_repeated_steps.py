@@ -2,6 +2,8 @@
 import os
 import re
 import resource
+import signal
+from contextlib import suppress
 
 import checked_runs
 import numpy as np
@@ -161,6 +163,29 @@ def test_weights_that_a_model_moves_itself_need_a_copy_for_each_rank(tmp_path):
         config(tmp_path / f'separate {n}', 'Momentum', n, **separate), 2, 1, tmp_path)
         for n in (1, 0))
     assert checked == plain
+
+
+def reap(*args):
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, 0)[0]:
+            pass
+
+
+@pytest.mark.parametrize('handler', [signal.SIG_IGN, reap], ids=['ignores', 'reaps'])
+def test_code_of_the_user_may_ignore_or_reap_all_children(handler):
+    def job():
+        signal.signal(signal.SIGCHLD, handler)
+        with forked.Copy() as copy:
+            if copy.inside:
+                copy.answer(lambda: ['bits'])
+            assert copy.next(60) == 'bits'
+        with forked.Copy() as copy:
+            if copy.inside:
+                os._exit(3)
+            with pytest.raises(forked.CopyFailed, match='ended'):
+                copy.next(60)
+
+    Child(job).result(120)
 
 
 def test_a_copy_answers_where_more_than_1024_files_are_open():

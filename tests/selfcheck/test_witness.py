@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import witnessed
+from children import Child
 from harness import environment
 from mmengine.dataset import BaseDataset
 from mmengine.hooks import CheckpointHook, EmptyCacheHook, Hook
@@ -29,7 +30,7 @@ from mmrepro import on_virtual_ranks, verbs
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
 from mmrepro.objects.digests import state_digest
 from mmrepro.run.hooks.witness_records import attribute_texts
-from mmrepro.runs.witness import _OF_EVERY_TRAINING, _other_workers
+from mmrepro.runs.witness import _OF_EVERY_TRAINING, _in_fork, _other_workers, _protect
 from mmrepro.selfcheck import recipe, witness, witness_process, witness_verdict
 from mmrepro.selfcheck.witness import Witness
 from mmrepro.selfcheck.witness_process import Start, WitnessProcess
@@ -179,7 +180,30 @@ class OddlyNamed(BaseDataset):
 
     def __getitem__(self, i):
         info = self.get_data_info(i)
-        return dict(x=torch.full((3, ), info['x']), lock=threading.Lock(), path=info['img_path'])
+        return dict(x=torch.full((3, ), info['x']), lock=threading.Lock(), path=info['img_path'],
+                    odd=UnreadableInSlots())
+
+
+class Unreadable:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class UnreadableInSlots:
+    __slots__ = ('value', )
+    __hash__ = None
+    __getattr__ = Unreadable.__getattr__
+
+    def __init__(self):
+        self.value = 0
+
+    def __eq__(self, other):
+        raise TypeError('compares with nothing')
+
+    def __repr__(self):
+        raise RuntimeError('no text')
+
+    __bool__ = __len__ = __repr__
 
 
 class LazyCache(dict):
@@ -192,8 +216,9 @@ class Odds(Hook):
     """Has, and gives a model, what raises errors when it is looked at."""
 
     def __init__(self):
-        self.odds = [LazyCache(a=1), weakref.proxy(Unreadable()), Unreadable(), np.ma.masked]
-        self.lazy, self.gone, self.proxy, self.masked = self.odds
+        self.odds = [LazyCache(a=1), weakref.proxy(Unreadable()), Unreadable(), np.ma.masked,
+                     UnreadableInSlots()]
+        self.lazy, self.gone, self.proxy, self.masked, self.slots = self.odds
 
     def before_run(self, runner):
         vars(runner.model).update(vars(self))
@@ -320,10 +345,36 @@ def test_state_that_a_resume_loses_is_named_where_the_bits_are_equal_for_now(tmp
     assert "register it: mmrepro.keep_attributes(Class, 'attribute')" in warning
 
 
-@pytest.mark.parametrize('large', [False, True])
-def test_a_witness_has_what_code_has_written_into_the_work_directory(large, tmp_path):
-    train(config(tmp_path, custom_hooks=[dict(type='KeepsAFile', large=large)]))
+@pytest.mark.parametrize('hook', [
+    dict(type='KeepsAFile'), dict(type='KeepsAFile', large=True),
+    dict(type='KeepsAFile', name='scale_{}.pth'), dict(type='ReadsTheLastCheckpoint')])
+def test_a_witness_has_the_files_of_the_work_directory(hook, tmp_path):
+    train(config(tmp_path, custom_hooks=[hook]))
     assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
+
+
+def removes_links(folder):
+    """Remove and replace links to files of a run, then change such a file."""
+    run, scratch = folder / 'run', folder / 'scratch'
+    for path in (run, scratch):
+        path.mkdir()
+    for name in 'abc':
+        (run / name).write_text(name)
+        (scratch / name).symlink_to(run / name)
+    _protect(str(run), str(scratch))
+    (scratch / 'a').unlink()
+    (scratch / 'new').write_text('')
+    (scratch / 'new').replace(scratch / 'b')
+    for change in (lambda: (scratch / 'c').write_text(''), lambda: (run / 'c').unlink(),
+                   lambda: os.truncate(scratch / 'c', 0), lambda: (run / 'c').rename(run / 'd')):
+        with pytest.raises(PermissionError, match='may not change'):
+            change()
+
+
+def test_a_witness_removes_its_links_and_no_files_of_the_run(tmp_path):
+    Child(removes_links, tmp_path).result(60)
+    assert {path.name: path.read_text() for path in (tmp_path / 'run').iterdir()} == {
+        name: name for name in 'abc'}
 
 
 def test_a_file_that_is_written_again_is_named(tmp_path):
@@ -391,11 +442,6 @@ def test_hooks_that_code_registers_go_along(tmp_path):
     runner.register_hook(AddsNoise())
     runner.train()
     assert 'resumed by a witness at iterations 4, 8: same bits' in log_of(tmp_path)
-
-
-class Unreadable:
-    def __getattr__(self, name):
-        raise RuntimeError(name)
 
 
 def test_objects_that_raise_when_they_are_read_are_left_out(tmp_path):
@@ -640,6 +686,14 @@ def test_a_witness_that_is_killed_ends_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(WitnessProcess, '__init__', killed)
     train(config(tmp_path))
     assert 'its process ended with exit code -9' in log_of(tmp_path).splitlines()[-1]
+
+
+def test_a_run_that_ignores_its_children_has_a_witness(tmp_path):
+    def job():
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        return _in_fork(lambda: os._exit(3), os.getppid(), str(tmp_path))
+
+    assert Child(job).result(60) == 3
 
 
 class KillsItself(Hook):

@@ -34,7 +34,14 @@ from ...fingerprint import schema
 from ...fingerprint.digest import SCHEME, hex_of, value_digest
 from ...fingerprint.schema import Writer
 from ...objects.digests import state_digest
-from ...objects.walks import CONTAINERS, PLAIN, Walk, direct_references, indirect_references
+from ...objects.walks import (
+    CONTAINERS,
+    PLAIN,
+    Walk,
+    direct_references,
+    has_attribute,
+    indirect_references,
+)
 from ...selfcheck import recipe
 from ...selfcheck.witness import REPEATED_ITERATIONS, Witness
 from ...selfcheck.witness_verdict import FILE, ITEMS, PREDICTIONS, TRUNCATED
@@ -180,7 +187,7 @@ def _leaves(value: Any, path: str = '', depth: int = MAX_DEPTH) -> Iterator[tupl
         parts = [(f'{path}.{key}' if path else str(key), item) for key, item in value.items()]
     elif depth and isinstance(value, (list, tuple)):
         parts = [(f'{path}[{number}]', item) for number, item in enumerate(value)]
-    elif depth and hasattr(value, 'all_items'):  # MMEngine's data elements
+    elif depth and has_attribute(value, 'all_items'):  # MMEngine's data elements
         parts = [(f'{path}.{key}', item) for key, item in value.all_items()]
     if parts is None:
         yield path, value
@@ -197,7 +204,7 @@ def prediction_digest(outputs: Any) -> str:
 def _data_of(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_data_of(item) for item in value]
-    if hasattr(value, 'all_items'):
+    if has_attribute(value, 'all_items'):
         return {name: _data_of(item) for name, item in value.items()}
     if isinstance(value, Mapping):
         return {name: _data_of(item) for name, item in value.items()}
