@@ -234,6 +234,12 @@ class RandomnessConfig:
         """Whether MMEngine's own streams are asked for."""
         return self.worker_seed == 'mmengine'
 
+    @property
+    def wants_witness(self) -> bool:
+        """Whether a witness is wanted, while the run trains or when it has ended."""
+        return self.deterministic is True and not self.uses_stock_streams and (
+            self.self_checks.witness is not False)
+
     def promises(self) -> list[tuple[str, str]]:
         """Return the promises and non-promises of these values, in the user's words."""
         same_bits = {True: 'yes', 'warn': 'no: warn keeps non-deterministic kernels',

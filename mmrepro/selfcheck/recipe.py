@@ -84,11 +84,6 @@ class Recipe(NamedTuple):
     left_out: list[str] = []
 
 
-def environment() -> dict[str, str]:
-    """Return the variables of this process, for :func:`recipe_of`."""
-    return dict(os.environ)
-
-
 def recipe_of(cls: type, settings: Mapping[str, Any], variables: Mapping[str, str]) -> Recipe:
     """Return the recipe of a runner that is being built.
 

@@ -252,7 +252,7 @@ def spoiled(base):
     """Return, by what a witness has spoiled on purpose, what the comparison found."""
     cfg = config(base, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')])
     cfg.randomness.self_checks = dict(witness=False)
-    made = recipe.recipe_of(witnessed.Runner, dict(cfg=cfg), recipe.environment())
+    made = recipe.recipe_of(witnessed.Runner, dict(cfg=cfg), dict(os.environ))
     noted = witness_verdict.noted_lines(str(base / 'mmrepro'))
     starts = [Start(name, 4, 6, str(base / 'epoch_1.pth'),
                     metrics=witness_verdict.metrics_of(noted)) for name in ('nothing', *SPOILED)]
