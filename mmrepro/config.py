@@ -446,6 +446,11 @@ def prepare_cfg(cfg: Any) -> Any:
     return cfg
 
 
+def is_count(value: Any) -> bool:
+    """Whether a setting is an integer from 1 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def is_due(count: int, interval: int = 0) -> bool:
     """Whether a self-check takes the ``count``-th occurrence, counted from 1.
 

@@ -24,6 +24,7 @@ from mmengine.fileio import get
 
 from ..errors import CheckpointError, MissingCheckpointError
 from ..objects.digests import file_digest
+from ..util.files import partial_of
 from ..util.scoped import replaced
 from .safe_loading import ADDING, safe_load
 
@@ -97,19 +98,6 @@ def _check_archive(file: BinaryIO, tail: bytes, sealed: bool) -> str | None:
     return None if broken is None else f'is damaged (in {broken})'
 
 
-def partial_of(name: str) -> str:
-    """Return the temporary name under which this process writes a file."""
-    return f'.{name}.{os.getpid()}.partial'
-
-
-def remove_partial(folder: str) -> None:
-    """Remove the partial files of processes that were killed while they wrote a checkpoint."""
-    for name in os.listdir(folder):
-        if name.startswith('.') and name.endswith('.partial'):
-            with suppress(OSError):
-                os.remove(os.path.join(folder, name))
-
-
 STRETCH = 64 << 20  # bytes that are written between two calls of `let_go`
 
 
@@ -172,7 +160,7 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     if not complete:
         return
     keep = os.path.join(os.path.dirname(path), LAST_GOOD)
-    link = os.path.join(os.path.dirname(path), partial_of(LAST_GOOD.lstrip('.')))
+    link = partial_of(os.path.join(os.path.dirname(path), LAST_GOOD.lstrip('.')))
     with suppress(FileNotFoundError):  # of a killed process that had this one's number
         os.remove(link)
     try:

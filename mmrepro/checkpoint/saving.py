@@ -20,12 +20,13 @@ from ..data.passes import CountedIterator
 from ..distributed.unwrap import ema_hooks, unwrap
 from ..errors import RandomnessError
 from ..objects.digests import exact_digest
+from ..util.files import partial_of
 from ..util.scoped import replaced
 from ..util.text import listed
 from ..version import __version__
 from ..virtual import gathered_weights
 from . import fit, rank_state
-from .files import partial_of, replace_with, write_content
+from .files import replace_with, write_content
 from .fit import MovingParts, check_readable, lacks, left_out
 
 # settings of CheckpointHook that take from its files what a resumed run needs
@@ -159,8 +160,7 @@ class CheckpointWriter:
 
     def _write(self, save: _Save, stock: Callable[..., None], let_go: Callable[[], None],
                out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        folder, name = os.path.split(filename)  # filename_tmpl may name a folder
-        unfinished = os.path.join(folder, partial_of(name))
+        unfinished = partial_of(filename)
         partial = os.path.join(out_dir, unfinished)
         try:
             with replaced(mmengine_runner, save_checkpoint=partial_call(

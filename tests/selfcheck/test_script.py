@@ -50,7 +50,7 @@ def test_folders_that_exist_and_the_null_device_are_no_effect(defined):
     import a_helper
 except ImportError:
     pass'''])
-def test_a_module_is_imported_whose_bytecode_was_never_written(defined, tmp_path, monkeypatch, text):
+def test_a_module_is_imported_that_has_no_bytecode(defined, tmp_path, monkeypatch, text):
     """As in a folder that this user may not write to."""
     monkeypatch.setattr(sys, 'dont_write_bytecode', False)
     monkeypatch.delitem(sys.modules, 'a_helper', raising=False)
