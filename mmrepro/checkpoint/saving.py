@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial as partial_call
@@ -38,6 +38,7 @@ class _Save:
     """State of a checkpoint between :meth:`CheckpointWriter.write` and its `complete`."""
     local: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of this rank
     ranks: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # where ranks differ
+    missing: list[str] = field(default_factory=list)  # attributes to keep that objects do not have
     resumable: bool = True  # a run can continue from it
     given: frozenset[str] = frozenset()  # names in the `meta` of who saves it
 
@@ -57,7 +58,6 @@ class CheckpointWriter:
         self._validated: int | None = None  # iterations before the last completed validation
         self._metrics: Mapping[str, Any] | None = None
         self._named: set[str] = set()  # loaders and attributes that a warning has named
-        self._missing: list[str] = []  # attributes to keep that objects do not have
         self._save: _Save | None = None
         self._moving = MovingParts()
 
@@ -102,16 +102,15 @@ class CheckpointWriter:
                 'is built. load_from is not loaded then')
         return {name: exact_digest(value) for name, value in weights.items()}
 
-    def _name_missing(self, runner: Any) -> None:
+    def _name_missing(self, runner: Any, missing: Sequence[str]) -> None:
         """Warn of attributes to keep that do not exist: a typing error, or they come later."""
-        for name in dict.fromkeys(self._missing):
+        for name in dict.fromkeys(missing):
             if name not in self._named:
                 self._named.add(name)
                 runner.logger.warning(
                     f'{name}: checkpoints shall keep this attribute (mmrepro.keep_attributes), and '
                     'it does not exist. If it gets another value before the next checkpoint, '
                     'create it in __init__')
-        self._missing = []
 
     def begin_iteration(self, runner: Any, batch: int) -> None:
         """Note the iteration at which the epoch began; its batch number ``batch`` comes next."""
@@ -145,7 +144,7 @@ class CheckpointWriter:
         """
         save = _Save(given=frozenset(kwargs.get('meta') or {}))
         if not self._stock_streams and get_world_size() > 1:
-            save.local = rank_state.local_state(runner, self._missing)
+            save.local = rank_state.local_state(runner, save.missing)
             save.ranks = rank_state.gather(save.local)
         # not kept: it refers to gradients, and may be large
         is_local = not ('://' in out_dir or kwargs.get('backend_args')
@@ -205,8 +204,8 @@ class CheckpointWriter:
             return
         self._name_unfinished(runner)
         self._moving.look_again()
-        local = save.local or rank_state.local_state(runner, self._missing)
-        self._name_missing(runner)
+        local = save.local or rank_state.local_state(runner, save.missing)
+        self._name_missing(runner, save.missing)
         rank_state.publish(runner, save.ranks, checkpoint['state_dict'])
         checkpoint['mmrepro'] = dict(
             attributes=local['attributes'],

@@ -223,7 +223,7 @@ def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
                         dets[kept, :4], dets[kept, 4], labels[kept])))
             far = compare_detections(a, b, SCORE)
             rows.append((f'image {len(rows)}', f'{len(a)} and {len(b)} detections; {far["text"]}'))
-            scale = float(a.bboxes.abs().max()) if len(a) else 1.
+            scale = max(a.bboxes.abs().flatten().tolist(), default=0.) or 1.
             apart |= max(far['boxes'] / scale, far['scores']) > tolerance or any(
                 far[key] for key in ('appear', 'vanish', 'relabeled'))
         return rows, apart

@@ -18,7 +18,7 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
-from ..errors import RunError
+from ..errors import FingerprintError
 from ..util.files import read_json
 from .recipe import Recipe
 
@@ -157,12 +157,16 @@ class WitnessProcess:
                 if os.path.exists(os.path.join(self.folder, start.name, 'result.json'))]
 
     def results(self) -> list[Result]:
-        """Return the results of the witness; call it when the process has ended."""
+        """Return the results of the witness; call it when the process has ended.
+
+        Raises:
+            FingerprintError: a result cannot be read.
+        """
         found = []
         for start in self.starts:
             path = os.path.join(self.folder, start.name, 'result.json')
             if os.path.exists(path):
-                found.append(Result(**read_json(path, RunError)))
+                found.append(Result(**read_json(path, FingerprintError)))
             else:
                 code = self._process.returncode
                 found.append(Result(

@@ -614,6 +614,18 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
     assert 'No space left on device' in log_of(tmp_path).splitlines()[-1]
 
 
+def test_a_result_that_is_no_json_ends_no_run(tmp_path):
+    """A witness whose disk has lost it."""
+    (tmp_path / 'resumed').mkdir()
+    (tmp_path / 'resumed' / 'result.json').write_text('{\0')
+    made, warned = Witness(True, 'switched off'), []
+    made._process = process = object.__new__(WitnessProcess)
+    process.starts, process.folder = [Start('resumed', 4, 6, 'iter_4.pth')], str(tmp_path)
+    process.kill = lambda: None
+    made._judge(SimpleNamespace(logger=SimpleNamespace(warning=warned.append)))
+    assert 'cannot be read' in warned[0] and made.notes == [warned[0].removeprefix('witness: ')]
+
+
 class Damages(Hook):
     """Writes over the first lines that the run notes for its witness."""
 
