@@ -446,6 +446,12 @@ def prepare_cfg(cfg: Any) -> Any:
     return cfg
 
 
+def imports_of(cfg: Mapping[str, Any]) -> list[str]:
+    """Return the modules in ``custom_imports`` of a config, which may be a single name."""
+    given = (cfg.get('custom_imports') or {}).get('imports') or []
+    return [given] if isinstance(given, str) else list(given)
+
+
 def is_count(value: Any) -> bool:
     """Whether a setting is an integer from 1 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

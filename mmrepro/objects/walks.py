@@ -1,4 +1,4 @@
-"""Walks over nested data, and over the objects that an object reaches.
+"""Walks over nested data, over registries, and over the objects that an object reaches.
 
 Nested data are tensors in tuples, lists, dicts, MMEngine's data elements and MMDetection's boxes,
 and dicts in configs. An object reaches others by attributes, items, closures and the globals that
@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple
 
+import mmengine.registry
 import numpy as np
 import torch
+from mmengine.registry import Registry
 
 from ..util.libraries import belongs_to_user, holds_process_state
 
@@ -71,6 +73,19 @@ def named_dicts(value: Any, name: str = '') -> Iterator[tuple[str, Any]]:
 def dicts(value: Any) -> Iterator[Any]:
     """Yield the dicts in ``value``, as :func:`named_dicts` does."""
     return (content for _, content in named_dicts(value))
+
+
+def registries(root: Registry) -> Iterator[Registry]:
+    """Yield a registry of MMEngine, and those of other packages below it."""
+    yield root
+    for child in root.children.values():
+        yield from registries(child)
+
+
+def root_registries() -> dict[str, Registry]:
+    """Return MMEngine's own registries, by their names in ``mmengine.registry``."""
+    return {name: value for name, value in vars(mmengine.registry).items()
+            if isinstance(value, Registry)}
 
 
 class GeneratorKind(NamedTuple):

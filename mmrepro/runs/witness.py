@@ -26,7 +26,7 @@ from mmengine.dist import get_rank
 from mmengine.hooks import CheckpointHook, Hook
 
 from .. import activation
-from ..config import NO_CHECKS, RandomnessConfig
+from ..config import NO_CHECKS, RandomnessConfig, imports_of
 from ..errors import meaning
 from ..facts import own_code
 from ..ops import operator_table
@@ -184,8 +184,7 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
         content = file.read()
     _, settings, _ = pickle.loads(content)
     cfg = settings.get('cfg') or {}
-    imports = (cfg.get('custom_imports') or {}).get('imports') or []
-    for name in [imports] if isinstance(imports, str) else imports:
+    for name in imports_of(cfg):
         importlib.import_module(name)
 
     def train() -> None:
@@ -262,7 +261,7 @@ def _other_workers(loader: Any) -> Any:
     Several loaders, of a loop of the user's own, are changed one by one.
     """
     if isinstance(loader, (list, tuple)):
-        return [_other_workers(one) for one in loader]
+        return [_other_workers(each) for each in loader]
     count = 0 if loader.get('num_workers', 0) > 1 else 2
     changed = {**loader, 'num_workers': count, 'persistent_workers': False}
     if not count:
