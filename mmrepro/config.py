@@ -249,8 +249,8 @@ class RandomnessConfig:
         if self.worker_seed == 'sample':
             keyed, resumes, undisturbed = 'yes', self._resumes(), 'yes'
         elif self.worker_seed == 'worker':
-            keyed = 'no: streams belong to workers'
-            resumes, undisturbed = f'from the end of an epoch only{keyed[2:]}', 'yes'
+            keyed, undisturbed = 'no: streams belong to workers', 'yes'
+            resumes = 'from the end of an epoch only: streams belong to workers'
         return [
             ('same bits on the same machine, versions and config', same_bits[self.deterministic]),
             ('same data for any num_workers, persistent_workers, prefetch_factor', keyed),

@@ -114,9 +114,11 @@ def _run(path: str, config: str, cfg: Any, model: torch.nn.Module, image: str | 
     cpu = dict(providers=['CPUExecutionProvider'])
     with _one_line(path, config):
         file, session = onnx.load(path), InferenceSession(path, **cpu)
-        data = padded_batch(cfg, model, 0, [image])['inputs'] if image else torch.randn([
-            fixed if isinstance(fixed, int) else free
-            for fixed, free in zip(session.get_inputs()[0].shape, SHAPE)])
+        if image:
+            data = padded_batch(cfg, model, 0, [image])['inputs']
+        else:
+            data = torch.randn([size if isinstance(size, int) else default
+                                for size, default in zip(session.get_inputs()[0].shape, SHAPE)])
         names = [output.name for output in session.get_outputs()]
         given = {session.get_inputs()[0].name: data.numpy()}
         final = dict(zip(names, map(torch.from_numpy, session.run(names, given))))

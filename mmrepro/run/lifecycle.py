@@ -224,7 +224,7 @@ class RunLifecycle:
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
         if self.resuming and not self.config.uses_stock_streams:
-            self.restoration.take_state(self.resume, checkpoint, runner)
+            self.restoration.take_state(checkpoint, runner)
 
     def _check_start(self, runner: Any) -> None:
         """Refuse a training whose ranks would begin elsewhere, with other data or other weights.
@@ -259,7 +259,7 @@ class RunLifecycle:
             isolate_class_attributes([*runner.hooks, *runner.model.modules()])
         self.checkpoints.check_hooks(runner)
         self.start.begin(runner)
-        if self.restoration.restore(self.resume, runner):
+        if self.restoration.restore(runner):
             # checkpoints are written before a validation, on which best checkpoints and early
             # stopping depend
             runner.logger.info(f'the run ended before the validation at iteration {runner.iter}: '
@@ -281,7 +281,7 @@ class RunLifecycle:
         self._key_exchanged(runner, runner.train_dataloader, 'sample')
         keep_orders(runner.train_dataloader)
         _tell_epoch(runner)  # again: a hook may have given the loop another loader
-        self.restoration.seek_data(self.resume, runner)  # after all hooks that move the data
+        self.restoration.seek_data(runner)  # after all hooks that move the data
         self.seed('hook', 'loop', runner.iter)
 
     def before_train_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:

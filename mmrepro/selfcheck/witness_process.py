@@ -54,7 +54,8 @@ def own_files(work_dir: str) -> list[str]:
 
 
 def _of_runs(name: str) -> bool:
-    return bool(_OF_A_START.fullmatch(name)) or any(fnmatch(name, one) for one in _OF_RUNS)
+    return bool(_OF_A_START.fullmatch(name)) or any(
+        fnmatch(name, pattern) for pattern in _OF_RUNS)
 
 
 class Saved(NamedTuple):
