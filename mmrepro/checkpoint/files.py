@@ -265,16 +265,12 @@ def without_code(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
     """
     from mmengine.runner import checkpoint
 
-    # the names of the functions are in the log
-    def load_from_local(filename: str, map_location: Any) -> Any:
-        return read(filename, map_location)
-
-    def load_from_ceph(filename: str, map_location: Any) -> Any:
-        return read(filename, map_location)
-
-    def load_from_http(filename: str, map_location: Any = None, **options: Any) -> Any:
-        # without the barrier of MMEngine's: a virtual rank would let others run in this block
-        return read(filename, map_location)
+    def reading(loader: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(loader)  # the log has its name
+        def load(filename: str, map_location: Any = None, **options: Any) -> Any:
+            # without the barrier of MMEngine's: a virtual rank would let others run in this block
+            return read(filename, map_location)
+        return load
 
     def guarded(loader: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(loader)
@@ -283,14 +279,13 @@ def without_code(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
                          **options: Any) -> Any:
                 return _load_file(filename, file, map_location)
 
-            with replaced(torch, load=of_torch), replaced(checkpoint,
-                                                          load_from_http=load_from_http):
+            from_http = ours[checkpoint.load_from_http]
+            with replaced(torch, load=of_torch), replaced(checkpoint, load_from_http=from_http):
                 return loader(filename, map_location)
         return load
 
-    ours = {checkpoint.load_from_local: load_from_local,
-            checkpoint.load_from_ceph: load_from_ceph,
-            checkpoint.load_from_http: load_from_http}
+    ours = {stock: reading(stock) for stock in (
+        checkpoint.load_from_local, checkpoint.load_from_ceph, checkpoint.load_from_http)}
     loader = checkpoint.CheckpointLoader
     with replaced(loader, _schemes={prefix: ours.get(function) or guarded(function)
                                     for prefix, function in loader._schemes.items()}):

@@ -117,11 +117,13 @@ def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effec
         computes with other instructions than those of the table.
     """
     table = _table()['packages'].get(package)
-    found = [_place(table, str(version), facts) for version, facts in zip((then, now), runs)]
-    places = [place for place in found if place]
+    if table is None:
+        return None
+    places = [place for version, facts in zip((then, now), runs)
+              if (place := _place(table, str(version), facts))]
     # stock pipelines of albumentations have seeds of the operating system
     seeded = package != 'albumentations' or not any(run.get('mmrepro') is False for run in runs)
-    if not table or len(places) < len(found) or not seeded:
+    if len(places) < len(runs) or not seeded:
         return None
     changed: dict[str, set[str]] = {}
     equal, unknown = set(), set()
@@ -155,16 +157,14 @@ def _measured_types() -> frozenset[str]:
                      for name in table['parts'])
 
 
-def _place(table: Mapping[str, Any] | None, version: str,
-           facts: Mapping[str, Any]) -> _Place | None:
+def _place(table: Mapping[str, Any], version: str, facts: Mapping[str, Any]) -> _Place | None:
     """Return where the table has the digests of a version with the instructions of a run."""
     level = _level(facts)
-    maker = table.get('maker') if table else None
+    maker = table.get('maker')
     if maker and (maker != maker_of(str(facts.get('hardware.cpu'))) or facts.get('hardware.gpu')
                   or facts.get('randomness.numerics.cpu') == 'portable'):
         return None  # other kernels
-    versions = table['versions'] if table else ()
-    numbers = [number for number, built in enumerate(versions)
+    numbers = [number for number, built in enumerate(table['versions'])
                if built == version or re.fullmatch(re.escape(version) + r'\.\d+', built)]
     return _Place(level, numbers) if level and numbers else None
 

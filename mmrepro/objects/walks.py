@@ -325,21 +325,10 @@ def named_globals(function: types.FunctionType) -> dict[str, Any]:
     return values
 
 
-def cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
-    """Yield name and cell of the bound variables of enclosing functions that a function uses."""
+def _inside_function(function: types.FunctionType, path: str) -> Iterator[Named]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         with suppress(ValueError):  # a name that is not bound
-            _ = cell.cell_contents
-            yield name, cell
-
-
-def closure(function: types.FunctionType) -> Iterator[Named]:
-    """Yield name and value of the variables of enclosing functions that a function uses."""
-    yield from ((name, cell.cell_contents) for name, cell in cells(function))
-
-
-def _inside_function(function: types.FunctionType, path: str) -> Iterator[Named]:
-    yield from ((f'{path}.{name}', value) for name, value in closure(function))
+            yield f'{path}.{name}', cell.cell_contents
     yield from ((f'{path}.default{i}', value)
                 for i, value in enumerate(function.__defaults__ or ()))
     yield from _used_globals(function)

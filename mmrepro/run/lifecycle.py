@@ -318,12 +318,7 @@ class RunLifecycle:
     def before_val_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
         self.validation.begin(runner)
-        use_stream(runner.val_dataloader, 'val')
-        self.seed('val', runner.iter)
-        yield
-        self._key_exchanged(runner, runner.val_dataloader, 'val')
-        virtual.check_shared_weights(runner)
-        self.evaluated.enter(runner.model)  # after EMAHook has put its averages in
+        yield from self._evaluation(runner, runner.val_loop, 'val', runner.iter)
 
     def before_val_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         yield
@@ -343,12 +338,15 @@ class RunLifecycle:
 
     def before_test_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
-        use_stream(runner.test_dataloader, 'test')
-        self.seed('test')
+        yield from self._evaluation(runner, runner.test_loop, 'test')
+
+    def _evaluation(self, runner: Any, loop: Any, stream: str, *key: seeds.Key) -> Iterator[None]:
+        use_stream(loop.dataloader, stream)
+        self.seed(stream, *key)
         yield
-        self._key_exchanged(runner, runner.test_dataloader, 'test')
+        self._key_exchanged(runner, loop.dataloader, stream)
         virtual.check_shared_weights(runner)
-        self.evaluated.enter(runner.model)
+        self.evaluated.enter(runner.model)  # after EMAHook has put its averages in
 
     def before_test_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         yield

@@ -84,7 +84,8 @@ def mismatch(value: Any, shape: Any, name: str = '') -> str | None:
     "a[1] is 'x'; allowed: int"
     """
     kind = type(shape) if isinstance(shape, (dict, list)) else shape
-    if not (shape.holds(value) if isinstance(shape, Rule) else isinstance(value, kind)):
+    holds = shape.holds(value) if isinstance(shape, Rule) else isinstance(value, kind)
+    if not holds or kind is int and isinstance(value, bool):
         allowed = shape.allowed if isinstance(shape, Rule) else kind.__name__
         return f'{name or "it"} is {reprlib.repr(value)}; allowed: {allowed}'
     parts: list[tuple[Any, Any, str]] = []

@@ -197,9 +197,7 @@ def prediction_digest(outputs: Any) -> str:
 def _data_of(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_data_of(item) for item in value]
-    if hasattr(value, 'all_items'):
-        return {name: _data_of(item) for name, item in value.items()}
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) or hasattr(value, 'all_items'):
         return {name: _data_of(item) for name, item in value.items()}
     return value
 
