@@ -52,7 +52,7 @@ def measure(name: str, data_root: str, folder: str, rounds: int) -> dict[str, An
     cfg.randomness = dict(seed=1, deterministic=True, self_checks=dict(witness=False),
                           numerics=dict(num_threads=1))
     cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
-    made = recipe.recipe_of(Runner, dict(cfg=cfg), recipe.environment())
+    made = recipe.recipe_of(Runner, dict(cfg=cfg), dict(os.environ))
     begun = time.process_time()
     runner = Runner.from_cfg(cfg)
     times: dict[str, list[float]] = dict(alone=[], beside=[])

@@ -103,6 +103,10 @@ def _describe_in_onnx(module: ModuleType) -> None:
     exported.describe(module)
 
 
+# module -> what is done when it is imported
+_ACTIONS: tuple[tuple[str, imports.Action], ...] = (
+    *((name, _describe_in_onnx) for name in _EXPORTED), *((name, _change) for name in TARGETS),
+    *((name, _allow_checkpoints) for name in _READERS))
 _active = False
 
 
@@ -125,12 +129,8 @@ def activate(randomness: Mapping[str, Any] | None = None) -> None:
     _active = True
     variables.watch()
     ops.install()
-    for name in _EXPORTED:
-        imports.after_import(name, _describe_in_onnx)
-    for name in TARGETS:
-        imports.after_import(name, _change)
-    for name in _READERS:
-        imports.after_import(name, _allow_checkpoints)
+    for name, action in _ACTIONS:
+        imports.after_import(name, action)
 
 
 def deactivate() -> None:
@@ -138,12 +138,8 @@ def deactivate() -> None:
     global _active
     _active = False
     variables.watch(False)
-    for name in TARGETS:
-        imports.forget(name, _change)
-    for name in _READERS:
-        imports.forget(name, _allow_checkpoints)
-    for name in _EXPORTED:
-        imports.forget(name, _describe_in_onnx)
+    for name, action in _ACTIONS:
+        imports.forget(name, action)
     if 'mmrepro.ops.exported' in sys.modules:
         from .ops import exported
         exported.undescribe()

@@ -234,6 +234,12 @@ class RandomnessConfig:
         """Whether MMEngine's own streams are asked for."""
         return self.worker_seed == 'mmengine'
 
+    @property
+    def wants_witness(self) -> bool:
+        """Whether a witness is wanted, while the run trains or when it has ended."""
+        return self.deterministic is True and not self.uses_stock_streams and (
+            self.self_checks.witness is not False)
+
     def promises(self) -> list[tuple[str, str]]:
         """Return the promises and non-promises of these values, in the user's words."""
         same_bits = {True: 'yes', 'warn': 'no: warn keeps non-deterministic kernels',
@@ -243,8 +249,8 @@ class RandomnessConfig:
         if self.worker_seed == 'sample':
             keyed, resumes, undisturbed = 'yes', self._resumes(), 'yes'
         elif self.worker_seed == 'worker':
-            keyed = 'no: streams belong to workers'
-            resumes, undisturbed = f'from the end of an epoch only{keyed[2:]}', 'yes'
+            keyed, undisturbed = 'no: streams belong to workers', 'yes'
+            resumes = 'from the end of an epoch only: streams belong to workers'
         return [
             ('same bits on the same machine, versions and config', same_bits[self.deterministic]),
             ('same data for any num_workers, persistent_workers, prefetch_factor', keyed),
@@ -438,6 +444,17 @@ def prepare_cfg(cfg: Any) -> Any:
     refuse_misspelt(cfg)
     upgrade_legacy_keys(cfg)
     return cfg
+
+
+def imports_of(cfg: Mapping[str, Any]) -> list[str]:
+    """Return the modules in ``custom_imports`` of a config, which may be a single name."""
+    given = (cfg.get('custom_imports') or {}).get('imports') or []
+    return [given] if isinstance(given, str) else list(given)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a setting is an integer from 1 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def is_due(count: int, interval: int = 0) -> bool:

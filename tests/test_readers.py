@@ -61,8 +61,8 @@ def resume(**named):
             comparison, restoration = Comparison(plan), Restoration(plan)
             comparison.compare(collect_facts(runner.cfg, {}, 1))
             comparison.check_data(dict(train_samples=8))
-            restoration.take_state(plan, restoration.read(plan.point.path, 'cpu'), runner)
-            restoration.restore(plan, runner)
+            restoration.take_state(restoration.read(plan.point.path, 'cpu'), runner)
+            restoration.restore(runner)
     return read
 
 

@@ -181,8 +181,8 @@ class SourceFile:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for item in node.names:
-                    first = item.name.partition('.')[0]
-                    names[item.asname or first] = item.name if item.asname else first
+                    package = item.name.partition('.')[0]
+                    names.update({item.asname: item.name} if item.asname else {package: package})
             elif isinstance(node, ast.ImportFrom):
                 module = '.' * node.level + (node.module or '')
                 for item in node.names:

@@ -22,16 +22,15 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from mmengine import registry
 from mmengine.config import Config
 
 from ..checkpoint.kept_attributes import names_class
-from ..config import RandomnessConfig, randomness_of
+from ..config import RandomnessConfig, imports_of, randomness_of
 from ..distributed.scheduler import LAUNCHED
 from ..errors import RandomnessError
 from ..facts.collect import NOT_REPEATED, RECORDED_VARIABLES
-from ..objects.walks import named_dicts
-from ..runs.config_edits import import_mmrepro, imports_of
+from ..objects.walks import named_dicts, root_registries
+from ..runs.config_edits import import_mmrepro
 from ..util.libraries import belongs_to_user, is_stock
 from ..util.text import class_name
 from .findings import TWO_LINES
@@ -180,11 +179,11 @@ class Subject:
 
 def _look_up(kind: str, scope: str) -> type | None:
     """Return the class that is registered under this name in MMEngine, or None."""
-    for table in vars(registry).values():
+    for table in root_registries().values():
         for name in (kind, ) if '.' in kind else (f'{scope}.{kind}', kind):
             # errors: a scope whose package is not installed
             with contextlib.suppress(ImportError, AttributeError, KeyError, AssertionError):
-                cls = table.get(name) if isinstance(table, registry.Registry) else None
+                cls = table.get(name)
                 if isinstance(cls, type):
                     return cls
     return None

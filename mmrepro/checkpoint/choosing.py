@@ -21,7 +21,8 @@ from mmengine.runner import CheckpointLoader
 from ..config import AUTO, RandomnessConfig
 from ..data.passes import DataCursor
 from ..errors import CheckpointError, ConfigError, RandomnessError, WorkDirInUse
-from .files import LAST_GOOD, check_file, load, remove_partial, without_code
+from ..util.files import remove_partial
+from .files import LAST_GOOD, check_file, load, without_code
 from .fit import is_weights, judge, lacks, stock_facts
 
 OWNER = os.path.join('mmrepro', 'owner.json')  # in a work directory: who trains there
@@ -76,19 +77,19 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
     beside = _beside(pointer, named)
     candidates, passed, folders = [], [], [folder]
     if named and _is_copied(pointer, named):
-        there = os.path.isfile(beside)
+        instead = 'the copy has no such file'
+        if os.path.isfile(beside):
+            instead = f'{beside} is taken instead'
+            candidates.append(beside)
         passed.append(f'{pointer} names {named}, in the work directory that this one is a copy of: '
-                      + (f'{beside} is taken instead' if there else 'the copy has no such file'))
-        candidates += [beside] * there
+                      f'{instead}')
     elif named:
         candidates.append(named if os.path.isabs(named) or os.path.exists(named) else beside)
         folders.append(os.path.dirname(named) or folder)
     files = [os.path.join(home, name) for home in folders if os.path.isdir(home)
              for name in os.listdir(home) if name.endswith('.pth') and not name.startswith('best_')]
-    # the hidden link last: its checkpoint may have been deleted on purpose. A link may lead nowhere
-    files.sort(key=lambda path: (
-        os.path.basename(path) == LAST_GOOD,
-        -os.stat(path).st_mtime_ns if os.path.exists(path) else 0, path))
+    # the hidden link last: its checkpoint may have been deleted on purpose
+    files.sort(key=lambda path: (os.path.basename(path) == LAST_GOOD, -_time_of(path), path))
     distinct: dict[str, str] = {}
     for path in (*candidates, *files):
         distinct.setdefault(os.path.abspath(path), path)
@@ -98,6 +99,13 @@ def newest_good(folder: str, refuse: Callable[[str], str | None] = check_file
             return path, passed
         passed.append(f'passed over: {path} {problem}')
     return None, passed
+
+
+def _time_of(path: str) -> int:
+    """Return when a file was changed; 0 for a link that leads nowhere, or a file that is gone."""
+    with suppress(OSError):
+        return os.stat(path).st_mtime_ns
+    return 0
 
 
 @dataclass(frozen=True)
@@ -198,10 +206,8 @@ def plan_resume(settings: Mapping[str, Any], strict: bool) -> ResumePlan:
         point, lines = _own(folder, strict)
         if point is None:
             begin = 'the beginning' if named is None else f'load_from={named}'
-            lines.append(
-                f'nothing is left to resume from: the run starts from {begin}'
-                if lines else f'{folder} has no checkpoint to resume from: the run '
-                f'starts from {begin}')
+            why = 'nothing is left' if lines else f'{folder} has no checkpoint'
+            lines.append(f'{why} to resume from: the run starts from {begin}')
     elif lies_in(named, folder):
         return _planned(*_given(named, strict), strict, folder, end)
     else:
@@ -347,7 +353,8 @@ def _locked(folder: str) -> IO[str]:
             'both write') from error
     except OSError:  # a file system without locks
         return file
-    remove_partial(folder)  # of processes that were killed
+    for written in (folder, os.path.join(folder, 'mmrepro')):
+        remove_partial(written)
     if not is_ours:
         return file
     file.truncate(0)

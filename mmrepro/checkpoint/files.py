@@ -24,6 +24,7 @@ from mmengine.fileio import get
 
 from ..errors import CheckpointError, MissingCheckpointError
 from ..objects.digests import file_digest
+from ..util.files import partial_of
 from ..util.scoped import replaced
 from .safe_loading import ADDING, safe_load
 
@@ -105,19 +106,6 @@ def _check_archive(file: BinaryIO, tail: bytes, sealed: bool) -> str | None:
     return None if broken is None else f'is damaged (in {broken})'
 
 
-def partial_of(name: str) -> str:
-    """Return the temporary name under which this process writes a file."""
-    return f'.{name}.{os.getpid()}.partial'
-
-
-def remove_partial(folder: str) -> None:
-    """Remove the partial files of processes that were killed while they wrote a checkpoint."""
-    for name in os.listdir(folder):
-        if name.startswith('.') and name.endswith('.partial'):
-            with suppress(OSError):
-                os.remove(os.path.join(folder, name))
-
-
 STRETCH = 64 << 20  # bytes that are written between two calls of `let_go`
 
 
@@ -180,7 +168,7 @@ def replace_with(partial: str, path: str, complete: bool = True) -> None:
     if not complete:
         return
     keep = os.path.join(os.path.dirname(path), LAST_GOOD)
-    link = os.path.join(os.path.dirname(path), partial_of(LAST_GOOD.lstrip('.')))
+    link = partial_of(os.path.join(os.path.dirname(path), LAST_GOOD.lstrip('.')))
     with suppress(FileNotFoundError):  # of a killed process that had this one's number
         os.remove(link)
     try:
@@ -285,16 +273,12 @@ def without_code(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
     """
     from mmengine.runner import checkpoint
 
-    # the names of the functions are in the log
-    def load_from_local(filename: str, map_location: Any) -> Any:
-        return read(filename, map_location)
-
-    def load_from_ceph(filename: str, map_location: Any) -> Any:
-        return read(filename, map_location)
-
-    def load_from_http(filename: str, map_location: Any = None, **options: Any) -> Any:
-        # without the barrier of MMEngine's: a virtual rank would let others run in this block
-        return read(filename, map_location)
+    def reading(loader: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(loader)  # the log has its name
+        def load(filename: str, map_location: Any = None, **options: Any) -> Any:
+            # without the barrier of MMEngine's: a virtual rank would let others run in this block
+            return read(filename, map_location)
+        return load
 
     def guarded(loader: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(loader)
@@ -303,14 +287,13 @@ def without_code(read: Callable[[str, Any], Any] = load) -> Iterator[None]:
                          **options: Any) -> Any:
                 return _load_file(filename, file, map_location)
 
-            with replaced(torch, load=of_torch), replaced(checkpoint,
-                                                          load_from_http=load_from_http):
+            from_http = ours[checkpoint.load_from_http]
+            with replaced(torch, load=of_torch), replaced(checkpoint, load_from_http=from_http):
                 return loader(filename, map_location)
         return load
 
-    ours = {checkpoint.load_from_local: load_from_local,
-            checkpoint.load_from_ceph: load_from_ceph,
-            checkpoint.load_from_http: load_from_http}
+    ours = {stock: reading(stock) for stock in (
+        checkpoint.load_from_local, checkpoint.load_from_ceph, checkpoint.load_from_http)}
     loader = checkpoint.CheckpointLoader
     with replaced(loader, _schemes={prefix: ours.get(function) or guarded(function)
                                     for prefix, function in loader._schemes.items()}):

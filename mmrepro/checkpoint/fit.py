@@ -55,7 +55,7 @@ _SHAPE = {
             'facts?': {'world_size?': int, str: SCALAR}, 'schedules?': bool},
         'place?': Rule(lambda value: mismatch(value, [int]) is None and len(value) == 2,
                        '[epoch, batches]'),
-        'seed?': Rule(lambda value: value is None or isinstance(value, int)
+        'seed?': Rule(lambda value: value is None or mismatch(value, int) is None
                       and 0 <= value <= MAX_SEED, f'None, or an integer from 0 to {MAX_SEED}')},
     'state_dict?': {str: object},
     'message_hub?': {'runtime_info': {str: object}},
@@ -258,7 +258,8 @@ def parts_of(runner: Any) -> dict[str, str]:
     parts.update((f'module.{name}', _settings(module)) for name, module in modules.items())
     parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters(
         remove_duplicate=False) if not parameter.requires_grad)
-    hooks = Counter(name for name, module in model.named_modules() for hook in _hooks_of(module)
+    hooks = Counter(name for name, module in model.named_modules()
+                    for kind in HOOKS for hook in getattr(module, kind).values()
                     if belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__))
     parts.update((f'hooks.{name}', str(count)) for name, count in hooks.items())
     classes: dict[Any, None] = dict.fromkeys(map(class_of, model.modules()))
@@ -268,10 +269,6 @@ def parts_of(runner: Any) -> dict[str, str]:
         pipelines = dataset_tree.pipelines(runner._train_loop.dataloader.dataset)
         parts['pipeline'] = ', '.join(_name(type(part)) for part in pipelines)
     return parts
-
-
-def _hooks_of(module: nn.Module) -> Iterator[Any]:
-    return itertools.chain.from_iterable(getattr(module, kind).values() for kind in HOOKS)
 
 
 def _aliases(things: Iterable[tuple[str, int]]) -> dict[str, str]:

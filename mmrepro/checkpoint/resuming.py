@@ -102,6 +102,7 @@ class Restoration:
     """
 
     def __init__(self, plan: ResumePlan) -> None:
+        self._plan = plan
         # the chosen file was checked when it was chosen; later it may be another
         self._unread = None if plan.point is None else plan.point.path
         self._state: dict[str, Any] = {}
@@ -114,20 +115,21 @@ class Restoration:
         checked, self._unread = path == self._unread, None
         return load(path, map_location, checked=checked, fresh=checked)
 
-    def take_state(self, plan: ResumePlan, checkpoint: dict[str, Any], runner: Any) -> None:
+    def take_state(self, checkpoint: dict[str, Any], runner: Any) -> None:
         """Keep the state of a loaded checkpoint that :meth:`restore` needs.
 
         Raises:
             ResumeError: the checkpoint does not fit the run, with ``resume_strict``.
         """
-        if plan.point is None:
+        if self._plan.point is None:
             return
         state = self._state = checkpoint.get('mmrepro', {})
         if state.get('parts'):
             self._compatibility = Compatibility(
-                plan.point.path, state['parts'], state.get('moving', ()), plan.strict)
+                self._plan.point.path, state['parts'], state.get('moving', ()), self._plan.strict)
             self._compatibility.check_restored(runner, checkpoint.get('state_dict', {}))
-        _check_weights(plan, runner, checkpoint.get('state_dict', {}), state.get('left_out', {}))
+        _check_weights(self._plan, runner, checkpoint.get('state_dict', {}),
+                       state.get('left_out', {}))
         if state.get('gradients') or _of_this_rank(state).get('gradients'):
             runner.logger.addFilter(_is_no_lost_gradient)  # MMEngine counts iterations next
         if state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
@@ -135,16 +137,16 @@ class Restoration:
                     f'over the data of epoch {checkpoint["meta"]["epoch"]}, and '
                     f'{type(runner.train_loop).__name__} would resume in the first. ')
             runner.logger.warning(compatibility.inexact(
-                text, plan.strict, 'Resume from a checkpoint of the end of an epoch'))
+                text, self._plan.strict, 'Resume from a checkpoint of the end of an epoch'))
         hub = checkpoint['message_hub']
-        hub['runtime_info'] = with_paths_beside(plan.point.path, hub['runtime_info'])
+        hub['runtime_info'] = with_paths_beside(self._plan.point.path, hub['runtime_info'])
 
-    def restore(self, plan: ResumePlan, runner: Any) -> bool:
+    def restore(self, runner: Any) -> bool:
         """Bring back attributes, gradients and buffers.
 
         Returns whether the interrupted run ended before a validation that its loop makes here.
         """
-        if plan.point is None or runner.iter == 0:
+        if self._plan.point is None or runner.iter == 0:
             return False
         runner.logger.removeFilter(_is_no_lost_gradient)
         if self._compatibility is not None:
@@ -163,17 +165,17 @@ class Restoration:
             for hook in runner.hooks[seen[-1] + 1:] if seen else ():
                 hook.after_val_epoch(runner, metrics=state['metrics'])
         return ('validated' in state and state['validated'] != runner.iter
-                and _validates_here(runner, plan.point.cursor))
+                and _validates_here(runner, self._plan.point.cursor))
 
-    def seek_data(self, plan: ResumePlan, runner: Any) -> None:
+    def seek_data(self, runner: Any) -> None:
         """Move the data at the start of the first epoch, after all hooks that move them."""
         loop, loader = runner.train_loop, runner.train_dataloader
-        if plan.point is None or self._start is None or position_of_loader(loader) is None:
+        if self._plan.point is None or self._start is None or position_of_loader(loader) is None:
             return
         if isinstance(loop, (EpochBasedTrainLoop, IterBasedTrainLoop)):
             # in an iteration-based loop, DistSamplerSeedHook has put the sampler to its first pass
             (iteration, order), self._start = self._start, None
-            seek(loader, *cursor_at(loop, iteration, plan.point.cursor), again=order)
+            seek(loader, *cursor_at(loop, iteration, self._plan.point.cursor), again=order)
 
     def check_set_up(self, runner: Any) -> None:
         """Compare the parts that hooks have set up, before the first step.

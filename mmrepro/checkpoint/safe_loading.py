@@ -155,10 +155,7 @@ class _Unpickler(pickle.Unpickler):
         return value
 
 
-def _load(file: Any, **options: Any) -> Any:
-    return _Unpickler(file, **options).load()
-
-
 # torch takes this for a pickle module
 _MODULE = types.SimpleNamespace(
-    __name__='mmrepro.checkpoint.safe_loading', Unpickler=_Unpickler, load=_load)
+    __name__='mmrepro.checkpoint.safe_loading', Unpickler=_Unpickler,
+    load=lambda file, **options: _Unpickler(file, **options).load())

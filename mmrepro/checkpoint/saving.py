@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial as partial_call
@@ -20,12 +20,13 @@ from ..data.passes import CountedIterator
 from ..distributed.unwrap import ema_hooks, unwrap
 from ..errors import RandomnessError
 from ..objects.digests import exact_digest
+from ..util.files import partial_of
 from ..util.scoped import replaced
 from ..util.text import listed
 from ..version import __version__
 from ..virtual import gathered_weights
 from . import fit, rank_state
-from .files import partial_of, replace_with, write_content
+from .files import replace_with, write_content
 from .fit import MovingParts, check_readable, lacks, left_out
 
 # settings of CheckpointHook that take from its files what a resumed run needs
@@ -37,6 +38,7 @@ class _Save:
     """State of a checkpoint between :meth:`CheckpointWriter.write` and its `complete`."""
     local: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of this rank
     ranks: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # where ranks differ
+    missing: list[str] = field(default_factory=list)  # attributes to keep that objects do not have
     resumable: bool = True  # a run can continue from it
     given: frozenset[str] = frozenset()  # names in the `meta` of who saves it
 
@@ -56,7 +58,6 @@ class CheckpointWriter:
         self._validated: int | None = None  # iterations before the last completed validation
         self._metrics: Mapping[str, Any] | None = None
         self._named: set[str] = set()  # loaders and attributes that a warning has named
-        self._missing: list[str] = []  # attributes to keep that objects do not have
         self._save: _Save | None = None
         self._moving = MovingParts()
 
@@ -101,16 +102,15 @@ class CheckpointWriter:
                 'is built. load_from is not loaded then')
         return {name: exact_digest(value) for name, value in weights.items()}
 
-    def _name_missing(self, runner: Any) -> None:
+    def _name_missing(self, runner: Any, missing: Sequence[str]) -> None:
         """Warn of attributes to keep that do not exist: a typing error, or they come later."""
-        for name in dict.fromkeys(self._missing):
+        for name in dict.fromkeys(missing):
             if name not in self._named:
                 self._named.add(name)
                 runner.logger.warning(
                     f'{name}: checkpoints shall keep this attribute (mmrepro.keep_attributes), and '
                     'it does not exist. If it gets another value before the next checkpoint, '
                     'create it in __init__')
-        self._missing = []
 
     def begin_iteration(self, runner: Any, batch: int) -> None:
         """Note the iteration at which the epoch began; its batch number ``batch`` comes next."""
@@ -144,7 +144,7 @@ class CheckpointWriter:
         """
         save = _Save(given=frozenset(kwargs.get('meta') or {}))
         if not self._stock_streams and get_world_size() > 1:
-            save.local = rank_state.local_state(runner, self._missing)
+            save.local = rank_state.local_state(runner, save.missing)
             save.ranks = rank_state.gather(save.local)
         # not kept: it refers to gradients, and may be large
         is_local = not ('://' in out_dir or kwargs.get('backend_args')
@@ -159,8 +159,7 @@ class CheckpointWriter:
 
     def _write(self, save: _Save, stock: Callable[..., None], let_go: Callable[[], None],
                out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        folder, name = os.path.split(filename)  # filename_tmpl may name a folder
-        unfinished = os.path.join(folder, partial_of(name))
+        unfinished = partial_of(filename)
         partial = os.path.join(out_dir, unfinished)
         try:
             with replaced(mmengine_runner, save_checkpoint=partial_call(
@@ -205,8 +204,8 @@ class CheckpointWriter:
             return
         self._name_unfinished(runner)
         self._moving.look_again()
-        local = save.local or rank_state.local_state(runner, self._missing)
-        self._name_missing(runner)
+        local = save.local or rank_state.local_state(runner, save.missing)
+        self._name_missing(runner, save.missing)
         rank_state.publish(runner, save.ranks, checkpoint['state_dict'])
         checkpoint['mmrepro'] = dict(
             attributes=local['attributes'],

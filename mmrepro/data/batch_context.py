@@ -96,11 +96,9 @@ class BatchContext:
         self._wanted: object | None = None
         self._states: dict[tuple[int, Handle], Any] = {}
 
-    def again(self, dataset: Any = None) -> BatchContext:
-        """Return the same batch with no sample loaded, of the dataset or of a copy of it."""
-        kept = self._kept if dataset is None else generators.find(dataset, 'dataset')
-        return BatchContext(self.dataset if dataset is None else dataset, self._root, self.stream,
-                            self._batch, kept)
+    def again(self) -> BatchContext:
+        """Return the same batch with no sample loaded."""
+        return BatchContext(self.dataset, self._root, self.stream, self._batch, self._kept)
 
     def handles(self) -> range:
         """Return the handles of the batch's samples."""

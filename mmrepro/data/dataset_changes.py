@@ -382,16 +382,12 @@ def _tensor(tensor: torch.Tensor, content: bool) -> tuple[int, Any]:
 def _memory(thing: Any) -> tuple[int, Callable[[], Any] | None]:
     """Return how many bytes of memory an object gives access to, and a function that reads them."""
     if issubclass(type(thing), np.ndarray):
-        return thing.nbytes, partial(_array, thing)
+        return thing.nbytes, lambda: _kept(thing.tobytes())
     try:
         with memoryview(thing) as view:
             return view.nbytes, partial(_buffer, thing)
     except (TypeError, ValueError, BufferError):
         return 0, None
-
-
-def _array(array: np.ndarray) -> Any:
-    return _kept(array.tobytes())
 
 
 def _buffer(thing: Any) -> Any:

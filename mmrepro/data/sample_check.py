@@ -290,10 +290,6 @@ class SampleCheck:
             f"randomness.self_checks.nonrepeatable_datasets=['{name}']"])
 
 
-def _check_of(loader: Any) -> SampleCheck | None:
-    return getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
-
-
 def _shown(first: Any, second: Any) -> str:
     """Describe in one line how two results with different digests differ."""
     difference = first_difference(first, second)
@@ -340,7 +336,7 @@ def _mark(path: dataset_tree.Path, datasets: Sequence[Any]) -> int:
 
 def checked(loader: Any) -> int:
     """Return how many samples of a loader its workers have loaded twice until now."""
-    check = _check_of(loader)
+    check = getattr(getattr(loader, '_mmrepro_fetch', None), 'check', None)
     return 0 if check is None else int(check.counts[:, _REPEATED].sum())
 
 

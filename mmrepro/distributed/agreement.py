@@ -71,11 +71,7 @@ def _compare_files(what: str, ranks: Sequence[tuple[str, Mapping[str, str]]]) ->
     lines = [f'  {name}: rank {rank} on {other} has {files[name]}, rank 0 on {node} has '
              f'{first[name]}' for rank, (other, files) in enumerate(ranks)
              for name in sorted(first) if files.get(name, first[name]) != first[name]]
-    if len(lines) > MAX_LINES:
-        lines[MAX_LINES:] = [f'  and {len(lines) - MAX_LINES} more']
-    if lines:
-        raise AgreementError('\n'.join(
-            [f'The ranks have different {what}, and every rank has stopped.', *lines]))
+    _refuse(f'The ranks have different {what}, and every rank has stopped.', lines)
 
 
 def randomness_fields(randomness: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,11 +135,15 @@ def late_fields() -> dict[str, Any]:
 
 def _compare(ranks: Sequence[Mapping[str, Any]]) -> None:
     lines = [line for rank in range(1, len(ranks)) for line in _differences(ranks, rank)]
+    _refuse('The ranks disagree, and every rank has stopped.', lines)
+
+
+def _refuse(head: str, lines: list[str]) -> None:
+    """Raise AgreementError with lines on what differs, if there are any."""
     if len(lines) > MAX_LINES:
         lines[MAX_LINES:] = [f'  and {len(lines) - MAX_LINES} more']
     if lines:
-        raise AgreementError('\n'.join(
-            ['The ranks disagree, and every rank has stopped.', *lines]))
+        raise AgreementError('\n'.join([head, *lines]))
 
 
 def _differences(ranks: Sequence[Mapping[str, Any]], rank: int) -> Iterator[str]:

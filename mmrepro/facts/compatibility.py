@@ -267,6 +267,12 @@ def table(rows: Sequence[FactDifference]) -> str:
     return textwrap.indent('\n'.join(lines), '  ')
 
 
+def _first(texts: Sequence[str]) -> str:
+    """Join the first :data:`MAX_DOUBTS` texts in a line, and say how many more there are."""
+    more = len(texts) - MAX_DOUBTS
+    return '; '.join([*texts[:MAX_DOUBTS], *([f'and {more} more'] if more > 0 else [])])
+
+
 def check(path: str, rows: Sequence[FactDifference], strict: bool) -> list[str]:
     """Return lines for the log about what differs from the run that wrote ``path``.
 
@@ -279,10 +285,9 @@ def check(path: str, rows: Sequence[FactDifference], strict: bool) -> list[str]:
     lines = []
     may = doubts([row for row in rows if row.severity == MAY])
     if may:
-        lines.append(f'what differs from the run that wrote {path}, and may change bits: '
-                     f'{"; ".join(may[:MAX_DOUBTS])}'
-                     + (f'; and {len(may) - MAX_DOUBTS} more' if len(may) > MAX_DOUBTS else '')
-                     + ''.join(f'; {text}' for text in _measurements(rows, MAY)))
+        lines.append('; '.join([
+            f'what differs from the run that wrote {path}, and may change bits: {_first(may)}',
+            *_measurements(rows, MAY)]))
     if serious:
         lines.append(inexact(
             f'This run differs from the one that wrote {path}:\n{table(serious)}\n'
@@ -291,9 +296,8 @@ def check(path: str, rows: Sequence[FactDifference], strict: bool) -> list[str]:
             'Put the settings back; or begin a new run from these weights: load_from=..., '
             'resume=False'))
     if harmless:
-        more = [f'and {len(harmless) - 8} more'] if len(harmless) > 8 else []
         lines.append('different from the resumed run, without effect on its bits: '
-                     + '; '.join([*harmless[:8], *more]))
+                     f'{_first(harmless)}')
     return lines
 
 

@@ -123,11 +123,11 @@ def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effec
     table = tables[0]
     if table is None or any(other is not table for other in tables):
         return None
-    found = [_place(table, str(version), facts) for version, facts in zip((then, now), runs)]
-    places = [place for place in found if place]
+    places = [place for version, facts in zip((then, now), runs)
+              if (place := _place(table, str(version), facts))]
     # stock pipelines of albumentations have seeds of the operating system
     seeded = package != 'albumentations' or not any(run.get('mmrepro') is False for run in runs)
-    if len(places) < len(found) or not seeded:
+    if len(places) < len(runs) or not seeded:
         return None
     changed: dict[str, set[str]] = {}
     equal, unknown = set(), set()
@@ -179,8 +179,7 @@ def _place(table: Mapping[str, Any], version: str, facts: Mapping[str, Any]) -> 
     if table['maker'] and (facts.get('hardware.gpu')
                            or facts.get('randomness.numerics.cpu') == 'portable'):
         return None  # other kernels
-    versions = table['versions']
-    numbers = [number for number, built in enumerate(versions)
+    numbers = [number for number, built in enumerate(table['versions'])
                if built == version or re.fullmatch(re.escape(version) + r'\.\d+', built)]
     return _Place(level, numbers) if level and numbers else None
 

@@ -136,7 +136,7 @@ def _content(file: str, loader: Any = None) -> bytes | None:
 
 @functools.cache
 def mmrepro_files() -> dict[str, str]:
-    """Return digests of all Python files and tables of mmrepro, whatever is imported."""
+    """Return digests of mmrepro's Python files, and of its tables but for measurements in JSON."""
     found = {}
     for folder, _, names in os.walk(_PACKAGE):
         for name in names:

@@ -91,9 +91,10 @@ def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: st
     if found is None and largest > tolerance:
         found = ('no module stands out: the difference grows from module to module, up to '
                  f'{largest:.2g}')
-    verdict = f'DIFFERENT: {found}' if found else (
-        f'NOTHING DIFFERS: {compared} inputs and outputs of modules '
-        + (f'are at most {largest:.2g} apart' if largest else 'have the same values'))
+    agree = f'are at most {largest:.2g} apart' if largest else 'have the same values'
+    verdict = f'NOTHING DIFFERS: {compared} inputs and outputs of modules {agree}'
+    if found:
+        verdict = f'DIFFERENT: {found}'
     return Report(f'{a} and {b}', verdict, DIFFERENT if found else DONE, tables, notes, data=dict(
         first=found, compared=compared, losses=[first['losses'], second['losses']]))
 

@@ -114,9 +114,11 @@ def _run(path: str, config: str, cfg: Any, model: torch.nn.Module, image: str | 
     cpu = dict(providers=['CPUExecutionProvider'])
     with _one_line(path, config):
         file, session = onnx.load(path), InferenceSession(path, **cpu)
-        data = padded_batch(cfg, model, 0, [image])['inputs'] if image else torch.randn([
-            fixed if isinstance(fixed, int) else free
-            for fixed, free in zip(session.get_inputs()[0].shape, SHAPE)])
+        if image:
+            data = padded_batch(cfg, model, 0, [image])['inputs']
+        else:
+            data = torch.randn([size if isinstance(size, int) else default
+                                for size, default in zip(session.get_inputs()[0].shape, SHAPE)])
         names = [output.name for output in session.get_outputs()]
         given = {session.get_inputs()[0].name: data.numpy()}
         final = dict(zip(names, map(torch.from_numpy, session.run(names, given))))
@@ -223,7 +225,7 @@ def _outcomes(final: dict[str, torch.Tensor], found: Any, tolerance: float
                         dets[kept, :4], dets[kept, 4], labels[kept])))
             far = compare_detections(a, b, SCORE)
             rows.append((f'image {len(rows)}', f'{len(a)} and {len(b)} detections; {far["text"]}'))
-            scale = float(a.bboxes.abs().max()) if len(a) else 1.
+            scale = max(a.bboxes.abs().flatten().tolist(), default=0.) or 1.
             apart |= max(far['boxes'] / scale, far['scores']) > tolerance or any(
                 far[key] for key in ('appear', 'vanish', 'relabeled'))
         return rows, apart

@@ -135,10 +135,12 @@ def _differing(context: Difference) -> tuple[str, ...]:
     if context.kind == 'input':
         what, pairs, names = 'input', zip(a.inputs, b.inputs), a.labels
     else:
-        what, pairs = 'result', zip(a.outputs, b.outputs)
-        names = a.labels if a.name == 'batch' else tuple(
-            a.shapes.split('-> ')[-1].split() if a.phase == 'data' else ())
-    return tuple(f'{what} {i}{" " + names[i] if names[i:i + 1] and names[i] else ""}: {x} / {y}'
+        what, pairs, names = 'result', zip(a.outputs, b.outputs), ()
+        if a.name == 'batch':
+            names = a.labels
+        elif a.phase == 'data':
+            names = tuple(a.shapes.split('-> ')[-1].split())
+    return tuple(f'{" ".join(filter(None, [what, str(i), *names[i:i + 1]]))}: {x} / {y}'
                  for i, (x, y) in enumerate(pairs) if i in which)
 
 

@@ -1,4 +1,4 @@
-"""Walks over nested data, and over the objects that an object reaches.
+"""Walks over nested data, over registries, and over the objects that an object reaches.
 
 Nested data are tensors in tuples, lists, dicts, MMEngine's data elements and MMDetection's boxes,
 and dicts in configs. An object reaches others by attributes, items, closures and the globals that
@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple
 
+import mmengine.registry
 import numpy as np
 import torch
+from mmengine.registry import Registry
 
 from ..util.libraries import belongs_to_user, holds_process_state
 
@@ -71,6 +73,19 @@ def named_dicts(value: Any, name: str = '') -> Iterator[tuple[str, Any]]:
 def dicts(value: Any) -> Iterator[Any]:
     """Yield the dicts in ``value``, as :func:`named_dicts` does."""
     return (content for _, content in named_dicts(value))
+
+
+def registries(root: Registry) -> Iterator[Registry]:
+    """Yield a registry of MMEngine, and those of other packages below it."""
+    yield root
+    for child in root.children.values():
+        yield from registries(child)
+
+
+def root_registries() -> dict[str, Registry]:
+    """Return MMEngine's own registries, by their names in ``mmengine.registry``."""
+    return {name: value for name, value in vars(mmengine.registry).items()
+            if isinstance(value, Registry)}
 
 
 class GeneratorKind(NamedTuple):
@@ -310,21 +325,10 @@ def named_globals(function: types.FunctionType) -> dict[str, Any]:
     return values
 
 
-def cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
-    """Yield name and cell of the bound variables of enclosing functions that a function uses."""
+def _inside_function(function: types.FunctionType, path: str) -> Iterator[Named]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         with suppress(ValueError):  # a name that is not bound
-            _ = cell.cell_contents
-            yield name, cell
-
-
-def closure(function: types.FunctionType) -> Iterator[Named]:
-    """Yield name and value of the variables of enclosing functions that a function uses."""
-    yield from ((name, cell.cell_contents) for name, cell in cells(function))
-
-
-def _inside_function(function: types.FunctionType, path: str) -> Iterator[Named]:
-    yield from ((f'{path}.{name}', value) for name, value in closure(function))
+            yield f'{path}.{name}', cell.cell_contents
     yield from ((f'{path}.default{i}', value)
                 for i, value in enumerate(function.__defaults__ or ()))
     yield from _used_globals(function)

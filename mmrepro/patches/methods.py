@@ -280,7 +280,7 @@ def as_many_parts_anywhere(stock: ModuleType) -> SimpleNamespace:
 def added_by_size(stock: Callable[[list[dict[str, Any]]], Any]) -> Any:
     """Return a static method that adds the figures of images up in the order of their size."""
     return staticmethod(lambda results: stock(
-        sorted(results, key=lambda one: [float(one[name]) for name in sorted(one)])))
+        sorted(results, key=lambda image: [float(image[name]) for name in sorted(image)])))
 
 
 class _ByContent(pickle.Pickler):

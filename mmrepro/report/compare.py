@@ -162,9 +162,11 @@ def _columns(kind: str, columns: Mapping[str, Column],
              for name, (step, value) in only_a.items()]
     rows += [(name, '-', '-', f'{value:.9g}', f'B only, step {step}')
              for name, (step, value) in only_b.items()]
-    return [Table((kind, 'last common', 'A', 'B', 'largest difference'), rows,
-                  'Losses' if kind == 'loss' else 'Metrics', shown=MAX_ROWS,
-                  rest='more')] if rows else []
+    if not rows:
+        return []
+    title = {'loss': 'Losses', 'metric': 'Metrics'}
+    return [Table((kind, 'last common', 'A', 'B', 'largest difference'), rows, title[kind],
+                  shown=MAX_ROWS, rest='more')]
 
 
 def _largest(a: list[float], b: list[float]) -> float:

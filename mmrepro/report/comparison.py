@@ -388,7 +388,8 @@ def distance(name: str, iteration: int | None, a: dict[str, Any],
         if tensor_a.shape != tensor_b.shape:
             left_out.append(key)
             continue
-        tensor_a, tensor_b = (_real(one).double().flatten() for one in (tensor_a, tensor_b))
+        tensor_a, tensor_b = (
+            _real(tensor).double().flatten() for tensor in (tensor_a, tensor_b))
         equal = (tensor_a == tensor_b) | (tensor_a.isnan() & tensor_b.isnan())
         gap = torch.where(equal, 0., tensor_a - tensor_b)
         square = float(gap.square().sum())

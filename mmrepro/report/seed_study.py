@@ -224,11 +224,6 @@ class Study(NamedTuple):
         return {label: test.larger and self.corrected[label] < LEVEL
                 for label, test in self.tests.items()}
 
-    @property
-    def answer(self) -> bool | None:
-        """Whether a config differs from the first; None for a single config."""
-        return any(self.larger.values()) if self.tests else None
-
 
 def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float]]) -> Study:
     """Summarize configs, and test each against the first by pairs."""
@@ -244,9 +239,10 @@ def study(metric: str, pick: str, seeds: list[int], values: dict[str, list[float
 def study_report(study: Study) -> Report:
     """Report a study; the exit code is 1 if the configs do not differ."""
     title = f'{study.metric}, {study.pick} validation'
+    alike = bool(study.tests) and not any(study.larger.values())
     return Report(
         f'{" and ".join(study.values)}, {len(study.seeds)} seeds', '\n'.join(_verdicts(study)),
-        DIFFERENT if study.answer is False else DONE, [_values(study, title), *_tests(study)],
+        DIFFERENT if alike else DONE, [_values(study, title), *_tests(study)],
         _caution(study), figures={'seeds': Figure(title, lambda: _plot(study))},
         data=dict(study._asdict(), test=study.test))
 

@@ -15,22 +15,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, NamedTuple
 
-import mmengine.registry
 import torch
 from mmengine.dist import is_main_process
 
 from .. import seeds
 from ..checkpoint.files import load
+from ..config import imports_of
 from ..distributed.process_group import node_count, process_count
 from ..distributed.unwrap import ema_hooks, unwrap
 from ..facts.compatibility import CHANGES, severity
 from ..objects.digests import state_digest
+from ..objects.walks import registries, root_registries
+from ..util.libraries import is_imported_anyway
 from ..util.text import listed
 from .hooks.fingerprint import FingerprintHook
 from .hooks.self_check import self_checks
 
-# packages that are imported whatever a config says
-_PROVIDED = ('builtins', 'mmcv', 'mmdet', 'mmengine', 'mmrepro', 'torch')
 DIGITS = 16  # of the digest, in hexadecimal
 
 
@@ -112,17 +112,17 @@ def not_in_config(cfg: Any) -> str:
     """Return why a config alone does not train what its run has trained; '' if it does."""
     if 'model' not in cfg:
         return 'the runner was built from arguments, not from a config'
-    imports = (cfg.get('custom_imports') or {}).get('imports') or []
-    imported = [imports] if isinstance(imports, str) else list(imports)
-    packages = {*_PROVIDED, cfg.get('default_scope'), *map(_package, imported)}
+    imported = imports_of(cfg)
+    packages = {cfg.get('default_scope'), *map(_package, imported)}
     for wanted in _types(cfg.to_dict()):
-        by_name = isinstance(wanted, str)
-        modules = _modules_of(wanted) if by_name else [wanted.__module__]
-        # a config has the path of a class, which only the script itself cannot be imported by
-        missing = not packages.intersection(map(_package, modules)) if by_name else \
-            modules == ['__main__']
+        if isinstance(wanted, str):
+            name, modules = wanted, _modules_of(wanted)
+            missing = not any(is_imported_anyway(module) or _package(module) in packages
+                              for module in modules)
+        else:  # a config has the path of a class: only the script itself cannot be imported by it
+            name, modules = wanted.__name__, [wanted.__module__]
+            missing = modules == ['__main__']
         if modules and missing and not _imported_by([*imported]).intersection(modules):
-            name = wanted if by_name else wanted.__name__
             return f'{name} is defined in {modules[0]}, which the config does not import'
     return ''
 
@@ -137,7 +137,7 @@ def _imported_by(names: list[str]) -> set[str]:
     while names:
         name = names.pop()
         module = sys.modules.get(name)
-        if module is None or name in found or _package(name) in _PROVIDED:
+        if module is None or name in found or is_imported_anyway(name):
             continue
         found.add(name)
         for value in list(vars(module).values()):
@@ -162,15 +162,10 @@ def _types(value: Any) -> Iterator[Any]:
 
 def _modules_of(name: str) -> list[str]:
     """Return the modules of what is registered by a name, in any registry."""
-    registries = [value for value in vars(mmengine.registry).values()
-                  if isinstance(value, mmengine.registry.Registry)]
-    found = []
-    for registry in registries:  # children are added to the list meanwhile
-        registries.extend(registry.children.values())
-        thing = registry.module_dict.get(name.rpartition('.')[2])
-        if thing is not None:
-            found.append(str(getattr(thing, '__module__', '')))
-    return found
+    tables = (registry.module_dict for root in root_registries().values()
+              for registry in registries(root))
+    things = (table.get(name.rpartition('.')[2]) for table in tables)
+    return [str(getattr(thing, '__module__', '')) for thing in things if thing is not None]
 
 
 def command_to_repeat(runner: Any) -> str:

@@ -43,7 +43,6 @@ from ..facts.own_code import code_facts
 from ..facts.training_data import sampled_files, training_facts
 from ..objects.digests import exact_digest
 from ..ops.contract import run_deferred_checks
-from ..selfcheck.recipe import environment
 from ..selfcheck.validation import ValidationCheck
 from ..selfcheck.witness import RESUMED_ITERATIONS, witness_of
 from ..util.scoped import replaced
@@ -81,7 +80,7 @@ class RunLifecycle:
     # ------------------------------------------------------------------ the runner is built
 
     def __init__(self, settings: dict[str, Any], runner_class: type = Runner) -> None:
-        variables, as_given = environment(), dict(settings)
+        variables, as_given = dict(os.environ), dict(settings)
         self._objects = [name for name, value in settings.items()
                          if isinstance(value, (Dataset, DataLoader, Module, BaseLoop,
                                                OptimWrapper))]
@@ -124,17 +123,11 @@ class RunLifecycle:
             hooks.insert(0, self._guard())
         if self.config.deterministic is True:
             hooks.insert(1, SelfCheckHook())
-        if self._is_witnessed:
+        if self.config.wants_witness:
             hooks.append(self.records)
         # a hook of the config, with other settings, replaces ours
         return [hook for hook in hooks
                 if not any(isinstance(other, type(hook)) for other in present)]
-
-    @property
-    def _is_witnessed(self) -> bool:
-        """Whether a witness is possible, now or when the run has ended."""
-        return self.config.deterministic is True and not self.config.uses_stock_streams and (
-            self.config.self_checks.witness is not False)
 
     def _guard(self) -> OperatorGuardHook:
         """Return the operator guard; a portable run has a table of torch's operators anyway."""
@@ -231,7 +224,7 @@ class RunLifecycle:
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
         if self.resuming and not self.config.uses_stock_streams:
-            self.restoration.take_state(self.resume, checkpoint, runner)
+            self.restoration.take_state(checkpoint, runner)
 
     def _check_start(self, runner: Any) -> None:
         """Refuse a training whose ranks would begin elsewhere, with other data or other weights.
@@ -266,14 +259,14 @@ class RunLifecycle:
             isolate_class_attributes([*runner.hooks, *runner.model.modules()])
         self.checkpoints.check_hooks(runner)
         self.start.begin(runner)
-        if self.restoration.restore(self.resume, runner):
+        if self.restoration.restore(runner):
             # checkpoints are written before a validation, on which best checkpoints and early
             # stopping depend
             runner.logger.info(f'the run ended before the validation at iteration {runner.iter}: '
                                'it comes first')
             runner.val_loop.run()
         virtual.share_weights(runner)
-        if self._is_witnessed:
+        if self.config.wants_witness:
             point = self.resume.point
             begin_witness(runner, self.witness, self.records, self.config.worker_seed,
                           self._by_code, None if point is None else point.path)
@@ -288,7 +281,7 @@ class RunLifecycle:
         self._key_exchanged(runner, runner.train_dataloader, 'sample')
         keep_orders(runner.train_dataloader)
         _tell_epoch(runner)  # again: a hook may have given the loop another loader
-        self.restoration.seek_data(self.resume, runner)  # after all hooks that move the data
+        self.restoration.seek_data(runner)  # after all hooks that move the data
         self.seed('hook', 'loop', runner.iter)
 
     def before_train_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
@@ -303,14 +296,14 @@ class RunLifecycle:
         self.evaluated.leave()
         self.restoration.check_set_up(runner)
         self.checkpoints.begin_iteration(runner, batch_idx)
-        if self._is_witnessed:
+        if self.config.wants_witness:
             self.witness.advance(runner, runner.iter)
         self.seed('step', runner.iter)
 
     def after_train_iter(self, runner: Any, **details: Any) -> Iterator[None]:
         with replaced(self, _iterations_ahead=1):
             yield
-            if self._is_witnessed and runner.iter + 1 == self.witness.early:
+            if self.config.wants_witness and runner.iter + 1 == self.witness.early:
                 save_for_witness(runner, self.witness)
         self.seed('hook', 'loop', runner.iter + 1)
 
@@ -325,12 +318,7 @@ class RunLifecycle:
     def before_val_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
         self.validation.begin(runner)
-        use_stream(runner.val_dataloader, 'val')
-        self.seed('val', runner.iter)
-        yield
-        self._key_exchanged(runner, runner.val_dataloader, 'val')
-        virtual.check_shared_weights(runner)
-        self.evaluated.enter(runner.model)  # after EMAHook has put its averages in
+        yield from self._evaluation(runner, runner.val_loop, 'val', runner.iter)
 
     def before_val_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         yield
@@ -350,12 +338,15 @@ class RunLifecycle:
 
     def before_test_epoch(self, runner: Any) -> Iterator[None]:
         self.evaluated.leave()
-        use_stream(runner.test_dataloader, 'test')
-        self.seed('test')
+        yield from self._evaluation(runner, runner.test_loop, 'test')
+
+    def _evaluation(self, runner: Any, loop: Any, stream: str, *key: seeds.Key) -> Iterator[None]:
+        use_stream(loop.dataloader, stream)
+        self.seed(stream, *key)
         yield
-        self._key_exchanged(runner, runner.test_dataloader, 'test')
+        self._key_exchanged(runner, loop.dataloader, stream)
         virtual.check_shared_weights(runner)
-        self.evaluated.enter(runner.model)
+        self.evaluated.enter(runner.model)  # after EMAHook has put its averages in
 
     def before_test_iter(self, runner: Any, batch_idx: int, **details: Any) -> Iterator[None]:
         yield
@@ -372,7 +363,8 @@ class RunLifecycle:
     def saved(self, runner: Any, folder: str, name: str, resumable: bool,
               arguments: Mapping[str, Any]) -> None:
         """Let the witness resume from a checkpoint that was written; all ranks call this."""
-        if not resumable or not self._is_witnessed or not isinstance(runner._train_loop, BaseLoop):
+        if not (resumable and self.config.wants_witness
+                and isinstance(runner._train_loop, BaseLoop)):
             return
         iteration = (arguments.get('meta') or {}).get('iter')
         if iteration is None:
@@ -403,7 +395,7 @@ class RunLifecycle:
         virtual.check_shared_weights(runner)
         run_deferred_checks()
         self._observe(runner.logger)
-        if self._is_witnessed:
+        if self.config.wants_witness:
             self.witness.finish(runner, runner.iter)
         with virtual.gathered_weights(runner, runner.work_dir):
             end = functools.cache(lambda: end_of(runner))
@@ -422,7 +414,7 @@ class RunLifecycle:
 
     def _remarks(self, runner: Any) -> Iterator[str]:
         """Yield the remarks of the last line of the log, beside the digests."""
-        if self._is_witnessed:
+        if self.config.wants_witness:
             yield self.witness.summary(runner.work_dir)
         if self.comparison.history:
             yield f'{self.comparison.history}: bits may not be those of an uninterrupted run'

@@ -174,9 +174,9 @@ class ReproRunnerMixin(_Base):
         self.lifecycle.process.hold()
         # loops of the user's own may validate or test with several
         several = isinstance(loader, (list, tuple)) and stream != 'sample'
-        for one in loader if several else [loader]:
-            if not isinstance(one, (dict, type(None))) and not self.repro.uses_stock_streams:
-                self.key_loader(one, stream)
+        for each in loader if several else [loader]:
+            if not isinstance(each, (dict, type(None))) and not self.repro.uses_stock_streams:
+                self.key_loader(each, stream)
         with replaced(self, _stream=stream):
             return build(loop)
 

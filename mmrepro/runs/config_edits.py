@@ -14,7 +14,7 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
-from ..config import randomness_of
+from ..config import imports_of, randomness_of
 from ..errors import ConfigError, MissingDataError
 from ..util.text import class_name, listed
 
@@ -27,12 +27,6 @@ TEST_TIME_AUGMENTATION = dict(
     type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100))
 TEST_TIME_META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip',
                        'flip_direction')
-
-
-def imports_of(cfg: Config) -> list[str]:
-    """Return the modules in ``custom_imports``; MMEngine takes a single name as well."""
-    given = (cfg.get('custom_imports') or {}).get('imports') or []
-    return [given] if isinstance(given, str) else list(given)
 
 
 def import_mmrepro(cfg: Config) -> bool:
@@ -247,11 +241,11 @@ def _takes_indices(kind: Any) -> bool:
     """Whether a dataset's ``type`` has the argument, as those of MMEngine and MMDetection have."""
     from mmengine.dataset import BaseDataset
     from mmengine.registry import DATASETS
-    registries, name = [DATASETS], class_name(kind)
-    for registry in registries:
-        registries += registry.children.values()
+
+    from ..objects.walks import registries
+    name, tables = class_name(kind), [registry.module_dict for registry in registries(DATASETS)]
     found = kind if callable(kind) else next(
-        (registry.module_dict[name] for registry in registries if name in registry.module_dict),
+        (table[name] for table in tables if name in table),
         BaseDataset)  # of a package that is not imported yet
     arguments = inspect.signature(found).parameters
     return 'indices' in arguments or any(

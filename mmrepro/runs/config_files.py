@@ -221,11 +221,12 @@ def _check_key(cfg: Config, key: str, value: Any) -> None:
 
 
 def _unknown(key: str, value: Any, where: str, part: str, near: str) -> str:
-    home = where or 'the config'
-    return (f'{key}={value}: {home} has no key {part!r}'
-            + ('' if where else ', and MMEngine reads none of that name')
-            + (f'; did you mean {f"{where}." if where else ""}{near}?' if near else '')
-            + f' ({ADD}{key}={value} adds it)')
+    text = f'{key}={value}: {where or "the config"} has no key {part!r}'
+    if not where:
+        text += ', and MMEngine reads none of that name'
+    if near:
+        text += f'; did you mean {".".join(filter(None, [where, near]))}?'
+    return f'{text} ({ADD}{key}={value} adds it)'
 
 
 def _nearest(key: str, *known: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 From what verify, localise, golden or demo compares to processes:
 
-    Variation, RunSpec, Recipe, DemoRun   what is varied
+    Variation, RunSpec, GoldenRecipe   what is varied
     -> Training           what to train and how far: the argument of the process, as JSON
     -> Launch             its command, with variables, output, number of ranks, exit codes
     -> PlannedRun         launches one after the other, as killed and resumed; plan() makes it

@@ -26,12 +26,13 @@ from mmengine.dist import get_rank
 from mmengine.hooks import CheckpointHook, Hook
 
 from .. import activation
-from ..config import NO_CHECKS, RandomnessConfig
+from ..config import NO_CHECKS, RandomnessConfig, imports_of
 from ..errors import meaning
 from ..facts import own_code
 from ..ops import operator_table
 from ..run.hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
 from ..selfcheck import recipe
+from ..selfcheck.script import opens_for_writing
 from ..selfcheck.witness_process import Start, files_of
 from ..selfcheck.witness_verdict import (
     ATTRIBUTES,
@@ -54,7 +55,6 @@ WORK_DIR = 'work_dir'  # of a start, in its folder
 MAX_COPIED = 1 << 20  # bytes of a file of the run; of larger ones, a witness gets a link
 POLL = 0.1  # seconds between two looks at a training
 _PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _OF_CHECKPOINTS = inspect.signature(CheckpointHook.__init__).parameters  # its arguments
 _CHANGING = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'shutil.rmtree', 'os.link',
              'os.symlink', 'os.mkdir')
@@ -126,10 +126,8 @@ def _protect(work_dir: str, scratch: str) -> None:
     inside, ours = (os.path.join(os.path.realpath(folder), '') for folder in (work_dir, scratch))
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
-        writes = event == 'open' and (
-            isinstance(args[1], str) and any(letter in args[1] for letter in 'wax+')
-            or isinstance(args[2], int) and args[2] & _WRITING)
-        if not writes and event not in _CHANGING:
+        if event not in _CHANGING and not (
+                event == 'open' and opens_for_writing(*args[1:3])):
             return
         paths = args[:2] if event in _CHANGING else args[:1]
         for path in args[1:2] if event == 'os.symlink' else paths:  # its target stays as it is
@@ -194,8 +192,7 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
         content = file.read()
     _, settings, _ = pickle.loads(content)
     cfg = settings.get('cfg') or {}
-    imports = (cfg.get('custom_imports') or {}).get('imports') or []
-    for name in [imports] if isinstance(imports, str) else imports:
+    for name in imports_of(cfg):
         importlib.import_module(name)
 
     def train() -> None:
@@ -272,7 +269,7 @@ def _other_workers(loader: Any) -> Any:
     Several loaders, of a loop of the user's own, are changed one by one.
     """
     if isinstance(loader, (list, tuple)):
-        return [_other_workers(one) for one in loader]
+        return [_other_workers(each) for each in loader]
     count = 0 if loader.get('num_workers', 0) > 1 else 2
     changed = {**loader, 'num_workers': count, 'persistent_workers': False}
     if not count:

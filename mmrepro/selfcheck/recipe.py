@@ -13,7 +13,7 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from pkgutil import resolve_name
@@ -25,15 +25,14 @@ import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.config.lazy import LazyAttr, LazyObject
-from mmengine.registry import Registry
 
 from ..facts.own_code import code_facts
+from ..objects.walks import registries, root_registries
 from ..util.files import write_whole
+from ..util.libraries import is_imported_anyway
 from ..util.text import qualified_name
 from . import script
 
-# of a registered class: these are imported by the config's scope, not by the user
-_PROVIDED = ('mmengine', 'mmcv', 'mmdet', 'mmrepro', 'torch', 'builtins')
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, type(None))
 # values of torch and NumPy, and what a config of MMEngine imports when it is used
 _DATA = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Tensor, np.dtype,
@@ -82,11 +81,6 @@ class Recipe(NamedTuple):
     hooks: list[bytes] = []
     names: list[str] = []
     left_out: list[str] = []
-
-
-def environment() -> dict[str, str]:
-    """Return the variables of this process, for :func:`recipe_of`."""
-    return dict(os.environ)
 
 
 def recipe_of(cls: type, settings: Mapping[str, Any], variables: Mapping[str, str]) -> Recipe:
@@ -164,26 +158,13 @@ def _copied(value: Any, where: str) -> Any:
                      'process cannot build again: give it as a dict')
 
 
-def _roots() -> Iterator[tuple[str, Registry]]:
-    for name, value in vars(mmengine.registry).items():
-        if isinstance(value, Registry):
-            yield name, value
-
-
-def _registries(registry: Registry) -> Iterator[Registry]:
-    yield registry
-    for child in registry.children.values():
-        yield from _registries(child)
-
-
 def _registered() -> list[Registered]:
     """Return the importable objects that user code has registered, in order."""
     found = []
-    for root, registry in _roots():
-        for child in _registries(registry):
+    for root, registry in root_registries().items():
+        for child in registries(registry):
             for name, thing in child.module_dict.items():
-                module = getattr(thing, '__module__', None) or ''
-                if module.partition('.')[0] in _PROVIDED:
+                if is_imported_anyway(getattr(thing, '__module__', None) or ''):
                     continue
                 with suppress(NotRebuilt):
                     found.append(Registered(root, child.scope, name, _importable(thing, name)))
@@ -253,7 +234,7 @@ def prepare(recipe_script: str | None, registered: list[Registered], names: list
 def _register(entry: Registered) -> None:
     """Put a class into its registry, unless the import has done so."""
     root = getattr(mmengine.registry, entry.registry)
-    target = next((child for child in _registries(root) if child.scope == entry.scope), root)
+    target = next((child for child in registries(root) if child.scope == entry.scope), root)
     with suppress(ImportError, AttributeError):  # the build names a class that is missing
         thing = resolve_name(entry.target)
         if target.module_dict.get(entry.name) is not thing:

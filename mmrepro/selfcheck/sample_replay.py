@@ -232,8 +232,10 @@ def _fix(observations: Sequence[str]) -> str:
 def _method_site(thing: Any) -> str:
     """Return file and line of a function, or of the main method of an object or class."""
     code = getattr(_function(thing), '__code__', None)
-    file, line, _ = (code.co_filename, code.co_firstlineno, '') if code else method_site(
-        thing if isinstance(thing, type) else type(thing), *MAIN_METHODS)
+    if code:
+        return f'{code.co_filename}:{code.co_firstlineno}'
+    cls = thing if isinstance(thing, type) else type(thing)
+    file, line, _ = method_site(cls, *MAIN_METHODS)
     return f'{file}:{line}' if file else ''
 
 

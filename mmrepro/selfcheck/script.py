@@ -2,7 +2,8 @@
 
 A class that is defined in the script which was started belongs to no module that another process
 could import. Its statements run again, one by one: those that would write, remove, start a process
-or build a runner are refused and left out.
+or build a runner are refused and left out. A package that one of them imports may make the folder
+of its cache.
 """
 from __future__ import annotations
 
@@ -43,37 +44,42 @@ def path_of(main: ModuleType | None) -> str | None:
 class _Guard:
     """Refuses, while it is on, what would have an effect outside of the process."""
     on = False
+    imports = False  # the statement is an import
     installed = False
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self.on:
-            return
-        if event in _REFUSED or event == 'open' and _opens_for_writing(*args[:3]):
+        if self.on and self._has_effect(event, args):
             raise Refused(event)
 
+    def _has_effect(self, event: str, args: tuple[Any, ...]) -> bool:
+        if event == 'open':
+            return opens_for_writing(*args[1:3]) and args[0] != os.devnull
+        if event == 'os.mkdir':
+            return not self.imports and not os.path.isdir(args[0])
+        return event in _REFUSED
+
     @contextmanager
-    def block(self) -> Iterator[None]:
+    def block(self, statement: ast.stmt) -> Iterator[None]:
         def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
             raise Refused(cls.__name__)
 
         if not self.installed:
             self.installed = True
             sys.addaudithook(self)  # stays: Python has no way to remove one
-        self.on = True
-        try:
-            with replaced(Runner, __new__=refuse):
-                yield
-        finally:
-            self.on = False
+        # where no bytecode of a module is kept yet, an import would write it
+        with replaced(Runner, __new__=refuse), replaced(sys, dont_write_bytecode=True), replaced(
+                self, on=True, imports=isinstance(statement, (ast.Import, ast.ImportFrom))):
+            yield
 
 
 _guard = _Guard()
 
 
-def _opens_for_writing(path: Any, mode: Any, flags: Any) -> bool:
+def opens_for_writing(mode: Any, flags: Any) -> bool:
+    """Whether these arguments of the audit event ``open`` make or change a file."""
     if isinstance(mode, str):
         return any(letter in mode for letter in 'wax+')
-    return isinstance(flags, int) and bool(flags & _WRITES) and path != os.devnull
+    return isinstance(flags, int) and bool(flags & _WRITES)
 
 
 def run_definitions(path: str, names: Sequence[str]) -> None:
@@ -94,7 +100,7 @@ def run_definitions(path: str, names: Sequence[str]) -> None:
             continue
         code = compile(ast.Module([*futures, statement], []), path, 'exec', dont_inherit=True)
         try:
-            with _guard.block(), _limited(SECONDS):
+            with _guard.block(statement), _limited(SECONDS):
                 exec(code, vars(module))
         except Refused:
             if all(name in vars(module) for name in names):

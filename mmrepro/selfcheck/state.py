@@ -129,7 +129,8 @@ class Attributes:
         self._held: list[_Held] = []
         left_out = list(left_out)
         # an attribute may be a view of a parameter
-        self._memory = {_memory(thing) for thing in left_out if isinstance(thing, torch.Tensor)}
+        self._memory = {_memory(thing) for thing in left_out
+                        if isinstance(thing, torch.Tensor) and _has_content(thing)}
         self._walk = Walk(known=left_out)  # over path, object, whether checkpoints hold it
         # wrappers for several ranks keep state of their communication, which must go on
         modules = {path or 'model': module for path, module in model.named_modules()
@@ -167,9 +168,9 @@ class Attributes:
         kind = next((kind for kind in _KINDS if isinstance(obj, kind.cls)), None)
         if kind is None and is_stateful(obj):
             kind = _OBJECT
-        if isinstance(obj, torch.Tensor) and _has_content(obj) and _memory(obj) in self._memory:
+        if kind is None or not _has_content(obj):
             return
-        if kind is not None and _has_content(obj):
+        if not isinstance(obj, torch.Tensor) or _memory(obj) not in self._memory:
             self._hold(path, obj, kind, saved)
 
     def _hold(self, path: str, obj: Any, kind: _Kind, saved: bool) -> None:
@@ -189,8 +190,8 @@ class Attributes:
                        if not isinstance(value, (nn.Module, Dataset, *_LEAVES)))
 
 
-def _memory(tensor: torch.Tensor) -> int | None:
-    return local_part(tensor).untyped_storage().data_ptr() if _has_content(tensor) else None
+def _memory(tensor: torch.Tensor) -> int:
+    return local_part(tensor).untyped_storage().data_ptr()
 
 
 def _has_content(obj: Any) -> bool:

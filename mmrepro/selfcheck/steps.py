@@ -88,7 +88,7 @@ class StepCheck:
             self._done(self._runner, problem)
             return step(*args, **kwargs)
         if self._copy_failed is not None:
-            return self._beside_a_copy(step, args, kwargs)
+            return self._beside_a_copy()
         with _disable_current_modes():
             first = self._rehearse()
         if first is None:
@@ -97,15 +97,15 @@ class StepCheck:
             return step(*args, **kwargs)
         second: list[PassDigests] = []
         with suppress(Reached):
-            result = self._observed(partial(self._compare, first, second), args, kwargs)
+            result = self._observed(partial(self._compare, first, second))
             self._done(self._runner, None)
             return result
         # out of the step, so that its contexts are left and the recorded calls are the model's
         self._explain(first, second[0], self._suspects)
 
-    def _observed(self, reached: Callable[[Any], Any], args: tuple[Any, ...],
-                  kwargs: dict[str, Any]) -> Any:
-        return Observer(self._runner, reached, self._names).run(self._step, args, kwargs)
+    def _observed(self, reached: Callable[[Any], Any]) -> Any:
+        observer = Observer(self._runner, reached, self._names)
+        return observer.run(self._step, self._args, self._kwargs)
 
     def _problem(self) -> str:
         """Copy the batch, for further passes; return why some rank cannot, or ''.
@@ -136,12 +136,11 @@ class StepCheck:
 
     # ------------------------------------------------------------ in a copy of the process
 
-    def _beside_a_copy(self, step: Callable[..., Any], args: tuple[Any, ...],
-                       kwargs: dict[str, Any]) -> Any:
+    def _beside_a_copy(self) -> Any:
         self._begun = time.monotonic()
         in_the_copy: list[tuple[Copy, PassDigests]] = []
         with suppress(Reached):
-            return self._observed(partial(self._let_repeat, in_the_copy), args, kwargs)
+            return self._observed(partial(self._let_repeat, in_the_copy))
         process, first = in_the_copy[0]
         process.answer(partial(self._repeated, first))
 

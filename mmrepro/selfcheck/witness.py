@@ -40,6 +40,7 @@ MAX_OPEN = 3  # checkpoints that wait for memory, and cannot be freed on the dis
 MAX_WAIT = 600.0  # seconds that a run waits at its end for a witness that has begun
 PROGRESS = 10.0  # seconds between two lines while it waits
 POLL = 0.1  # seconds between two looks at a witness while a run waits
+ENDED = 'the training has ended'  # begins a line while it waits
 
 
 class Witness:
@@ -50,6 +51,7 @@ class Witness:
         recipe: how to build the runner again, or why that cannot be done.
 
     Attributes:
+        recipe: as given, with the hooks that code has registered.
         not_tried: why there is no witness; '' if there may be one.
         resumed: iterations at which a resumed run had the same bits, in order.
         early: the number of iterations after which a checkpoint is written for the witness; the
@@ -63,7 +65,7 @@ class Witness:
     saving = False  # a checkpoint is being written for the witness alone
 
     def __init__(self, mode: bool | str | None, recipe: Recipe | str) -> None:
-        self._mode, self._recipe = mode, recipe
+        self._mode, self.recipe = mode, recipe
         self.not_tried = recipe if isinstance(recipe, str) else ''
         self._launches = False
         self._can_be_verified = True  # by a command, afterwards
@@ -132,15 +134,10 @@ class Witness:
             self._origin = self._readable(resumed_from, iteration, 0)
             self._seed_is_due = self._origin is not None
 
-    @property
-    def recipe(self) -> Recipe | str:
-        """The recipe to build the runner again, or why that cannot be done."""
-        return self._recipe
-
     def add_hooks(self, hooks: list[Any]) -> None:
         """Add hooks that code has registered."""
-        if isinstance(self._recipe, Recipe):
-            self._recipe = with_hooks(self._recipe, hooks)
+        if isinstance(self.recipe, Recipe):
+            self.recipe = with_hooks(self.recipe, hooks)
 
     def saved(self, path: str, iteration: int, own: bool = False) -> bool:
         """Note a checkpoint from which a run can resume.
@@ -224,12 +221,12 @@ class Witness:
             self.close()
 
     def _started(self, runner: Any, starts: list[Start], quiet: bool) -> WitnessProcess:
-        assert isinstance(self._recipe, Recipe)
+        assert isinstance(self.recipe, Recipe)
         noted = witness_verdict.noted_lines(os.path.join(runner.work_dir, FOLDER))
         metrics = witness_verdict.metrics_of(noted)
         starts = [start._replace(metrics=metrics) for start in starts]
         return WitnessProcess(
-            self._recipe, starts, runner.repro.as_dict(),
+            self.recipe, starts, runner.repro.as_dict(),
             [saved.fd for saved in (*self._tries.values(), self._origin)
              if saved is not None and saved.fd is not None],
             runner.work_dir, quiet)
@@ -350,7 +347,7 @@ class Witness:
         finding = finding._replace(left=self._left)
         if not repeats:
             text = witness_verdict.resumed_text(finding, start.begin, runner.work_dir)
-            lacks = self._recipe.left_out if isinstance(self._recipe, Recipe) else []
+            lacks = self.recipe.left_out if isinstance(self.recipe, Recipe) else []
             if lacks:
                 text += ('\nHooks that code has registered could not be given to the witness, and '
                          f'may be the cause: {listed(lacks)}')
@@ -400,8 +397,8 @@ class Witness:
             for _ in range(2):  # one after the other: there is memory for one
                 process = self._started(runner, again, quiet=False)
                 processes.callback(process.kill)
-                if not self._wait(runner, process, 'two more processes repeat the first iterations',
-                                  self._stop):
+                if not self._wait(
+                        runner, process, 'two more processes repeat the first iterations'):
                     return []
                 result, = process.results()
                 lines.append(result.lines)
@@ -421,28 +418,25 @@ class Witness:
         """
         try:
             for _ in range(2):
-                if self._process is not None and not self._wait(
-                        runner, self._process, 'the training has ended', self._stop):
+                if self._process is not None and not self._wait(runner, self._process, ENDED):
                     self.notes.append('the last witness was not waited for')
                     break
                 self.advance(runner, done, ends=True)
             else:
-                if self._process is not None and self._wait(
-                        runner, self._process, 'the training has ended', self._stop):
+                if self._process is not None and self._wait(runner, self._process, ENDED):
                     self._judge(runner)
         except KeyboardInterrupt:
             self.notes.append('the last witness was skipped by Ctrl-C')
         finally:
             self.close()
 
-    def _wait(self, runner: Any, process: WitnessProcess, why: str, stop: Callable[[], bool]
-              ) -> bool:
+    def _wait(self, runner: Any, process: WitnessProcess, why: str) -> bool:
         """Wait for a process, with a line of progress; return whether it has ended."""
         process.hurry()
         began = said = time.monotonic()
         while not process.ended():
             now = time.monotonic()
-            if stop() or now - began > MAX_WAIT:
+            if self._stop() or now - began > MAX_WAIT:
                 return False
             if now - said > PROGRESS:
                 said = now
@@ -492,7 +486,7 @@ def witness_of(config: RandomnessConfig, cls: type, settings: Mapping[str, Any],
                variables: Mapping[str, str]) -> Witness:
     """Return the witness of a runner that is being built."""
     mode = config.self_checks.witness
-    if mode is False or config.deterministic is not True or config.uses_stock_streams:
+    if not config.wants_witness:
         return Witness(mode, 'it is switched off')
     try:
         return Witness(mode, recipe_of(cls, settings, variables))

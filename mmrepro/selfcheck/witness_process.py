@@ -19,7 +19,7 @@ from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from ..checkpoint.files import LAST_GOOD, is_sealed
-from ..errors import RunError
+from ..errors import FingerprintError
 from ..util.files import read_json
 from .recipe import Recipe
 
@@ -59,7 +59,8 @@ def files_of(work_dir: str) -> FilesOfRun:
 
 
 def _of_runs(name: str) -> bool:
-    return bool(_OF_A_START.fullmatch(name)) or any(fnmatch(name, one) for one in _OF_RUNS)
+    return bool(_OF_A_START.fullmatch(name)) or any(
+        fnmatch(name, pattern) for pattern in _OF_RUNS)
 
 
 class Saved(NamedTuple):
@@ -162,12 +163,16 @@ class WitnessProcess:
                 if os.path.exists(os.path.join(self.folder, start.name, 'result.json'))]
 
     def results(self) -> list[Result]:
-        """Return the results of the witness; call it when the process has ended."""
+        """Return the results of the witness; call it when the process has ended.
+
+        Raises:
+            FingerprintError: a result cannot be read.
+        """
         found = []
         for start in self.starts:
             path = os.path.join(self.folder, start.name, 'result.json')
             if os.path.exists(path):
-                found.append(Result(**read_json(path, RunError)))
+                found.append(Result(**read_json(path, FingerprintError)))
             else:
                 code = self._process.returncode
                 found.append(Result(

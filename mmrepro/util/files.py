@@ -9,6 +9,7 @@ import json
 import os
 import reprlib
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Callable, NamedTuple
 
 from ..errors import MMReproError
@@ -83,7 +84,8 @@ def mismatch(value: Any, shape: Any, name: str = '') -> str | None:
     "a[1] is 'x'; allowed: int"
     """
     kind = type(shape) if isinstance(shape, (dict, list)) else shape
-    if not (shape.holds(value) if isinstance(shape, Rule) else isinstance(value, kind)):
+    holds = shape.holds(value) if isinstance(shape, Rule) else isinstance(value, kind)
+    if not holds or kind is int and isinstance(value, bool):
         allowed = shape.allowed if isinstance(shape, Rule) else kind.__name__
         return f'{name or "it"} is {reprlib.repr(value)}; allowed: {allowed}'
     parts: list[tuple[Any, Any, str]] = []
@@ -100,11 +102,30 @@ def mismatch(value: Any, shape: Any, name: str = '') -> str | None:
     return next(filter(None, (mismatch(*part) for part in parts)), None)
 
 
+def partial_of(path: str) -> str:
+    """Return the temporary name, in the same folder, under which this process writes a file."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f'.{name}.{os.getpid()}.partial')
+
+
+def remove_partial(folder: str) -> None:
+    """Remove the partial files of processes that were killed while they wrote."""
+    for name in os.listdir(folder):
+        if name.startswith('.') and name.endswith('.partial'):
+            with suppress(OSError):
+                os.remove(os.path.join(folder, name))
+
+
 def write_whole(path: str, text: str, encoding: str | None = 'utf-8') -> None:
     """Write a text file that holds its old content or all of the new one, whenever it is read."""
-    partial = f'{path}.partial'
-    with open(partial, 'w', encoding=encoding) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    partial = partial_of(path)
+    try:
+        with open(partial, 'w', encoding=encoding) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.remove(partial)
+        raise

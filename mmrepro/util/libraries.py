@@ -40,6 +40,8 @@ _STOCK = frozenset((
 _LIBRARIES = frozenset((
     'PIL', 'albumentations', 'cv2', 'matplotlib', 'mmcv', 'mmdet', 'mmengine', 'mmrepro', 'numpy',
     'pycocotools', 'scipy', 'skimage', 'sklearn', 'torch', 'torchvision'))
+# packages that a run has imported, whatever its config says
+_IMPORTED = frozenset(('builtins', 'mmcv', 'mmdet', 'mmengine', 'mmrepro', 'torch'))
 # packages whose objects hold state of the process, not of the training
 _PROCESS = frozenset((
     'builtins', 'enum', 'functools', 'logging', 'matplotlib', 'mmengine', 'mmrepro',
@@ -66,6 +68,11 @@ def belongs_to_user(module: str | None) -> bool:
 def is_stock(module: str) -> bool:
     """Whether a module belongs to OpenMMLab, or to what its models are built of."""
     return module.partition('.')[0] in _STOCK
+
+
+def is_imported_anyway(module: str) -> bool:
+    """Whether a module is of a package that every run imports, whatever its config says."""
+    return module.partition('.')[0] in _IMPORTED
 
 
 def holds_process_state(module: str) -> bool:

@@ -68,9 +68,11 @@ def demo(config: str, data: str, work_dir: str, *, images: int, epochs: int = 2,
     if lack or portable:
         runs = {name: _on_cpu(run) for name, run in runs.items()}
     jobs = jobs_at_once(max(run.processes for run in runs.values()))
-    # the longest run first; one more where cores are shared, as no core is idle at the end then
+    if jobs > 1:  # cores are shared: with one run more, none is idle at the end
+        jobs += 1
+    # the longest run first
     variations.train(cfg, work_dir, dict(reversed(runs.items())), iterations, SAVED_AFTER,
-                     jobs + (jobs > 1), 'step', on_progress, to_the_end=True)
+                     jobs, 'step', on_progress, to_the_end=True)
     return compare({name: read_ranks(os.path.join(work_dir, name.replace(' ', '_')))
                     for name in runs}, [run.title for run in runs.values()])
 

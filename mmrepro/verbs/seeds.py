@@ -187,13 +187,14 @@ def run_job(job: SeedJob) -> dict[str, Any]:
     if not metrics:
         with open(log, encoding='utf-8', errors='replace') as file:
             found_nothing = any(NOTHING_FOUND in line for line in file)
-        why = ('it was validated, and the detector found nothing at all, for which there is no '
-               'metric. Train longer, begin from pretrained weights, or look at the learning rate '
-               'and at score_thr of model.test_cfg' if found_nothing else
-               'set val_dataloader, val_evaluator and val_interval')
+        why, advice = 'no validation metrics', 'set val_dataloader, val_evaluator and val_interval'
+        if found_nothing:
+            why = 'the detector found nothing'
+            advice = ('it was validated, and the detector found nothing at all, for which there is '
+                      'no metric. Train longer, begin from pretrained weights, or look at the '
+                      'learning rate and at score_thr of model.test_cfg')
         raise SeedFailed(
-            f'{job.name}: the run has no validation metrics (log: {log}); {why}',
-            'the detector found nothing' if found_nothing else 'no validation metrics')
+            f'{job.name}: the run has no validation metrics (log: {log}); {advice}', why)
     result = dict(seed=job.seed, stream=job.stream or None, config=job.config,
                   config_digest=job.digest, metrics=metrics)
     write_whole(os.path.join(job.folder, RESULT), json.dumps(result, indent=1))
@@ -302,7 +303,7 @@ def _results(jobs: list[SeedJob], report_only: bool, on_progress: OnProgress
         mean = (time.monotonic() - started) / max(number, 1)
         left = f', about {duration(mean * (len(todo) - number))} left' if number else ''
         on_progress(f'run {number + 1} of {len(todo)}: {job.name}{left} '
-            f'(log: {os.path.join(job.folder, "seed.log")})')
+                    f'(log: {os.path.join(job.folder, LOG)})')
         try:
             results[job] = run_job(job)
         except SeedFailed as error:

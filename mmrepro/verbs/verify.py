@@ -33,7 +33,7 @@ from ..runs.config_files import config_of, read_config
 from ..runs.launcher import TrainingFailed, jobs_at_once
 from ..selfcheck import witness_verdict
 from ..selfcheck.recipe import FILE, Recipe, Registered
-from ..selfcheck.witness import REPEATED_ITERATIONS, RESUMED_ITERATIONS
+from ..selfcheck.witness import REPEATED, REPEATED_ITERATIONS, RESUMED_ITERATIONS
 from ..selfcheck.witness_process import Start, WitnessProcess
 from ..util.files import or_none, read_json
 from ..util.text import listed, page
@@ -251,11 +251,11 @@ def _repetition(noted: Any, steps: set[int]) -> list[_Trial]:
                  REPEATED_ITERATIONS)
     if until == 0:
         return [_Trial(title, None, 'its first iterations were not noted')]
-    return [_Trial(title, Start('repeated', 0, until, None, other_workers=True))]
+    return [_Trial(title, Start(REPEATED, 0, until, None, other_workers=True))]
 
 
 def _resumes(work_dir: str, steps: set[int]) -> list[_Trial]:
-    """Return the checkpoints in a work directory, in the order of their iterations."""
+    """Return the checkpoints in a work directory: those of no use, then in order of iterations."""
     found = []
     for name in os.listdir(work_dir):
         if not name.endswith('.pth') or name.startswith('.'):
@@ -264,21 +264,21 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Trial]:
         title = f'resumed from {name}'
         try:
             content = load(path, mapped=True)
-            iteration = content['meta']['iter']
-        except (CheckpointError, KeyError, TypeError) as error:
+        except CheckpointError as error:
             found.append((0, _Trial(title, None, f'the file cannot be read: {error}')))
             continue
         problem = lacks(content)
+        if problem is not None:
+            found.append((0, _Trial(title, None, problem)))
+            continue
+        iteration = content['meta']['iter']
         compared = [step for step in range(iteration, iteration + RESUMED_ITERATIONS)
                     if step in steps]
-        if problem is not None:
-            found.append((iteration, _Trial(title, None, problem)))
-        elif not compared:
-            found.append((iteration, _Trial(
-                title, None, 'no iteration after the checkpoint was noted')))
-        else:
-            found.append((iteration, _Trial(title, Start(
-                f'resumed{len(found)}', iteration, compared[-1] + 1, os.path.abspath(path)))))
+        trial = _Trial(title, None, 'no iteration after the checkpoint was noted')
+        if compared:
+            trial = _Trial(title, Start(
+                f'resumed{len(found)}', iteration, compared[-1] + 1, os.path.abspath(path)))
+        found.append((iteration, trial))
     return [trial for _, trial in sorted(found, key=lambda pair: pair[0])]
 
 

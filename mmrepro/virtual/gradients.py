@@ -47,6 +47,12 @@ def _groups(tensors: Iterable[tuple[int, Tensor]], size: int) -> list[dict[int, 
     return groups
 
 
+def _views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Return tensors of these shapes that lie one after the other at the beginning of ``flat``."""
+    sizes = [shape.numel() for shape in shapes]
+    return [part.view(shape) for part, shape in zip(flat[:sum(sizes)].split(sizes), shapes)]
+
+
 def _reference_count(flat: Tensor) -> Any:
     """Count the references to the memory of a tensor."""
     # torch 2.1 has no use count: the memory counts as shared
@@ -59,7 +65,7 @@ class _Row:
 
     def __init__(self, bucket: _Bucket) -> None:
         self.flat = bucket.like.new_zeros(bucket.size + bucket.rest)
-        self.views = bucket.split(self.flat)
+        self.views = _views(self.flat, bucket.shapes)
         self._references = _reference_count(self.flat)
 
     def is_free(self) -> bool:
@@ -79,21 +85,17 @@ class _Bucket:
     """
 
     def __init__(self, tensors: dict[int, Tensor], processes: int, nodes: int) -> None:
-        self.numbers, self._shapes = list(tensors), [tensor.shape for tensor in tensors.values()]
-        self.size = sum(shape.numel() for shape in self._shapes)
+        self.numbers, self.shapes = list(tensors), [tensor.shape for tensor in tensors.values()]
+        self.size = sum(shape.numel() for shape in self.shapes)
         self.rest = -self.size % processes  # each process adds up a part of the same size
         self.like = next(iter(tensors.values())).detach()
-        self.chunks: list[int] = []  # by number
+        self.chunks: list[_Chunk] = []
         self.received: Any = None  # memory for what processes send
         self.rows: list[_Row] = []  # of the pass under way
         self._kept: list[_Row] = []
         self._nodes = nodes
         self.left = 0  # chunks that are still to come
         self.finish: Any = None  # returns the sum, see Processes.begin
-
-    def split(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split([*(shape.numel() for shape in self._shapes), self.rest])
-        return [part.view(shape) for part, shape in zip(parts, self._shapes)]
 
     def row(self, number: int) -> _Row:
         if number == len(self.rows):
@@ -117,37 +119,35 @@ class _Chunk:
 
     def __init__(self, bucket: _Bucket, tensors: dict[int, Tensor], first: int,
                  memory: Tensor) -> None:
-        self.bucket, self.numbers = bucket, list(tensors)
-        self.places = slice(first, first + len(tensors))
-        shapes = [tensor.shape for tensor in tensors.values()]
-        parts = memory[:sum(shape.numel() for shape in shapes)].split(
-            [shape.numel() for shape in shapes])
-        self.products = [part.view(shape) for part, shape in zip(parts, shapes)]
+        self._bucket, self.numbers = bucket, list(tensors)
+        self._places = slice(first, first + len(tensors))
+        self._products = _views(memory, [tensor.shape for tensor in tensors.values()])
+        self._early: dict[int, list[Tensor]] = {}  # of ranks that a lower one has to precede
 
-
-class _Sum:
-    """The sums of the gradients of a chunk over the ranks of this process, in one pass.
-
-    Args:
-        first: The lowest rank of the process.
-    """
-
-    def __init__(self, chunk: _Chunk, first: int) -> None:
-        self._chunk = chunk
+    def open(self, rank: int) -> None:
+        """Begin a pass; ``rank`` is the lowest of this process."""
         self.tree = ReductionTree(_add_all)  # values are lists of views of rows
-        self.next = first  # the rank to add next
-        self.early: dict[int, list[Tensor]] = {}  # of ranks that a lower one has to precede
+        self._next = rank  # to be added next
 
-    def add(self, gradients: Sequence[Tensor], factor: float) -> None:
+    def put(self, rank: int, gradients: Sequence[Tensor], factor: float) -> None:
+        """Add the gradients of a rank, times ``factor``, when those of lower ranks are there."""
+        if rank != self._next:
+            self._early[rank] = [gradient * factor for gradient in gradients]
+            return
+        self._add(gradients, factor)
+        while self._next in self._early:
+            self._add(self._early.pop(self._next), 1)
+
+    def _add(self, gradients: Sequence[Tensor], factor: float) -> None:
         """Add the gradients of the next rank: to a row of its own, or to that of the one before."""
-        rank, nodes, chunk = self.next, self.tree.nodes, self._chunk
+        rank, nodes = self._next, self.tree.nodes
         joins = rank % 2 and nodes and nodes[-1][:2] == (0, rank - 1)
-        memory = chunk.products if joins else chunk.bucket.row(len(nodes)).views[chunk.places]
+        memory = self._products if joins else self._bucket.row(len(nodes)).views[self._places]
         for gradient, product in zip(gradients, memory):
             torch.mul(gradient, factor, out=product)
         self.tree.add_leaf(rank, memory)
-        self.next += 1
-        chunk.bucket.left -= 1
+        self._next += 1
+        self._bucket.left -= 1
 
 
 class GradientSums:
@@ -163,8 +163,8 @@ class GradientSums:
         self._kinds: list[Any] = []  # shape, dtype and device of each gradient
         self._buckets: list[_Bucket] = []
         self.chunks: list[_Chunk] = []
-        self.chunk_of: dict[int, int] = {}  # number of a gradient -> number of its chunk
-        self._sums: list[_Sum] = []  # of the pass under way, by number of the chunk
+        self.chunk_of: dict[int, _Chunk] = {}  # by number of a gradient
+        self._is_open = False  # a rank has begun a pass
         self.coming = 0  # ranks that wait for the sums
         self.holders = 0  # ranks that have still to copy the last ones, or have views as gradients
 
@@ -181,17 +181,18 @@ class GradientSums:
     def open(self, tensors: Sequence[Tensor]) -> None:
         """Take on the gradients of a pass, which are like ``tensors``; every rank calls it."""
         kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-        if self._sums and kinds != self._kinds:
-            raise CollectiveMismatch('the trainable parameters of this rank have other shapes or '
-                                     'types than those of another rank')
-        if self._sums:
-            return
         if kinds != self._kinds:
+            if self._is_open:
+                raise CollectiveMismatch('the trainable parameters of this rank have other shapes '
+                                         'or types than those of another rank')
             self._make_buckets(tensors)
             self._kinds = kinds
-        for bucket in self._buckets:
-            bucket.left, bucket.rows = len(self._mine) * len(bucket.chunks), []
-        self._sums = [_Sum(chunk, self._mine[0]) for chunk in self.chunks]
+        if not self._is_open:
+            self._is_open = True
+            for bucket in self._buckets:
+                bucket.left, bucket.rows = len(self._mine) * len(bucket.chunks), []
+            for chunk in self.chunks:
+                chunk.open(self._mine[0])
 
     def _make_buckets(self, tensors: Sequence[Tensor]) -> None:
         """Fill buckets in the order in which backward passes come to most parameters."""
@@ -207,16 +208,14 @@ class GradientSums:
             kind = like.dtype, like.device
             if kind not in memory or len(memory[kind]) < size:
                 memory[kind] = like.detach().new_empty(size)
-        self.chunks = []
         for bucket, chunks in zip(self._buckets, parts):
             first = 0
             for chunk in chunks:
                 like = next(iter(chunk.values()))
-                bucket.chunks.append(len(self.chunks))
-                self.chunks.append(_Chunk(bucket, chunk, first, memory[like.dtype, like.device]))
+                bucket.chunks.append(_Chunk(bucket, chunk, first, memory[like.dtype, like.device]))
                 first += len(chunk)
-        self.chunk_of = {number: place for place, chunk in enumerate(self.chunks)
-                         for number in chunk.numbers}
+        self.chunks = [chunk for bucket in self._buckets for chunk in bucket.chunks]
+        self.chunk_of = {number: chunk for chunk in self.chunks for number in chunk.numbers}
         if not self._processes.alone:
             nodes = max(len(nodes_of(ranks)) for ranks in self._processes.members)
             for bucket in self._buckets:
@@ -224,15 +223,9 @@ class GradientSums:
                     nodes * bucket.row(0).flat.nbytes, dtype=torch.uint8,
                     device=self._processes.device)
 
-    def put(self, rank: int, chunk: int, gradients: Sequence[Tensor], factor: float) -> None:
+    def put(self, rank: int, chunk: _Chunk, gradients: Sequence[Tensor], factor: float) -> None:
         """Add the gradients of a chunk, times ``factor``."""
-        own = self._sums[chunk]
-        if rank != own.next:
-            own.early[rank] = [gradient * factor for gradient in gradients]
-            return
-        own.add(gradients, factor)
-        while own.next in own.early:
-            own.add(own.early.pop(own.next), 1)
+        chunk.put(rank, gradients, factor)
         if not self._processes.alone:
             self._begin_full()
 
@@ -242,31 +235,28 @@ class GradientSums:
             if bucket.left:
                 return
             if bucket.finish is None:
-                self._begin(bucket)
-
-    def _begin(self, bucket: _Bucket) -> None:
-        nodes = len(self._sums[bucket.chunks[0]].tree.nodes)
-        bucket.finish = self._processes.begin([row.flat for row in bucket.rows[:nodes]],
-                                              bucket.received, aside=True)
+                nodes = len(bucket.chunks[0].tree.nodes)
+                bucket.finish = self._processes.begin([row.flat for row in bucket.rows[:nodes]],
+                                                      bucket.received, aside=True)
 
     # an operation in which the ranks meet, see Meeting
 
     def add(self, rank: int, used: Tensor) -> None:
         """Take the last tensor of the pass."""
-        self.put(rank, len(self._sums) - 1, [used], 1)
+        self.put(rank, self.chunks[-1], [used], 1)
 
     def finish(self) -> list[Tensor]:
-        sums, self._sums = self._sums, []
+        self._is_open = False
         self.holders, self.coming = self.coming, 0
         roots: dict[int, Tensor] = {}
         for bucket in self._buckets:
             if self._processes.alone:
                 for chunk in bucket.chunks:
-                    sums[chunk].tree.root()
+                    chunk.tree.root()
                 flat = bucket.rows[0].flat
             else:
                 flat, bucket.finish = bucket.finish(combine_of(_SUM)), None
-            roots.update(zip(bucket.numbers, bucket.split(flat)))
+            roots.update(zip(bucket.numbers, _views(flat, bucket.shapes)))
         return [roots[number] for number in range(len(roots))]
 
 
@@ -282,7 +272,7 @@ class _BackwardPass:
         self.task = task
         self.trained = [value for value in parameters if value.requires_grad]
         self.used = np.zeros(len(self.trained), np.int32)  # which have a gradient
-        self.missing: dict[int, set[int]] = {}  # chunk that is not moved yet -> gradients to come
+        self.missing: dict[_Chunk, set[int]] = {}  # chunks not moved yet -> gradients to come
 
 
 @MODEL_WRAPPERS.register_module()
@@ -391,8 +381,8 @@ class VirtualDataParallel(nn.Module):
             task, self.module.parameters() if self.sharding is None else self.sharding.left_whole)
         if begun.trained:
             self._sums.open([*begun.trained, torch.from_numpy(begun.used)])
-            begun.missing = {place: set(chunk.numbers) for place, chunk in enumerate(
-                self._sums.chunks[:-1])}  # the last one is `used`
+            # the last one is `used`
+            begun.missing = {chunk: set(chunk.numbers) for chunk in self._sums.chunks[:-1]}
         self._listen(begun.trained)
         Variable._execution_engine.queue_callback(self._reduce)
 
@@ -439,11 +429,11 @@ class VirtualDataParallel(nn.Module):
                 'torch.utils.checkpoint, which began later than the first step: give it '
                 'use_reentrant=False')
 
-    def _move(self, begun: _BackwardPass, chunk: int) -> None:
+    def _move(self, begun: _BackwardPass, chunk: _Chunk) -> None:
         """Move the gradients of a chunk into the sums, to free them while other ranks run."""
         del begun.missing[chunk]
         gradients = []
-        for number in self._sums.chunks[chunk].numbers:
+        for number in chunk.numbers:
             parameter = begun.trained[number]
             gradient = parameter.grad
             if gradient is None:

@@ -20,6 +20,7 @@ from mmrepro.checkpoint import files, safe_loading
 from mmrepro.checkpoint.choosing import newest_good
 from mmrepro.checkpoint.fit import check_readable, has_schedules, lacks
 from mmrepro.errors import CheckpointError, RandomnessError, ResumeError
+from mmrepro.util.files import partial_of
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
 
@@ -44,7 +45,7 @@ def good(tmp_path):
 
 
 def test_a_link_that_a_killed_process_left_does_not_keep_the_last_good_file_old(good, tmp_path):
-    (tmp_path / files.partial_of('last_good.pth')).touch()
+    open(partial_of(str(tmp_path / 'last_good.pth')), 'w').close()
     newer = str(tmp_path / 'iter_2.pth')
     torch.save(dict(meta=dict(epoch=0, iter=2)), newer + '.partial')
     files.replace_with(newer + '.partial', newer)
@@ -124,6 +125,28 @@ def test_newest_good_passes_over_what_is_damaged_and_says_so(good, tmp_path):
     assert any('iter_4.pth cannot be read (Is a directory)' in text for text in passed)
     (tmp_path / 'last_checkpoint').write_text('')  # an empty pointer is not the end
     assert os.path.samefile(newest_good(str(tmp_path))[0], good)
+
+
+def test_a_file_that_is_removed_meanwhile_is_passed_over(good, tmp_path, monkeypatch):
+    """Another process, or a user, cleans up."""
+    gone, look = str(tmp_path / 'iter_2.pth'), os.stat
+    shutil.copy(good, gone)
+    here = [gone]
+
+    def exists(path):
+        if path in here:
+            os.remove(here.pop())
+            return True
+        return os.path.lexists(path)
+
+    def stat(path, *args, **kwargs):
+        if path in here:
+            os.remove(here.pop())
+        return look(path, *args, **kwargs)
+    monkeypatch.setattr(os.path, 'exists', exists)
+    monkeypatch.setattr(os, 'stat', stat)
+    path, _ = newest_good(str(tmp_path))
+    assert os.path.samefile(path, good) and not here
 
 
 def test_the_newest_file_survives_the_hook_that_removes_it(good, tmp_path):

@@ -285,3 +285,11 @@ def test_any_line_of_a_class_counts_as_its_code(line, tmp_path, monkeypatch):
         (tmp_path / f'edited_{number}.py').write_text(f'class A:\n    {line.format(number)}\n')
     codes = {fit._source(importlib.import_module(f'edited_{number}').A) for number in (1, 2)}
     assert len(codes) == 2
+
+
+@pytest.mark.parametrize('meta', [
+    dict(seed=True), dict(iter=True), dict(place=[0, False])], ids=lambda meta: next(iter(meta)))
+def test_a_truth_value_is_no_number_of_a_checkpoint(meta):
+    assert fit.damage(dict(meta=dict(epoch=0, iter=4, seed=3, place=[0, 4]))) is None
+    assert 'is damaged: meta.' in fit.damage(dict(meta={
+        'epoch': 0, 'iter': 4, 'seed': 3, 'place': [0, 4], **meta}))

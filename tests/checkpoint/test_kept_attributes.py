@@ -23,7 +23,7 @@ from small_runs import (
 )
 
 from mmrepro import keep_attributes
-from mmrepro.checkpoint import kept_attributes
+from mmrepro.checkpoint import kept_attributes, saving
 from mmrepro.checkpoint.fit import check_readable
 from mmrepro.errors import CheckpointError, ConfigError, ResumeError
 
@@ -67,6 +67,20 @@ class WithParts(NoisyLine):
         factor = self.seen + type(self).of_class + self._threshold.value
         return dict(loss=super().forward(x, mode)['loss'] * (
             1 + .1 * (factor + self.several['a'][0].value)))
+
+
+def test_a_rank_that_does_not_write_keeps_nothing_from_save_to_save(tmp_path, monkeypatch):
+    runner = trained_runner(small_run(tmp_path, max_epochs=1))
+    keep_attributes(NoisyLine, 'mistyped')
+    monkeypatch.setattr(saving, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(saving, 'is_main_process', lambda: False)
+    monkeypatch.setattr(saving.rank_state, 'gather', lambda state: {})
+    writer, sizes = runner.lifecycle.checkpoints, []
+    for _ in range(2):
+        writer.write(runner, None, str(tmp_path), 'iter_9.pth')
+        sizes.append({name: len(value) for name, value in vars(writer).items()
+                      if hasattr(value, '__len__')})
+    assert sizes[0] == sizes[1]
 
 
 class Counting(Hook):

@@ -12,6 +12,7 @@ from small_runs import finish, hook_with, small_run, trained_runner
 
 from mmrepro.checkpoint import choosing
 from mmrepro.errors import WorkDirInUse
+from mmrepro.util.files import partial_of
 
 
 def wait_for(path):
@@ -76,12 +77,13 @@ def test_told_so_both_write_and_no_file_is_half(first, tmp_path, monkeypatch):
 def test_a_killed_run_leaves_the_folder_to_the_next(workers, tmp_path):
     child = Child(waiting, tmp_path, workers)
     wait_for(tmp_path / 'trains')
-    (tmp_path / f'.iter_1.pth.{child.process.pid}.partial').touch()
+    for written in ('iter_1.pth', 'mmrepro/witness.json'):
+        open(partial_of(str(tmp_path / written)), 'w').close()
     os.kill(child.process.pid, signal.SIGKILL)
     child.process.join()
     finish(small_run(tmp_path, resume=True))
     finish(small_run(tmp_path))  # and again, in this process
-    assert not list(tmp_path.glob('.*.partial'))
+    assert not list(tmp_path.rglob('.*.partial'))
 
 
 def only_read(path, mode='r', **options):

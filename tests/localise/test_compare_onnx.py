@@ -11,6 +11,7 @@ from demo_runs import initialised
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import InstanceData
 
 from mmrepro import seeds
 from mmrepro.localise import compare_onnx
@@ -201,3 +202,16 @@ def test_missing_packages_are_named(monkeypatch, tmp_path, capsys):
     file.touch()
     code, error = asked(capsys, '--onnx', file, 'a.py', 'b.pth')
     assert code == 2 and 'pip install onnx onnxruntime' in error and error.count('\n') == 1
+
+
+def test_boxes_without_an_extent_are_compared():
+    """A head may find boxes at the origin only."""
+    labels = torch.zeros(1, dtype=torch.long)
+    found = DetDataSample(pred_instances=InstanceData(
+        bboxes=torch.zeros(1, 4), scores=torch.tensor([.9]), labels=labels))
+    dets = torch.tensor([[[0., 0., 0., 0., .9]]])
+    final = dict(dets=dets, labels=labels[None])
+    rows, apart = compare_onnx._outcomes(final, [found], 1e-3)
+    assert not apart and '1 and 1 detections' in rows[0][1]
+    final['dets'] = dets + torch.tensor([0., 0., 4., 4., 0.])
+    assert compare_onnx._outcomes(final, [found], 1e-3)[1]

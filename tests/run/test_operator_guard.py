@@ -72,3 +72,10 @@ def test_deterministic_runs_have_the_hook_and_others_do_not(trained):
     runner = trained('NoisyLine', randomness=dict(seed=1, deterministic=True), custom_hooks=own)[0]
     hook, = [hook for hook in runner.hooks if isinstance(hook, OperatorGuardHook)]
     assert hook._allow == ('a::b',)
+
+
+@pytest.mark.parametrize('setting', ['allow', 'devices'])
+def test_a_text_in_place_of_a_list_is_refused(setting):
+    """Its letters would be names of operators, or of devices that no run has."""
+    with pytest.raises(ValueError, match=f"{setting}='cuda': expected a list"):
+        OperatorGuardHook(**{setting: 'cuda'})

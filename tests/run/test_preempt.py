@@ -12,6 +12,7 @@ from preempted_runs import Signals, run, settings
 from small_runs import hook_with
 
 from mmrepro import determinism
+from mmrepro.errors import ConfigError
 from mmrepro.run.hooks import PreemptHook
 
 pytestmark = [pytest.mark.filterwarnings('ignore'),
@@ -180,6 +181,12 @@ def test_a_hook_of_the_config_replaces_ours_or_turns_it_off(signals, number, cod
 def test_signals_that_cannot_announce_an_end_are_refused(name):
     with pytest.raises(ValueError, match=f"{name!r} cannot announce an end"):
         PreemptHook(signals=(name, ))
+
+
+@pytest.mark.parametrize('interval', ['2', 0, 1.5, True])
+def test_intervals_that_count_no_iterations_are_refused(interval):
+    with pytest.raises(ConfigError, match=f'interval={interval!r}.: allowed are 1, 2, ... or None'):
+        PreemptHook(interval=interval)
 
 
 def as_leader(function, *args):

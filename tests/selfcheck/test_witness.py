@@ -277,7 +277,7 @@ def spoiled(base):
     """Return, by what a witness has spoiled on purpose, what the comparison found."""
     cfg = config(base, custom_hooks=[dict(type='EMAHook'), dict(type='Spoils')])
     cfg.randomness.self_checks = dict(witness=False)
-    made = recipe.recipe_of(witnessed.Runner, dict(cfg=cfg), recipe.environment())
+    made = recipe.recipe_of(witnessed.Runner, dict(cfg=cfg), dict(os.environ))
     noted = witness_verdict.noted_lines(str(base / 'mmrepro'))
     starts = [Start(name, 4, 6, str(base / 'epoch_1.pth'),
                     metrics=witness_verdict.metrics_of(noted)) for name in ('nothing', *SPOILED)]
@@ -658,6 +658,18 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, 'mkdtemp', full)
     train(config(tmp_path))
     assert 'No space left on device' in log_of(tmp_path).splitlines()[-1]
+
+
+def test_a_result_that_is_no_json_ends_no_run(tmp_path):
+    """A witness whose disk has lost it."""
+    (tmp_path / 'resumed').mkdir()
+    (tmp_path / 'resumed' / 'result.json').write_text('{\0')
+    made, warned = Witness(True, 'switched off'), []
+    made._process = process = object.__new__(WitnessProcess)
+    process.starts, process.folder = [Start('resumed', 4, 6, 'iter_4.pth')], str(tmp_path)
+    process.kill = lambda: None
+    made._judge(SimpleNamespace(logger=SimpleNamespace(warning=warned.append)))
+    assert 'cannot be read' in warned[0] and made.notes == [warned[0].removeprefix('witness: ')]
 
 
 class Damages(Hook):

@@ -11,6 +11,7 @@ from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from ...config import is_count
 from ...data import position_of_loader
 from ...data.samplers import plain
 from ...distributed.unwrap import optim_wrappers, takes_closure, unwrap
@@ -64,7 +65,7 @@ class FingerprintHook(Hook):
         if level not in schema.LEVELS:
             raise ConfigError(f'FingerprintHook: level={level!r} is not allowed; allowed: '
                               f'{", ".join(map(repr, schema.LEVELS))}')
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        if not is_count(interval):
             raise ConfigError(f'FingerprintHook: interval={interval!r} is not allowed; allowed: 1 '
                               'or more')
         self.interval, self.level = interval, level

@@ -16,6 +16,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ...checkpoint.resuming import refusal_after
+from ...config import is_count
 from ...distributed.agreement import RepeatedFlag, agree
 from ...distributed.skipped_steps import StepsTaken
 from ...distributed.unwrap import ema_hooks, optim_wrappers
@@ -46,14 +47,14 @@ class PreemptHook(Hook):
 
     Raises:
         ValueError: for a name that is no signal, or SIGINT, whose meaning stays; for an interval
-            below 1.
+            that is none of 1, 2, ...
     """
     priority = 100
 
     def __init__(self, signals: Sequence[str] = tuple(SIGNALS),
                  exit_code: int = PREEMPTED, interval: int | None = None) -> None:
-        if interval is not None and interval < 1:
-            raise ConfigError(f'PreemptHook(interval={interval}): allowed are 1, 2, ... or None')
+        if interval is not None and not is_count(interval):
+            raise ConfigError(f'PreemptHook(interval={interval!r}): allowed are 1, 2, ... or None')
         for name in signals:
             if name not in signal.Signals.__members__ or name in ('SIGINT', 'SIGKILL', 'SIGSTOP'):
                 raise ConfigError(f'PreemptHook(signals={signals!r}): {name!r} cannot announce an '

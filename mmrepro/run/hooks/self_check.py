@@ -191,7 +191,7 @@ class OperatorGuardHook(Hook):
         devices: Types of devices that count.
 
     Raises:
-        ValueError: for another ``on_unknown``.
+        ValueError: for another ``on_unknown``, or a text in place of a list.
     """
     priority = 95  # after all hooks that prepare the step
 
@@ -200,6 +200,10 @@ class OperatorGuardHook(Hook):
         if on_unknown not in ('warn', 'error'):
             raise ConfigError(f"OperatorGuardHook: on_unknown={on_unknown!r}: expected 'warn' "
                               "or 'error'")
+        for name, given in dict(allow=allow, devices=devices).items():
+            if isinstance(given, str):  # its letters would be the names
+                raise ConfigError(f'OperatorGuardHook: {name}={given!r}: expected a list, such as '
+                                  f'[{given!r}]')
         self._allow, self._devices = tuple(allow), tuple(devices)
         self._error = on_unknown == 'error'
         self._guard: OperatorGuard | None = None

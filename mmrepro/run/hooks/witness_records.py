@@ -204,9 +204,7 @@ def prediction_digest(outputs: Any) -> str:
 def _data_of(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_data_of(item) for item in value]
-    if has_attribute(value, 'all_items'):
-        return {name: _data_of(item) for name, item in value.items()}
-    if isinstance(value, Mapping):
+    if has_attribute(value, 'all_items') or isinstance(value, Mapping):
         return {name: _data_of(item) for name, item in value.items()}
     return value
 
