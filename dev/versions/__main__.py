@@ -166,28 +166,31 @@ def runs(digests: list[str]) -> str:
     return ' '.join(f'{count}*{one}' for count, one in counted)
 
 
-def agreed(row: dict[str, Any], found: list[dict[str, Any]], features: str) -> dict[str, Any]:
-    """Return the rows of a package that hold at AVX-512 for one more kind of CPU.
+def agreed(row: dict[str, Any], levels: dict[str, list[dict[str, Any]]], features: str
+           ) -> dict[str, Any]:
+    """Return the rows of a package that hold for one more kind of CPU.
 
     Args:
         row: of the CPUs that were measured before.
-        found: what this CPU has computed at AVX-512 with each version.
+        levels: what this CPU has computed with each version, at each level of instructions.
         features: of this CPU.
 
     A digest that the CPUs disagree about counts as not measured.
     """
     parts = {}
     for part, before in row['parts'].items():
-        texts = {}
+        texts: dict[str, dict[str, str]] = {}
         for output, text in before['digests'].items():
-            digests = expanded(before.get(AVX512, {}).get(output, text))
-            here = [one.get(part, {}).get('digests', {}).get(output, HOLE) for one in found]
-            both = runs([a if a == b else HOLE for a, b in zip(digests, here)])
-            if both != text:
-                texts[output] = both
-        parts[part] = {key: value for key, value in before.items() if key != AVX512}
-        if texts:
-            parts[part][AVX512] = texts
+            for level, found in levels.items():
+                digests = expanded(before.get(level, {}).get(output, text))
+                here = [one.get(part, {}).get('digests', {}).get(output, HOLE) for one in found]
+                texts.setdefault(level, {})[output] = runs(
+                    [a if a == b else HOLE for a, b in zip(digests, here)])
+        parts[part] = dict(covers=before['covers'], digests=texts[AVX2])
+        others = {output: text for output, text in texts[AVX512].items()
+                  if text != texts[AVX2][output]}
+        if others:
+            parts[part][AVX512] = others
     return dict(row, parts=parts, avx512=[*row['avx512'], features])
 
 
@@ -303,12 +306,12 @@ def main() -> None:
         maker = maker_of(cpu_name()) if package.by_maker else None
         key = on_maker(name, maker) if maker else name
         before = content['packages'].get(key)
-        if before and features not in before['avx512']:  # digests at AVX2 hold for any CPU
-            found = _measured(name, package, [AVX512], args.folder)[AVX512]
-            row = agreed(before, [found[version.replace(' ', '==')]
-                                  for version in before['versions']], features)
+        levels = _measured(name, package, args.folder)
+        if before and features not in before['avx512']:
+            row = agreed(before, {level: [one[version.replace(' ', '==')]
+                                          for version in before['versions']]
+                                  for level, one in levels.items()}, features)
         else:
-            levels = _measured(name, package, [AVX2, AVX512], args.folder)
             complete = [release for release in package.versions
                         if all(_computed(one[release]) for one in levels.values())]
             row = dict(distribution=package.distribution, beside=list(package.beside),
@@ -320,10 +323,9 @@ def main() -> None:
         write(content)
 
 
-def _measured(name: str, package: Package, levels: list[str], folder: Path
-              ) -> dict[str, dict[str, Any]]:
+def _measured(name: str, package: Package, folder: Path) -> dict[str, dict[str, Any]]:
     """Return the digests of all versions of a package: level -> version -> part -> digests."""
-    found: dict[str, dict[str, Any]] = {level: {} for level in levels}
+    found: dict[str, dict[str, Any]] = {AVX2: {}, AVX512: {}}
     for release in package.versions:
         for level, one in found.items():
             one[release] = measured_at(name, package, release, level, folder)

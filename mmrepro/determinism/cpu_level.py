@@ -14,7 +14,7 @@ _AVX2 = {
     'MKL_CBWR': 'AVX2,STRICT',
     'ONEDNN_MAX_CPU_ISA': 'AVX2',  # convolutions
     'OPENCV_CPU_DISABLE': 'AVX512-SKX',  # OpenCV's own kernels
-    'OPENCV_IPP': 'avx2',  # Intel's: bicubic resizing of float32 images
+    'OPENCV_IPP': 'avx2',  # Intel's: bicubic resizing; OpenCV 4.13 ignores it on Intel CPUs
     'OPENBLAS_CORETYPE': 'Haswell',  # NumPy's matrix products; those of Zen are the same
 }
 # cpu='...' -> the variables that a process has to start with

@@ -37,7 +37,7 @@ NOT_SETTINGS = ('randomness', 'resume', 'load_from', 'work_dir', 'launcher', 'ex
 # features that libraries have kernels for, as Linux calls them: x86-64, then ARM
 CPU_FEATURES = (
     'sse4_1', 'sse4_2', 'avx', 'f16c', 'fma', 'avx2', 'avx512f', 'avx512dq', 'avx512bw', 'avx512vl',
-    'avx512_vnni', 'avx512_bf16', 'avx512_fp16', 'amx_tile', 'amx_int8', 'amx_bf16',
+    'avx512_vnni', 'avx512_vbmi2', 'avx512_bf16', 'avx512_fp16', 'amx_tile', 'amx_int8', 'amx_bf16',
     'asimd', 'asimdhp', 'asimddp', 'sve', 'sve2', 'bf16', 'i8mm')
 
 ADDRESS = re.compile(' at 0x[0-9a-f]+')

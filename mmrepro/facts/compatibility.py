@@ -23,7 +23,7 @@ from .known_hooks import (
     plays,
     without_watchers,
 )
-from .measured import effect
+from .measured import by_instructions, effect
 from .own_code import MMREPRO, PREFIX
 
 CHANGES, MAY, HARMLESS = SEVERITIES = ('changes bits', 'may change bits', 'harmless')
@@ -120,8 +120,9 @@ CONDITIONS = {
     'no annotations': Condition(_no_digest_of('train_annotations'), _BY_CONTENT),
     'no images': Condition(_no_digest_of('train_images'), _BY_CONTENT),
     'no data': Condition(_no_digest_of('train_annotations', 'train_images'), _BY_CONTENT),
-    'no AVX2': Condition(
-        lambda facts: 'avx2' not in str(facts.get('hardware.cpu_features')).split(),
+    'other batches': Condition(
+        lambda facts: 'avx2' not in str(facts.get('hardware.cpu_features')).split()
+        or by_instructions(facts),
         'batches are the same on CPUs with AVX2; the kernels of training are compared by the CPU'),
     'own kernels': Condition(lambda facts: facts.get('randomness.numerics.cpu') != 'portable',
                              "randomness.numerics.cpu='portable' has the bits of every CPU"),

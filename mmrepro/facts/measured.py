@@ -148,6 +148,31 @@ def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effec
                   tuple(sorted(equal - unknown - changed.keys())), tuple(sorted(unknown)))
 
 
+def by_instructions(facts: Mapping[str, Any]) -> list[str]:
+    """Return the transforms of a run that give other results on another CPU, with their outputs.
+
+    These differ at AVX-512, or, where ``numerics.cpu`` pins AVX2, two CPUs disagreed at AVX2. A
+    version that was not measured counts as all that were.
+    """
+    pinned = facts.get('randomness.numerics.cpu') is not None
+    found = set()
+    outputs = _outputs(facts)
+    for package in ('cv2', 'albumentations'):  # others call no kernels of their own
+        table = _table()['packages'][package]
+        numbers = _numbers(table, str(facts.get(f'version.{package}'))) \
+            or range(len(table['versions']))
+        for part in _called_parts(package, table, facts):
+            for row in _rows(table, part):
+                for output, text in row['digests'].items():
+                    at_avx2 = expanded(text)
+                    other = expanded(row.get(AVX512, {}).get(output, text))
+                    if (output in outputs or output not in _OPTIONAL) and any(
+                            at_avx2[number] == HOLE if pinned else at_avx2[number] != other[number]
+                            for number in numbers):
+                        found.add(f'{part.type} ({output})')
+    return sorted(found)
+
+
 @functools.cache
 def _table() -> dict[str, Any]:
     table: dict[str, Any] = json.loads(
@@ -179,9 +204,14 @@ def _place(table: Mapping[str, Any], version: str, facts: Mapping[str, Any]) -> 
     if table['maker'] and (facts.get('hardware.gpu')
                            or facts.get('randomness.numerics.cpu') == 'portable'):
         return None  # other kernels
-    numbers = [number for number, built in enumerate(table['versions'])
-               if built == version or re.fullmatch(re.escape(version) + r'\.\d+', built)]
+    numbers = _numbers(table, version)
     return _Place(level, numbers) if level and numbers else None
+
+
+def _numbers(table: Mapping[str, Any], version: str) -> list[int]:
+    """Return where a version stands among those of a table; [] where it was not measured."""
+    return [number for number, built in enumerate(table['versions'])
+            if built == version or re.fullmatch(re.escape(version) + r'\.\d+', built)]
 
 
 def _level(facts: Mapping[str, Any], measured_on: Sequence[str]) -> str | None:

@@ -178,20 +178,25 @@ def test_a_table_of_versions_has_a_second_text_where_avx512_gives_other_digests(
 
 
 def test_what_two_cpus_disagree_about_counts_as_not_measured():
-    from dev.versions.__main__ import agreed
+    from dev.versions.__main__ import AVX2, AVX512, agreed
 
-    def found(image, boxes):
-        return {'Resize': dict(covers={}, digests=dict(image=image, boxes=boxes))}
+    def found(*digests):
+        return [{'Resize': dict(digests=dict(zip(('image', 'boxes'), pair)))} for pair in digests]
 
     before = dict(versions=['1', '2'], avx512=['avx512f bf16'], parts={'Resize': dict(
         covers={}, digests=dict(image='2*a', boxes='2*b'), avx512=dict(image='1*a 1*c'))})
-    rows = agreed(before, [found('a', 'b'), found('c', 'b')], 'avx512f')
+    same = found(('a', 'b'), ('a', 'b'))
+    rows = agreed(before, {AVX2: same, AVX512: found(('a', 'b'), ('c', 'b'))}, 'avx512f')
     assert rows == dict(before, avx512=['avx512f bf16', 'avx512f'])
-    rows = agreed(before, [found('a', 'b'), found('d', '!ValueError')], 'avx512f')
-    assert rows['parts']['Resize']['avx512'] == dict(image='1*a 1*-', boxes='1*b 1*-')
-    assert rows['parts']['Resize']['digests'] == before['parts']['Resize']['digests']
-    rows = agreed(before, [found('a', 'b'), {}], 'avx512f')
-    assert rows['parts']['Resize']['avx512'] == dict(image='1*a 1*-', boxes='1*b 1*-')
+    # another digest, an error, a part that is missing
+    others = found(('a', 'b'), ('d', '!ValueError'))
+    rows = agreed(before, {AVX2: same, AVX512: others}, 'avx512f')
+    assert rows['parts']['Resize'] == dict(covers={}, digests=dict(image='2*a', boxes='2*b'),
+                                           avx512=dict(image='1*a 1*-', boxes='1*b 1*-'))
+    rows = agreed(before, {AVX2: [same[0], {}], AVX512: found(('a', 'b'), ('c', 'b'))}, 'avx512f')
+    assert rows['parts']['Resize'] == dict(covers={}, digests=dict(image='1*a 1*-',
+                                                                   boxes='1*b 1*-'),
+                                           avx512=dict(image='1*a 1*c', boxes='2*b'))
 
 
 def test_a_stand_in_is_installed_in_place_of_its_package():

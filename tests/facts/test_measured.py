@@ -5,7 +5,7 @@ from mmengine.config import Config
 from mmrepro.errors import ResumeError
 from mmrepro.facts import compatibility, measured
 from mmrepro.facts.collect import settings_of
-from mmrepro.facts.compatibility import CHANGES, MAY, differences
+from mmrepro.facts.compatibility import CHANGES, HARMLESS, MAY, differences
 from mmrepro.facts.measured import effect
 
 CPU = {'hardware.cpu_features': 'sse4_2 avx fma avx2'}
@@ -200,9 +200,30 @@ def test_a_package_lists_the_cpus_that_have_its_digests_at_avx512():
     assert effect('cv2', '4.12.0', '4.12.0', here, there).all_equal
 
 
+@pytest.mark.parametrize('pipeline, changes, named', [
+    (DETECTION, {}, ''),
+    ([LOADING, BICUBIC], {'version.cv2': '4.13.0'}, 'Resize (uint8 image)'),
+    ([LOADING, BICUBIC], {'version.cv2': '5.0.0', 'randomness.numerics.cpu': 'avx2'}, ''),
+    # which this version ignores on CPUs of Intel
+    ([LOADING, BICUBIC], {'version.cv2': '4.13.0', 'randomness.numerics.cpu': 'avx2'},
+     'Resize (uint8 image)'),
+    # no difference at this version of OpenCV, and one at one of those that were measured
+    ([LOADING, BICUBIC], {'version.cv2': '4.12.0'}, ''),
+    ([LOADING, BICUBIC], {'version.cv2': '9.9.9'}, 'Resize (uint8 image)'),
+    ([dict(LOADING, to_float32=True), BICUBIC], {'version.cv2': '5.0.0'}, 'Resize (float32 image)'),
+])
+def test_another_cpu_is_no_harmless_change_for_transforms_that_follow_its_instructions(
+        pipeline, changes, named):
+    then, now = ({**facts(*pipeline), 'hardware.cpu_features': features, **changes}
+                 for features in (CPU['hardware.cpu_features'], AVX512))
+    row, = differences(then, now)
+    assert row.severity == (CHANGES if named else HARMLESS)
+    assert named in row.consequence
+
+
 def test_other_instructions_than_the_measured_ones_are_not_covered():
     assert change(*DETECTION, **{'hardware.cpu_features': AVX512}) is not None
-    for features in (f'{AVX512} avx512_fp16', AVX512.replace(' avx512_vnni', '')):
+    for features in (f'{AVX512} avx512_fp16', AVX512.replace(' avx512_vbmi2', '')):
         assert change(*DETECTION, **{'hardware.cpu_features': features}) is None
     for name, value in (('OPENCV_CPU_DISABLE', 'AVX2'), ('NPY_DISABLE_CPU_FEATURES', 'AVX2'),
                         ('OPENBLAS_CORETYPE', 'Prescott')):
