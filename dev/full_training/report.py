@@ -14,7 +14,7 @@ from dev.full_training.__main__ import RESULTS
 Rows = Mapping[str, Mapping[str, Any]]
 BASE = 'mmrepro'
 SAME = ('mmrepro, 2 workers', 'mmrepro, resumed')
-ENVIRONMENTS = ('two threads', 'AVX2', 'OpenCV 4.11')
+ENVIRONMENTS = ('two threads', 'AVX2', 'OpenCV 4.11', 'Intel Xeon')
 GROUPS = {
     'stock, one seed': lambda name: name.startswith('stock'),
     'mmrepro, the same seed': lambda name: name in (BASE, *SAME),
