@@ -52,6 +52,21 @@ def overlaps(a: Tensor, b: Tensor, offset: int) -> Tensor:
     return inter.div_(torch.add(a[4], b[4], out=other).sub_(inter))
 
 
+def host_overlaps(a: np.ndarray, b: np.ndarray, offset: int) -> np.ndarray:
+    """Compute :func:`overlaps` of arrays, whose calls take less time than those of tensors."""
+    meet = np.minimum(a[2:4], b[2:4])
+    meet -= np.maximum(a[:2], b[:2])
+    if offset:
+        meet += np.float32(offset)
+    # NumPy compares with arrays faster than with numbers
+    np.maximum(meet, np.zeros(meet.shape[-1], np.float32), out=meet)
+    inter: np.ndarray = np.multiply(meet[0], meet[1], out=meet[0])
+    union = np.add(a[4], b[4], out=meet[1])
+    union -= inter
+    np.divide(inter, union, out=inter)
+    return inter
+
+
 def exceeds(a: Tensor, b: Tensor, threshold: float, offset: int, equal: bool = False) -> Tensor:
     """Whether :func:`overlaps` exceed ``threshold`` (or reach it, if ``equal``); NaN does not."""
     overlap = overlaps(a, b, offset)

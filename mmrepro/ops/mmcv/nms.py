@@ -8,7 +8,7 @@ broken by lower index, NaN scores come first, and a NaN box neither drops a box 
 Every NMS keeps the best box, drops those that conflict with it, and goes on with the next, with its
 own definition of a conflict. The result is unique, so it may be computed in blocks on any device
 (:func:`greedy`) or from a list of conflicting pairs (:func:`greedy_pairs`). On a CPU only boxes
-that are close along both axes are compared (:func:`keep_cpu`): ``batched_nms`` moves boxes of
+that are close along one axis are compared (:func:`keep_cpu`): ``batched_nms`` moves boxes of
 different classes apart, and boxes that overlap by more than a threshold have similar left edges.
 
 Soft-NMS lowers the scores of the boxes that the best one overlaps. They have a working order there:
@@ -17,7 +17,6 @@ dropped one, and of equal scores the first in this order is chosen.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Callable
 
 import numpy as np
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_tensor
-from .box_iou import QUADRI, ROTATED, TILE, BoxKind, columns, exceeds, overlap_matrix
+from .box_iou import QUADRI, ROTATED, TILE, BoxKind, columns, exceeds, host_overlaps, overlap_matrix
 
 # The conflicts of boxes (rows) with others (columns), given by rank, as a bool matrix.
 Conflicts = Callable[[Tensor, Tensor], Tensor]
@@ -39,6 +38,16 @@ def rank(scores: Tensor) -> Tensor:
     torch sorts NaN above every number, and so do mmcv's kernels.
     """
     return torch.sort(scores.detach(), dim=0, descending=True, stable=True).indices
+
+
+def _rank_on_host(scores: Tensor) -> np.ndarray:
+    """Compute :func:`rank` on a CPU, with NumPy's sort where it is the same: it starts faster."""
+    if scores.dtype == torch.float32:
+        worst_first = np.negative(scores.detach().numpy())
+        order: np.ndarray = worst_first.argsort(kind='stable')
+        if not np.isnan(worst_first[order[-1]]):  # NumPy sorts NaN behind all numbers
+            return order
+    return rank(scores).numpy()
 
 
 def _resolve_rounds(conflicts: Tensor) -> Tensor:
@@ -104,7 +113,9 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int) -
 
 def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return ranks of the kept boxes, given all conflicting pairs (``first`` < ``second``)."""
-    by_first = first.argsort(kind='stable')
+    if not len(first):
+        return np.arange(count)
+    by_first = first.argsort()
     flags = bytearray(b'\1') * count
     for better, worse in zip(first.take(by_first).tolist(), second.take(by_first).tolist()):
         if flags[better]:
@@ -114,13 +125,16 @@ def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarra
 
 # Boxes decided at a time, by device: early drops pay on a CPU, synchronizations cost on CUDA.
 BLOCK = {'cpu': 256, 'cuda': 4096}
-# Close pairs per box from which on blocks are faster: crowds, most of which the first block drops.
-_CLOSE = 32
+# Conflicts above which blocks are faster, for each box and in all: few boxes of a crowd are kept.
+_CROWD, _CROWD_ALLOWED = 8, 8192
+# Boxes, ordered by their left edges, that are compared with those behind them at a time.
+_PART = 256
 # Rounding moves a float32 overlap of at least _LEAST by less than _SLACK of itself.
 _SLACK = 1e-5
 _LEAST = 0.01
 # Smaller areas are not normal float32 numbers, so their rounding is not bounded.
 _TINY_AREA = 1e-30
+
 
 def dense_conflicts(cols: Tensor, threshold: float, offset: int, equal: bool = False) -> Conflicts:
     """Return the conflicts of columns (5, N), for :func:`mmrepro.ops.mmcv.nms.greedy`."""
@@ -134,49 +148,78 @@ def dense_conflicts(cols: Tensor, threshold: float, offset: int, equal: bool = F
     return conflicts
 
 
-def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
-    """Return ranks of the kept boxes, given their columns (5, N) by rank, on a CPU."""
-    (x1, y1, x2, y2, area), count = cols.numpy(), cols.shape[1]
-    # all boxes are finite, none is inverted, and rounding is bounded for all
-    ordinary = (np.isfinite(cols.numpy()).all() and (x1 <= x2).all() and (y1 <= y2).all()
-                and ((area == 0) | (area > _TINY_AREA)).all())
-    left = _CLOSE * count if threshold >= _LEAST and ordinary else -1
-    first, second = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for a, b in _close_pairs(cols.numpy(), threshold, offset) if left >= 0 else ():
-        left -= len(a)
-        if left < 0:
-            break
-        boxes, others = (cols.index_select(1, torch.from_numpy(ranks)) for ranks in (a, b))
-        hit = exceeds(boxes, others, threshold, offset).numpy()
-        first.append(np.minimum(a[hit], b[hit]))
-        second.append(np.maximum(a[hit], b[hit]))
-    if left < 0:
-        return greedy(count, dense_conflicts(cols, threshold, offset), cols.device, BLOCK['cpu'])
-    return torch.from_numpy(greedy_pairs(count, np.concatenate(first), np.concatenate(second)))
+def keep_cpu(boxes: np.ndarray, threshold: float, offset: int) -> np.ndarray:
+    """Return ranks of the kept boxes, given all boxes (N, 4) by rank, on a CPU."""
+    if threshold >= 0:
+        pairs = _conflicting_pairs(boxes, threshold, offset)
+        if pairs is not None:
+            return greedy_pairs(len(boxes), *pairs)
+    cols = columns(torch.from_numpy(boxes), offset)
+    conflicts = dense_conflicts(cols, threshold, offset)
+    return greedy(len(boxes), conflicts, cols.device, BLOCK['cpu']).numpy()
 
 
-def _close_pairs(cols: np.ndarray, threshold: float, offset: int
-                 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pairs of ranks that may overlap by more than ``threshold``, a bounded number each.
+def _conflicting_pairs(boxes: np.ndarray, threshold: float, offset: int
+                       ) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return all conflicting pairs of ranks, the better ranks first; None if they are a crowd.
 
-    An overlap above t needs an overlap above t on each axis; intervals do not overlap that much if
-    the second begins more than (1 - t) lengths of the first to its right.
+    A box meets only those to its right that begin before it ends. So boxes are ordered by their
+    left edges, and each is compared with the next one, the one after that, and so on.
     """
-    ranks = cols[0].argsort()
-    x1, y1, x2, y2 = cols[:4, ranks].astype(np.float64)
-    share = 1 - threshold * (1 - _SLACK)
-    lowest = y1 + share * (y2 - y1 + offset)
-    # the next boxes by left edge that are close to each
-    counts = x1.searchsorted(x1 + share * (x2 - x1 + offset), 'right') - np.arange(1, len(x1) + 1)
-    ends = counts.cumsum()
-    cuts = ends.searchsorted(np.arange(TILE['cpu'], ends[-1], TILE['cpu']))
-    for boxes in np.split(np.arange(len(x1)), cuts):
-        count = counts[boxes]
-        first = boxes.repeat(count)
-        second = first + 1 + np.arange(len(first)) - (count.cumsum() - count).repeat(count)
-        near = (y1.take(second) <= lowest.take(first)) & (y1.take(first) <= lowest.take(second))
-        near = near.nonzero()[0]
-        yield ranks.take(first.take(near)), ranks.take(second.take(near))
+    count = len(boxes)
+    by_left = boxes[:, 0].argsort()
+    # what is behind the last box conflicts with nothing
+    table = np.empty((5, 2 * count), np.float32)
+    table[:, count:] = np.nan
+    table[:4, :count] = boxes.take(by_left, 0).T
+    size = table[2:4] - table[:2]
+    if offset:
+        size += np.float32(offset)
+    np.multiply(size[0], size[1], out=table[4])
+    ends = table[0, :count].searchsorted(_reaches(table[:, :count], threshold, offset), 'right')
+    distances = ends - np.arange(1, count + 1)
+    row, step = table.strides
+    limit = np.float32(threshold)
+    first, second, left = [], [], _CROWD_ALLOWED
+    for start in range(0, count, _PART):
+        part = table[:, None, start:min(start + _PART, count)]
+        number = part.shape[2]
+        last = int(distances[start:start + number].max())
+        left += _CROWD * number
+        for nearest in range(1, last + 1, TILE['cpu'] // _PART):
+            shape = 5, min(last + 1 - nearest, TILE['cpu'] // _PART), number
+            # row k of a column holds the boxes that are nearest + k behind those of the part
+            behind = np.ndarray(shape, np.float32, table, (start + nearest) * step,
+                                (row, step, step))
+            hits = (host_overlaps(part, behind, offset) > limit).ravel().nonzero()[0]
+            if not len(hits):
+                continue
+            left -= len(hits)
+            if left < 0:
+                return None
+            further, here = np.divmod(hits, number)
+            further += here
+            first.append(by_left[start:].take(here))
+            second.append(by_left[start + nearest:].take(further))
+    if not first:
+        return by_left[:0], by_left[:0]
+    a, b = np.concatenate(first), np.concatenate(second)
+    return np.minimum(a, b), np.maximum(a, b)
+
+
+def _reaches(table: np.ndarray, threshold: float, offset: int) -> np.ndarray:
+    """Return how far right a box may begin that conflicts with each of columns (5, N)."""
+    low, high, area = table[:2], table[2:4], table[4]
+    reach: np.ndarray = high[0].astype(np.float64)
+    reach += offset
+    if threshold < _LEAST or len(reach) <= _PART:
+        return reach
+    # all boxes are finite, none is inverted, and rounding is bounded for all
+    if (np.isfinite(table).all() and (low <= high).all()
+            and ((area == 0) | (area > _TINY_AREA)).all()):
+        # an overlap above t needs an overlap above t along the axis
+        reach -= threshold * (1 - _SLACK) * (reach - low[0])
+    return reach
 
 
 # mmcv's rotated kernels drop a box whose overlap equals the threshold on a CPU, but not on CUDA.
@@ -207,14 +250,14 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         return torch.empty(0, dtype=torch.long, device=boxes.device)
     check(boxes, scores)
     threshold = float(np.float32(iou_threshold))
-    order = rank(scores)
-    cols = columns(boxes.detach()[order], offset)
-    if cols.is_cuda:
-        kept = greedy(len(order), dense_conflicts(cols, threshold, offset), cols.device,
-                      BLOCK['cuda'])
-    else:
-        kept = keep_cpu(cols, threshold, offset)
-    return order[kept]
+    if boxes.is_cuda:
+        order = rank(scores)
+        conflicts = dense_conflicts(columns(boxes.detach()[order], offset), threshold, offset)
+        return order[greedy(len(order), conflicts, boxes.device, BLOCK['cuda'])]
+    ranked = _rank_on_host(scores)
+    with np.errstate(all='ignore'):
+        kept = keep_cpu(boxes.detach().numpy().take(ranked, 0), threshold, offset)
+    return torch.from_numpy(ranked.take(kept))
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:

@@ -101,15 +101,49 @@ def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
         conflicts = kernels.dense_conflicts(cols, float(np.float32(0.4)), 0)
         found = {'blocks': kernels.greedy(400, conflicts, device, 64),
                  'one block': kernels.greedy(400, conflicts, device, 400)}
-        for name, close in (('listed', 400), ('dense', 0)):
-            monkeypatch.setattr(kernels, '_CLOSE', close)
-            found[name] = kernels.keep_cpu(cols, float(np.float32(0.4)), 0)
+        ranked = boxes[kernels.rank(scores)].numpy()
+        for name, allowed in (('listed', 1 << 20), ('dense', -1 << 20)):
+            monkeypatch.setattr(kernels, '_CROWD_ALLOWED', allowed)
+            found[name] = torch.from_numpy(kernels.keep_cpu(ranked, float(np.float32(0.4)), 0))
         monkeypatch.setattr(kernels, 'resolve', kernels._resolve_rounds)
         found['rounds'] = kernels.greedy(400, conflicts, device, 64)
         monkeypatch.undo()
         order = kernels.rank(scores)
         for name, kept in found.items():
             assert order[kept].tolist() == expected, (crowd, name)
+
+
+def degenerate(random, count):
+    """Boxes of few sizes or many, some of them equal, inverted, huge, tiny, infinite or NaN."""
+    corner = random.random((count, 2)) * 10 ** random.uniform(0.3, 3.5)
+    boxes = np.concatenate([corner, corner + random.random((count, 2)) * 60], 1)
+    if random.random() < 0.5:
+        boxes = boxes.round()
+    boxes = (boxes * 10. ** random.choice([-30, -22, 0, 0, 0, 18])).astype(np.float32)
+    boxes += np.float32(random.choice([0, 0, 2 ** 24]))
+    for share in random.choice([0, 0.1], 3):
+        chosen = random.random(count) < share
+        boxes[chosen] = boxes[chosen][:, [2, 3, 0, 1]]
+        boxes[chosen, random.integers(4)] = random.choice([NAN, INF, -INF, 0, -0., 1e38, 1e-40])
+        boxes[random.random(count) < share] = boxes[0]
+    return boxes
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2 ** 32), st.sampled_from([1, 2, 7, 100, 256, 257, 600]), st.integers(0, 1),
+       st.sampled_from([-0.1, 0., 1e-30, 0.005, 0.01, 1 / 3, 0.5, 0.7, 1., 1.5, INF, NAN]))
+def test_listed_conflicts_keep_the_boxes_that_blocks_keep(seed, count, offset, threshold):
+    random = np.random.default_rng(seed)
+    boxes = torch.from_numpy(degenerate(random, count))
+    scores = random.choice([0., -0., 0.25, NAN], count).astype(np.float32)
+    if seed % 2:
+        scores = random.random(count, np.float32)
+    scores = torch.from_numpy(scores)
+    order = kernels.rank(scores)
+    conflicts = kernels.dense_conflicts(kernels.columns(boxes[order], offset),
+                                        float(np.float32(threshold)), offset)
+    expected = order[kernels.greedy(count, conflicts, order.device, 256)]
+    assert kernels.nms(boxes, scores, threshold, offset).tolist() == expected.tolist()
 
 
 def test_conflicts_are_settled_in_rounds():
