@@ -37,14 +37,16 @@ def columns(boxes: Tensor, offset: int) -> Tensor:
     return cols
 
 
-def overlaps(a: Tensor, b: Tensor, offset: int) -> Tensor:
+def overlaps(a: Tensor, b: Tensor, offset: int, memory: Tensor | None = None) -> Tensor:
     """Return intersection over union of columns (5, ...) in float32, broadcast against each other.
 
-    The order of operations is that of mmcv's CPU kernel, and so are the bits.
+    The order of operations is that of mmcv's CPU kernel, and so are the bits. The result is the
+    first of ``memory`` (3, ...), if that is given.
     """
-    other = torch.maximum(a[0], b[0])
-    inter = torch.minimum(a[2], b[2]).sub_(other)
-    height = torch.minimum(a[3], b[3]).sub_(torch.maximum(a[1], b[1], out=other))
+    inter, height, other = memory if memory is not None else (None, None, None)
+    other = torch.maximum(a[0], b[0], out=other)
+    inter = torch.minimum(a[2], b[2], out=inter).sub_(other)
+    height = torch.minimum(a[3], b[3], out=height).sub_(torch.maximum(a[1], b[1], out=other))
     if offset:
         inter.add_(offset)
         height.add_(offset)

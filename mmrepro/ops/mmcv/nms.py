@@ -24,7 +24,17 @@ import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_tensor
-from .box_iou import QUADRI, ROTATED, TILE, BoxKind, columns, exceeds, host_overlaps, overlap_matrix
+from .box_iou import (
+    QUADRI,
+    ROTATED,
+    TILE,
+    BoxKind,
+    columns,
+    exceeds,
+    host_overlaps,
+    overlap_matrix,
+    overlaps,
+)
 
 # The conflicts of boxes (rows) with others (columns), given by rank, as a bool matrix.
 Conflicts = Callable[[Tensor, Tensor], Tensor]
@@ -348,42 +358,83 @@ def _decay(overlap: np.ndarray, method: int, threshold: np.float32, sigma: np.fl
     return acts, np.exp(exponent, dtype=np.float64).astype(np.float32)
 
 
-def _soft(cols: np.ndarray, scores: np.ndarray, method: int, threshold: np.float32,
-          sigma: np.float32, least: np.float32, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the boxes that stay, in the order in which they are chosen, and their scores."""
-    # by position; with x1 and y1 negated, one minimum gives all corners that meet
-    table = cols.copy()
-    table[:2] *= -1
-    score, box = scores.copy(), np.arange(len(scores))
-    position, count = 0, len(box)
-    while position < count:
-        best = position + _first_best(score[position:count])
-        chosen = table[:, best, None].copy()
-        table[:, best] = table[:, position]  # the entry of a chosen box is not read again
-        for values in (score, box):
-            values[position], values[best] = values[best], values[position]
-        position += 1
-        others = table[:, position:count]
-        meet = np.minimum(others[:4], chosen[:4])
-        size = meet[2:]
-        size += meet[:2]
-        if offset:
-            size += np.float32(offset)
-        np.maximum(size, 0, out=size)
-        inter = size[0] * size[1]
-        overlap = inter / (others[4] + chosen[4] - inter)
-        acts, factors = _decay(overlap, method, threshold, sigma)
-        score[position + acts] *= factors
-        gone = (score[position:count] < least).nonzero()[0]
-        if len(gone):
-            gone += position
-            left = count - len(gone)
-            # the last boxes that stay, from the end, fill the positions of those that are dropped
-            moved = np.setdiff1d(np.arange(left, count), gone)[::-1]
-            for values in (table, score, box):
-                values[..., gone[gone < left]] = values[..., moved]
-            count = left
-    return box[:count], score[:count]
+def _soft(cols: Tensor, scores: np.ndarray, method: int, threshold: np.float32, sigma: np.float32,
+          least: np.float32, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the boxes that stay, in the order in which they are chosen, and their scores.
+
+    The factors by which the best boxes change the scores of all are computed together. They serve
+    until a box is chosen that was not one of them.
+    """
+    boxes, score = np.arange(len(scores)), scores.copy()
+    memory = cols.new_empty(3, max(TILE['cpu'], len(scores)))  # reused: fresh pages take time
+    chosen: list[int] = []
+    final: list[np.float32] = []
+    # the score of decided boxes: less than that of all others, also where a factor is 0
+    decided = np.float32(0 if least > 0 else -np.inf)
+    while len(boxes):
+        factors = _factors(cols, boxes, score, memory, method, threshold, sigma, offset)
+        # the working order, and the position of each box in it
+        working, position = list(range(len(boxes))), list(range(len(boxes)))
+        undecided = np.ones(len(boxes), bool)
+        begin, end = 0, len(boxes)
+        while begin < end:
+            best = int(score.argmax())
+            value = score[best]
+            score[best] = decided
+            if not value > score[score.argmax()]:  # equal scores, or NaN
+                score[best] = value
+                best = working[begin + _first_best(score[working[begin:end]])]
+                value = score[best]
+                score[best] = decided
+            if best not in factors:
+                score[best] = value
+                break
+            chosen.append(boxes[best])
+            final.append(value)
+            undecided[best] = False
+            first = working[begin]
+            working[position[best]], position[first] = first, position[best]
+            begin += 1
+            score *= factors[best]
+            if least <= 0:
+                score[~undecided] = decided
+            if np.count_nonzero(score >= least) != end - begin:
+                low = score < least
+                low &= undecided
+                gone = low.nonzero()[0]
+                undecided[gone], score[gone] = False, decided
+                # the last box that stays fills the position of each that is dropped
+                for place in sorted([position[box] for box in gone.tolist()]):
+                    while begin < end and low[working[end - 1]]:
+                        end -= 1
+                    if place >= end:
+                        break
+                    end -= 1
+                    working[place] = working[end]
+                    position[working[place]] = place
+        boxes, score = boxes[working[begin:end]], score[working[begin:end]]
+    return np.array(chosen, np.int64), np.array(final, np.float32)
+
+
+def _factors(cols: Tensor, boxes: np.ndarray, score: np.ndarray, memory: Tensor, method: int,
+             threshold: np.float32, sigma: np.float32, offset: int) -> dict[int, np.ndarray]:
+    """Return by what some of the boxes change the scores of all, among them the next and the best.
+
+    A box is given and numbered by its position in ``boxes``. Overwrites ``memory`` (3, M); M
+    limits the number of the factors.
+    """
+    count = len(boxes)
+    rows, number = np.arange(count), memory.shape[1] // count
+    if number < count:
+        rows = np.append(_first_best(score), np.argpartition(-score, number - 1)[:number - 1])
+    table = cols.index_select(1, torch.from_numpy(boxes))
+    chosen = table.index_select(1, torch.from_numpy(rows))
+    memory = memory[:, :len(rows) * count].view(3, len(rows), count)
+    overlap = overlaps(chosen[:, :, None], table[:, None], offset, memory)
+    acts, decayed = _decay(overlap.numpy().ravel(), method, threshold, sigma)
+    factors = memory[1].fill_(1).numpy()
+    factors.ravel()[acts] = decayed
+    return dict(zip(rows.tolist(), factors))
 
 
 def _first_best(score: np.ndarray) -> int:
@@ -419,7 +470,7 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
         require(not tensor.is_cuda, 'softnms', f'{name} must be on the CPU, {describe(tensor)}')
     threshold, width, least = map(np.float32, (iou_threshold, sigma, min_score))
     with np.errstate(all='ignore'):
-        kept, final = _soft(columns(boxes.detach(), offset).numpy(), scores.detach().numpy(),
+        kept, final = _soft(columns(boxes.detach(), offset), scores.detach().numpy(),
                             method, threshold, width, least, offset)
     chosen = torch.from_numpy(kept)
     dets[:len(chosen), :4] = boxes.detach()[chosen]

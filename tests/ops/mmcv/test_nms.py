@@ -43,6 +43,38 @@ def naive_nms(boxes, scores, threshold, offset=0):
     return kept
 
 
+def naive_soft_nms(boxes, scores, threshold, sigma, least, method, offset):
+    """Compute the definition, in loops over boxes that change places, in float32."""
+    rows = [(*box, score, index) for index, (box, score) in enumerate(zip(boxes, scores))]
+    one, zero, begin = np.float32(offset), np.float32(0), 0
+
+    def area(box):
+        return (box[2] - box[0] + one) * (box[3] - box[1] + one)
+
+    while begin < len(rows):
+        best = begin
+        for i in range(begin + 1, len(rows)):
+            best = i if rows[best][4] < rows[i][4] else best
+        rows[begin], rows[best] = rows[best], rows[begin]
+        a, begin, i = rows[begin], begin + 1, begin + 1
+        while i < len(rows):
+            b = rows[i]
+            size = [np.minimum(b[k + 2], a[k + 2]) - np.maximum(b[k], a[k]) + one for k in (0, 1)]
+            inter = np.maximum(size[0], zero) * np.maximum(size[1], zero)
+            overlap, score = inter / (area(b) + area(a) - inter), b[4]
+            if method == 2 and overlap != 0:
+                score *= np.float32(np.exp(np.float64(-(overlap * overlap) / sigma)))
+            elif method < 2 and overlap >= threshold:
+                score *= np.float32(1) - overlap if method else zero
+            rows[i] = (*b[:4], score, b[5])
+            if score < least:
+                rows[i] = rows[-1]
+                rows.pop()
+            else:
+                i += 1
+    return [row[5] for row in rows], [row[4] for row in rows]
+
+
 def matched(boxes, scores, threshold):
     groups = nms_match(torch.cat([boxes, scores[:, None]], 1), threshold)
     return torch.tensor([len(group) for group in groups]), torch.cat(groups)
@@ -217,6 +249,29 @@ def test_soft_nms_with_scores_at_the_limit_is_mmcvs(ours_and_theirs, method, lev
     ours, expected = ours_and_theirs(soft_nms, boxes, scores, 0.3, 0.5, least, method)
     for a, b in zip(ours, expected):
         assert torch.equal(a, b)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2 ** 32), st.sampled_from([1, 2, 9, 40]), st.integers(0, 2),
+       st.integers(0, 1), st.sampled_from([0., 0.3, 1., NAN]), st.sampled_from([0.5, 1e-6, -1.]),
+       st.sampled_from([1e-3, 0.3, 0., -0.2, -INF, INF, NAN]), st.sampled_from([1, 99, 1 << 16]))
+def test_soft_nms_is_the_definition(seed, count, method, offset, threshold, sigma, least, tile):
+    """Of any boxes and scores, also where the factors of few boxes only are computed together."""
+    random = np.random.default_rng(seed)
+    boxes = degenerate(random, count)
+    scores = random.choice([0., -0., 0.25, 1 / 3, -0.5, NAN, INF, -INF], count).astype(np.float32)
+    if seed % 2:
+        scores = random.random(count, np.float32)
+    parameters = [np.float32(number) for number in (threshold, sigma, least)]
+    with np.errstate(all='ignore'):
+        expected, final = naive_soft_nms(boxes, scores, *parameters, method, offset)
+    dets = torch.empty(count, 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(kernels.TILE, 'cpu', tile)
+        kept = kernels.softnms(torch.from_numpy(boxes), torch.from_numpy(scores), dets, threshold,
+                               sigma, least, method, offset)
+    assert kept.tolist() == expected
+    np.testing.assert_array_equal(dets[:len(kept), 4].numpy(), np.array(final, np.float32))
 
 
 def test_soft_nms_follows_the_working_order_once_a_tie_appears():
