@@ -8,7 +8,7 @@ broken by lower index, NaN scores come first, and a NaN box neither drops a box 
 Every NMS keeps the best box, drops those that conflict with it, and goes on with the next, with its
 own definition of a conflict. The result is unique, so it may be computed in blocks on any device
 (:func:`greedy`) or from a list of conflicting pairs (:func:`greedy_pairs`). On a CPU only boxes
-that are close along both axes are compared (:func:`keep_cpu`): ``batched_nms`` moves boxes of
+that are close along one axis are compared (:func:`keep_cpu`): ``batched_nms`` moves boxes of
 different classes apart, and boxes that overlap by more than a threshold have similar left edges.
 
 Soft-NMS lowers the scores of the boxes that the best one overlaps. They have a working order there:
@@ -17,7 +17,6 @@ dropped one, and of equal scores the first in this order is chosen.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Callable
 
 import numpy as np
@@ -25,7 +24,17 @@ import torch
 from torch import Tensor
 
 from ..contract import describe, require, require_dtype, require_tensor
-from .box_iou import QUADRI, ROTATED, TILE, BoxKind, columns, exceeds, overlap_matrix
+from .box_iou import (
+    QUADRI,
+    ROTATED,
+    TILE,
+    BoxKind,
+    columns,
+    exceeds,
+    host_overlaps,
+    overlap_matrix,
+    overlaps,
+)
 
 # The conflicts of boxes (rows) with others (columns), given by rank, as a bool matrix.
 Conflicts = Callable[[Tensor, Tensor], Tensor]
@@ -39,6 +48,16 @@ def rank(scores: Tensor) -> Tensor:
     torch sorts NaN above every number, and so do mmcv's kernels.
     """
     return torch.sort(scores.detach(), dim=0, descending=True, stable=True).indices
+
+
+def _rank_on_host(scores: Tensor) -> np.ndarray:
+    """Compute :func:`rank` on a CPU, with NumPy's sort where it is the same: it starts faster."""
+    if scores.dtype == torch.float32:
+        worst_first = np.negative(scores.detach().numpy())
+        order: np.ndarray = worst_first.argsort(kind='stable')
+        if not np.isnan(worst_first[order[-1]]):  # NumPy sorts NaN behind all numbers
+            return order
+    return rank(scores).numpy()
 
 
 def _resolve_rounds(conflicts: Tensor) -> Tensor:
@@ -104,7 +123,9 @@ def greedy(count: int, conflicts: Conflicts, device: torch.device, block: int) -
 
 def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return ranks of the kept boxes, given all conflicting pairs (``first`` < ``second``)."""
-    by_first = first.argsort(kind='stable')
+    if not len(first):
+        return np.arange(count)
+    by_first = first.argsort()
     flags = bytearray(b'\1') * count
     for better, worse in zip(first.take(by_first).tolist(), second.take(by_first).tolist()):
         if flags[better]:
@@ -114,13 +135,16 @@ def greedy_pairs(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarra
 
 # Boxes decided at a time, by device: early drops pay on a CPU, synchronizations cost on CUDA.
 BLOCK = {'cpu': 256, 'cuda': 4096}
-# Close pairs per box from which on blocks are faster: crowds, most of which the first block drops.
-_CLOSE = 32
+# Conflicts above which blocks are faster, for each box and in all: few boxes of a crowd are kept.
+_CROWD, _CROWD_ALLOWED = 8, 8192
+# Boxes, ordered by their left edges, that are compared with those behind them at a time.
+_PART = 256
 # Rounding moves a float32 overlap of at least _LEAST by less than _SLACK of itself.
 _SLACK = 1e-5
 _LEAST = 0.01
 # Smaller areas are not normal float32 numbers, so their rounding is not bounded.
 _TINY_AREA = 1e-30
+
 
 def dense_conflicts(cols: Tensor, threshold: float, offset: int, equal: bool = False) -> Conflicts:
     """Return the conflicts of columns (5, N), for :func:`mmrepro.ops.mmcv.nms.greedy`."""
@@ -134,49 +158,78 @@ def dense_conflicts(cols: Tensor, threshold: float, offset: int, equal: bool = F
     return conflicts
 
 
-def keep_cpu(cols: Tensor, threshold: float, offset: int) -> Tensor:
-    """Return ranks of the kept boxes, given their columns (5, N) by rank, on a CPU."""
-    (x1, y1, x2, y2, area), count = cols.numpy(), cols.shape[1]
-    # all boxes are finite, none is inverted, and rounding is bounded for all
-    ordinary = (np.isfinite(cols.numpy()).all() and (x1 <= x2).all() and (y1 <= y2).all()
-                and ((area == 0) | (area > _TINY_AREA)).all())
-    left = _CLOSE * count if threshold >= _LEAST and ordinary else -1
-    first, second = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for a, b in _close_pairs(cols.numpy(), threshold, offset) if left >= 0 else ():
-        left -= len(a)
-        if left < 0:
-            break
-        boxes, others = (cols.index_select(1, torch.from_numpy(ranks)) for ranks in (a, b))
-        hit = exceeds(boxes, others, threshold, offset).numpy()
-        first.append(np.minimum(a[hit], b[hit]))
-        second.append(np.maximum(a[hit], b[hit]))
-    if left < 0:
-        return greedy(count, dense_conflicts(cols, threshold, offset), cols.device, BLOCK['cpu'])
-    return torch.from_numpy(greedy_pairs(count, np.concatenate(first), np.concatenate(second)))
+def keep_cpu(boxes: np.ndarray, threshold: float, offset: int) -> np.ndarray:
+    """Return ranks of the kept boxes, given all boxes (N, 4) by rank, on a CPU."""
+    if threshold >= 0:
+        pairs = _conflicting_pairs(boxes, threshold, offset)
+        if pairs is not None:
+            return greedy_pairs(len(boxes), *pairs)
+    cols = columns(torch.from_numpy(boxes), offset)
+    conflicts = dense_conflicts(cols, threshold, offset)
+    return greedy(len(boxes), conflicts, cols.device, BLOCK['cpu']).numpy()
 
 
-def _close_pairs(cols: np.ndarray, threshold: float, offset: int
-                 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pairs of ranks that may overlap by more than ``threshold``, a bounded number each.
+def _conflicting_pairs(boxes: np.ndarray, threshold: float, offset: int
+                       ) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return all conflicting pairs of ranks, the better ranks first; None if they are a crowd.
 
-    An overlap above t needs an overlap above t on each axis; intervals do not overlap that much if
-    the second begins more than (1 - t) lengths of the first to its right.
+    A box meets only those to its right that begin before it ends. So boxes are ordered by their
+    left edges, and each is compared with the next one, the one after that, and so on.
     """
-    ranks = cols[0].argsort()
-    x1, y1, x2, y2 = cols[:4, ranks].astype(np.float64)
-    share = 1 - threshold * (1 - _SLACK)
-    lowest = y1 + share * (y2 - y1 + offset)
-    # the next boxes by left edge that are close to each
-    counts = x1.searchsorted(x1 + share * (x2 - x1 + offset), 'right') - np.arange(1, len(x1) + 1)
-    ends = counts.cumsum()
-    cuts = ends.searchsorted(np.arange(TILE['cpu'], ends[-1], TILE['cpu']))
-    for boxes in np.split(np.arange(len(x1)), cuts):
-        count = counts[boxes]
-        first = boxes.repeat(count)
-        second = first + 1 + np.arange(len(first)) - (count.cumsum() - count).repeat(count)
-        near = (y1.take(second) <= lowest.take(first)) & (y1.take(first) <= lowest.take(second))
-        near = near.nonzero()[0]
-        yield ranks.take(first.take(near)), ranks.take(second.take(near))
+    count = len(boxes)
+    by_left = boxes[:, 0].argsort()
+    # what is behind the last box conflicts with nothing
+    table = np.empty((5, 2 * count), np.float32)
+    table[:, count:] = np.nan
+    table[:4, :count] = boxes.take(by_left, 0).T
+    size = table[2:4] - table[:2]
+    if offset:
+        size += np.float32(offset)
+    np.multiply(size[0], size[1], out=table[4])
+    ends = table[0, :count].searchsorted(_reaches(table[:, :count], threshold, offset), 'right')
+    distances = ends - np.arange(1, count + 1)
+    row, step = table.strides
+    limit = np.float32(threshold)
+    first, second, left = [], [], _CROWD_ALLOWED
+    for start in range(0, count, _PART):
+        part = table[:, None, start:min(start + _PART, count)]
+        number = part.shape[2]
+        last = int(distances[start:start + number].max())
+        left += _CROWD * number
+        for nearest in range(1, last + 1, TILE['cpu'] // _PART):
+            shape = 5, min(last + 1 - nearest, TILE['cpu'] // _PART), number
+            # row k of a column holds the boxes that are nearest + k behind those of the part
+            behind = np.ndarray(shape, np.float32, table, (start + nearest) * step,
+                                (row, step, step))
+            hits = (host_overlaps(part, behind, offset) > limit).ravel().nonzero()[0]
+            if not len(hits):
+                continue
+            left -= len(hits)
+            if left < 0:
+                return None
+            further, here = np.divmod(hits, number)
+            further += here
+            first.append(by_left[start:].take(here))
+            second.append(by_left[start + nearest:].take(further))
+    if not first:
+        return by_left[:0], by_left[:0]
+    a, b = np.concatenate(first), np.concatenate(second)
+    return np.minimum(a, b), np.maximum(a, b)
+
+
+def _reaches(table: np.ndarray, threshold: float, offset: int) -> np.ndarray:
+    """Return how far right a box may begin that conflicts with each of columns (5, N)."""
+    low, high, area = table[:2], table[2:4], table[4]
+    reach: np.ndarray = high[0].astype(np.float64)
+    reach += offset
+    if threshold < _LEAST or len(reach) <= _PART:
+        return reach
+    # all boxes are finite, none is inverted, and rounding is bounded for all
+    if (np.isfinite(table).all() and (low <= high).all()
+            and ((area == 0) | (area > _TINY_AREA)).all()):
+        # an overlap above t needs an overlap above t along the axis
+        reach -= threshold * (1 - _SLACK) * (reach - low[0])
+    return reach
 
 
 # mmcv's rotated kernels drop a box whose overlap equals the threshold on a CPU, but not on CUDA.
@@ -207,14 +260,14 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         return torch.empty(0, dtype=torch.long, device=boxes.device)
     check(boxes, scores)
     threshold = float(np.float32(iou_threshold))
-    order = rank(scores)
-    cols = columns(boxes.detach()[order], offset)
-    if cols.is_cuda:
-        kept = greedy(len(order), dense_conflicts(cols, threshold, offset), cols.device,
-                      BLOCK['cuda'])
-    else:
-        kept = keep_cpu(cols, threshold, offset)
-    return order[kept]
+    if boxes.is_cuda:
+        order = rank(scores)
+        conflicts = dense_conflicts(columns(boxes.detach()[order], offset), threshold, offset)
+        return order[greedy(len(order), conflicts, boxes.device, BLOCK['cuda'])]
+    ranked = _rank_on_host(scores)
+    with np.errstate(all='ignore'):
+        kept = keep_cpu(boxes.detach().numpy().take(ranked, 0), threshold, offset)
+    return torch.from_numpy(ranked.take(kept))
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
@@ -305,42 +358,83 @@ def _decay(overlap: np.ndarray, method: int, threshold: np.float32, sigma: np.fl
     return acts, np.exp(exponent, dtype=np.float64).astype(np.float32)
 
 
-def _soft(cols: np.ndarray, scores: np.ndarray, method: int, threshold: np.float32,
-          sigma: np.float32, least: np.float32, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the boxes that stay, in the order in which they are chosen, and their scores."""
-    # by position; with x1 and y1 negated, one minimum gives all corners that meet
-    table = cols.copy()
-    table[:2] *= -1
-    score, box = scores.copy(), np.arange(len(scores))
-    position, count = 0, len(box)
-    while position < count:
-        best = position + _first_best(score[position:count])
-        chosen = table[:, best, None].copy()
-        table[:, best] = table[:, position]  # the entry of a chosen box is not read again
-        for values in (score, box):
-            values[position], values[best] = values[best], values[position]
-        position += 1
-        others = table[:, position:count]
-        meet = np.minimum(others[:4], chosen[:4])
-        size = meet[2:]
-        size += meet[:2]
-        if offset:
-            size += np.float32(offset)
-        np.maximum(size, 0, out=size)
-        inter = size[0] * size[1]
-        overlap = inter / (others[4] + chosen[4] - inter)
-        acts, factors = _decay(overlap, method, threshold, sigma)
-        score[position + acts] *= factors
-        gone = (score[position:count] < least).nonzero()[0]
-        if len(gone):
-            gone += position
-            left = count - len(gone)
-            # the last boxes that stay, from the end, fill the positions of those that are dropped
-            moved = np.setdiff1d(np.arange(left, count), gone)[::-1]
-            for values in (table, score, box):
-                values[..., gone[gone < left]] = values[..., moved]
-            count = left
-    return box[:count], score[:count]
+def _soft(cols: Tensor, scores: np.ndarray, method: int, threshold: np.float32, sigma: np.float32,
+          least: np.float32, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the boxes that stay, in the order in which they are chosen, and their scores.
+
+    The factors by which the best boxes change the scores of all are computed together. They serve
+    until a box is chosen that was not one of them.
+    """
+    boxes, score = np.arange(len(scores)), scores.copy()
+    memory = cols.new_empty(3, max(TILE['cpu'], len(scores)))  # reused: fresh pages take time
+    chosen: list[int] = []
+    final: list[np.float32] = []
+    # the score of decided boxes: less than that of all others, also where a factor is 0
+    decided = np.float32(0 if least > 0 else -np.inf)
+    while len(boxes):
+        factors = _factors(cols, boxes, score, memory, method, threshold, sigma, offset)
+        # the working order, and the position of each box in it
+        working, position = list(range(len(boxes))), list(range(len(boxes)))
+        undecided = np.ones(len(boxes), bool)
+        begin, end = 0, len(boxes)
+        while begin < end:
+            best = int(score.argmax())
+            value = score[best]
+            score[best] = decided
+            if not value > score[score.argmax()]:  # equal scores, or NaN
+                score[best] = value
+                best = working[begin + _first_best(score[working[begin:end]])]
+                value = score[best]
+                score[best] = decided
+            if best not in factors:
+                score[best] = value
+                break
+            chosen.append(boxes[best])
+            final.append(value)
+            undecided[best] = False
+            first = working[begin]
+            working[position[best]], position[first] = first, position[best]
+            begin += 1
+            score *= factors[best]
+            if least <= 0:
+                score[~undecided] = decided
+            if np.count_nonzero(score >= least) != end - begin:
+                low = score < least
+                low &= undecided
+                gone = low.nonzero()[0]
+                undecided[gone], score[gone] = False, decided
+                # the last box that stays fills the position of each that is dropped
+                for place in sorted([position[box] for box in gone.tolist()]):
+                    while begin < end and low[working[end - 1]]:
+                        end -= 1
+                    if place >= end:
+                        break
+                    end -= 1
+                    working[place] = working[end]
+                    position[working[place]] = place
+        boxes, score = boxes[working[begin:end]], score[working[begin:end]]
+    return np.array(chosen, np.int64), np.array(final, np.float32)
+
+
+def _factors(cols: Tensor, boxes: np.ndarray, score: np.ndarray, memory: Tensor, method: int,
+             threshold: np.float32, sigma: np.float32, offset: int) -> dict[int, np.ndarray]:
+    """Return by what some of the boxes change the scores of all, among them the next and the best.
+
+    A box is given and numbered by its position in ``boxes``. Overwrites ``memory`` (3, M); M
+    limits the number of the factors.
+    """
+    count = len(boxes)
+    rows, number = np.arange(count), memory.shape[1] // count
+    if number < count:
+        rows = np.append(_first_best(score), np.argpartition(-score, number - 1)[:number - 1])
+    table = cols.index_select(1, torch.from_numpy(boxes))
+    chosen = table.index_select(1, torch.from_numpy(rows))
+    memory = memory[:, :len(rows) * count].view(3, len(rows), count)
+    overlap = overlaps(chosen[:, :, None], table[:, None], offset, memory)
+    acts, decayed = _decay(overlap.numpy().ravel(), method, threshold, sigma)
+    factors = memory[1].fill_(1).numpy()
+    factors.ravel()[acts] = decayed
+    return dict(zip(rows.tolist(), factors))
 
 
 def _first_best(score: np.ndarray) -> int:
@@ -376,7 +470,7 @@ def softnms(boxes: Tensor, scores: Tensor, dets: Tensor, iou_threshold: float, s
         require(not tensor.is_cuda, 'softnms', f'{name} must be on the CPU, {describe(tensor)}')
     threshold, width, least = map(np.float32, (iou_threshold, sigma, min_score))
     with np.errstate(all='ignore'):
-        kept, final = _soft(columns(boxes.detach(), offset).numpy(), scores.detach().numpy(),
+        kept, final = _soft(columns(boxes.detach(), offset), scores.detach().numpy(),
                             method, threshold, width, least, offset)
     chosen = torch.from_numpy(kept)
     dets[:len(chosen), :4] = boxes.detach()[chosen]

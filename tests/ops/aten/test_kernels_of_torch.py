@@ -60,6 +60,24 @@ def test_topk_takes_the_lower_index(dtype, dim, largest):
 
 
 @pytest.mark.parametrize('largest', [True, False])
+@pytest.mark.parametrize('levels', [4, 60, 1 << 20])
+@pytest.mark.parametrize('special', [(), (float('inf'), -float('inf'), -0.), (float('nan'),)])
+def test_topk_with_ties_at_the_limit_or_before_it(levels, largest, special):
+    random = torch.Generator().manual_seed(levels)
+    for trial in range(20):
+        x = (torch.rand(2, 50, 3, generator=random) * levels).floor() / levels
+        for value in special:
+            x[torch.rand(x.shape, generator=random) < 0.04] = value
+        for dtype in (torch.float32, torch.float64):
+            expected = by_index(x.to(dtype), 1, largest)
+            k = 1 + (7 * trial) % 50
+            values, indices = selection.topk(x.to(dtype), k, 1, largest)
+            assert torch.equal(indices, expected.narrow(1, 0, k))
+            torch.testing.assert_close(values, x.to(dtype).gather(1, indices), equal_nan=True,
+                                       rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('largest', [True, False])
 def test_topk_of_nan_and_infinity(largest):
     x = torch.tensor([1., float('nan'), float('inf'), -float('inf'), -float('nan'), float('inf'),
                       -0., 0., float('nan'), 1e-45, -1e-45, 3e38])

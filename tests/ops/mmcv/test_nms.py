@@ -43,6 +43,38 @@ def naive_nms(boxes, scores, threshold, offset=0):
     return kept
 
 
+def naive_soft_nms(boxes, scores, threshold, sigma, least, method, offset):
+    """Compute the definition, in loops over boxes that change places, in float32."""
+    rows = [(*box, score, index) for index, (box, score) in enumerate(zip(boxes, scores))]
+    one, zero, begin = np.float32(offset), np.float32(0), 0
+
+    def area(box):
+        return (box[2] - box[0] + one) * (box[3] - box[1] + one)
+
+    while begin < len(rows):
+        best = begin
+        for i in range(begin + 1, len(rows)):
+            best = i if rows[best][4] < rows[i][4] else best
+        rows[begin], rows[best] = rows[best], rows[begin]
+        a, begin, i = rows[begin], begin + 1, begin + 1
+        while i < len(rows):
+            b = rows[i]
+            size = [np.minimum(b[k + 2], a[k + 2]) - np.maximum(b[k], a[k]) + one for k in (0, 1)]
+            inter = np.maximum(size[0], zero) * np.maximum(size[1], zero)
+            overlap, score = inter / (area(b) + area(a) - inter), b[4]
+            if method == 2 and overlap != 0:
+                score *= np.float32(np.exp(np.float64(-(overlap * overlap) / sigma)))
+            elif method < 2 and overlap >= threshold:
+                score *= np.float32(1) - overlap if method else zero
+            rows[i] = (*b[:4], score, b[5])
+            if score < least:
+                rows[i] = rows[-1]
+                rows.pop()
+            else:
+                i += 1
+    return [row[5] for row in rows], [row[4] for row in rows]
+
+
 def matched(boxes, scores, threshold):
     groups = nms_match(torch.cat([boxes, scores[:, None]], 1), threshold)
     return torch.tensor([len(group) for group in groups]), torch.cat(groups)
@@ -101,15 +133,49 @@ def test_every_way_to_sweep_gives_the_same_boxes(monkeypatch):
         conflicts = kernels.dense_conflicts(cols, float(np.float32(0.4)), 0)
         found = {'blocks': kernels.greedy(400, conflicts, device, 64),
                  'one block': kernels.greedy(400, conflicts, device, 400)}
-        for name, close in (('listed', 400), ('dense', 0)):
-            monkeypatch.setattr(kernels, '_CLOSE', close)
-            found[name] = kernels.keep_cpu(cols, float(np.float32(0.4)), 0)
+        ranked = boxes[kernels.rank(scores)].numpy()
+        for name, allowed in (('listed', 1 << 20), ('dense', -1 << 20)):
+            monkeypatch.setattr(kernels, '_CROWD_ALLOWED', allowed)
+            found[name] = torch.from_numpy(kernels.keep_cpu(ranked, float(np.float32(0.4)), 0))
         monkeypatch.setattr(kernels, 'resolve', kernels._resolve_rounds)
         found['rounds'] = kernels.greedy(400, conflicts, device, 64)
         monkeypatch.undo()
         order = kernels.rank(scores)
         for name, kept in found.items():
             assert order[kept].tolist() == expected, (crowd, name)
+
+
+def degenerate(random, count):
+    """Boxes of few sizes or many, some of them equal, inverted, huge, tiny, infinite or NaN."""
+    corner = random.random((count, 2)) * 10 ** random.uniform(0.3, 3.5)
+    boxes = np.concatenate([corner, corner + random.random((count, 2)) * 60], 1)
+    if random.random() < 0.5:
+        boxes = boxes.round()
+    boxes = (boxes * 10. ** random.choice([-30, -22, 0, 0, 0, 18])).astype(np.float32)
+    boxes += np.float32(random.choice([0, 0, 2 ** 24]))
+    for share in random.choice([0, 0.1], 3):
+        chosen = random.random(count) < share
+        boxes[chosen] = boxes[chosen][:, [2, 3, 0, 1]]
+        boxes[chosen, random.integers(4)] = random.choice([NAN, INF, -INF, 0, -0., 1e38, 1e-40])
+        boxes[random.random(count) < share] = boxes[0]
+    return boxes
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2 ** 32), st.sampled_from([1, 2, 7, 100, 256, 257, 600]), st.integers(0, 1),
+       st.sampled_from([-0.1, 0., 1e-30, 0.005, 0.01, 1 / 3, 0.5, 0.7, 1., 1.5, INF, NAN]))
+def test_listed_conflicts_keep_the_boxes_that_blocks_keep(seed, count, offset, threshold):
+    random = np.random.default_rng(seed)
+    boxes = torch.from_numpy(degenerate(random, count))
+    scores = random.choice([0., -0., 0.25, NAN], count).astype(np.float32)
+    if seed % 2:
+        scores = random.random(count, np.float32)
+    scores = torch.from_numpy(scores)
+    order = kernels.rank(scores)
+    conflicts = kernels.dense_conflicts(kernels.columns(boxes[order], offset),
+                                        float(np.float32(threshold)), offset)
+    expected = order[kernels.greedy(count, conflicts, order.device, 256)]
+    assert kernels.nms(boxes, scores, threshold, offset).tolist() == expected.tolist()
 
 
 def test_conflicts_are_settled_in_rounds():
@@ -183,6 +249,29 @@ def test_soft_nms_with_scores_at_the_limit_is_mmcvs(ours_and_theirs, method, lev
     ours, expected = ours_and_theirs(soft_nms, boxes, scores, 0.3, 0.5, least, method)
     for a, b in zip(ours, expected):
         assert torch.equal(a, b)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2 ** 32), st.sampled_from([1, 2, 9, 40]), st.integers(0, 2),
+       st.integers(0, 1), st.sampled_from([0., 0.3, 1., NAN]), st.sampled_from([0.5, 1e-6, -1.]),
+       st.sampled_from([1e-3, 0.3, 0., -0.2, -INF, INF, NAN]), st.sampled_from([1, 99, 1 << 16]))
+def test_soft_nms_is_the_definition(seed, count, method, offset, threshold, sigma, least, tile):
+    """Of any boxes and scores, also where the factors of few boxes only are computed together."""
+    random = np.random.default_rng(seed)
+    boxes = degenerate(random, count)
+    scores = random.choice([0., -0., 0.25, 1 / 3, -0.5, NAN, INF, -INF], count).astype(np.float32)
+    if seed % 2:
+        scores = random.random(count, np.float32)
+    parameters = [np.float32(number) for number in (threshold, sigma, least)]
+    with np.errstate(all='ignore'):
+        expected, final = naive_soft_nms(boxes, scores, *parameters, method, offset)
+    dets = torch.empty(count, 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(kernels.TILE, 'cpu', tile)
+        kept = kernels.softnms(torch.from_numpy(boxes), torch.from_numpy(scores), dets, threshold,
+                               sigma, least, method, offset)
+    assert kept.tolist() == expected
+    np.testing.assert_array_equal(dets[:len(kept), 4].numpy(), np.array(final, np.float32))
 
 
 def test_soft_nms_follows_the_working_order_once_a_tie_appears():
