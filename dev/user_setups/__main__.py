@@ -27,7 +27,8 @@ PAGE = ROOT / 'docs' / 'evidence' / 'user-setups.md'
 RESULTS = ROOT / 'docs' / 'results' / 'user_setups.json'
 FAMILIES = ('samples', 'loading', 'steps', 'chance', 'optimization', 'hooks', 'reshaping',
             'validations', 'resumes', 'virtual_ranks', 'settings', 'averages', 'kept',
-            'set_by_hooks', 'stores', 'moments', 'recipes', 'programs')
+            'set_by_hooks', 'stores', 'moments', 'recipes', 'programs', 'techniques',
+            'surroundings')
 
 
 def load() -> None:

@@ -199,7 +199,8 @@ def _not_built(argument: str, loader: Any, annotations: _Annotations, error: Exc
     file, empty = '', None
     for frame, _ in _frames(error):
         owner = frame.f_locals.get('self')
-        if isinstance(owner, (DataLoader, Sampler)):  # the dataset is built by then
+        # the dataset is built by then; the second is a variable of MMEngine's build_dataloader()
+        if isinstance(owner, (DataLoader, Sampler)) or 'sampler_cfg' in frame.f_locals:
             return f'{argument} cannot be built: {summary(error)} ({where_raised(error)})'
         if hasattr(type(owner), '__getitem__') and hasattr(owner, 'ann_file'):
             name, file = type(owner).__name__, str(owner.ann_file)

@@ -5,8 +5,8 @@ import cv2
 import numpy as np
 import pytest
 from mmdet.registry import TRANSFORMS
-from mmengine.dataset import BaseDataset
-from mmengine.registry import DATASETS
+from mmengine.dataset import BaseDataset, DefaultSampler
+from mmengine.registry import DATA_SAMPLERS, DATASETS
 from mmengine.runner import Runner
 from small_runs import config
 
@@ -150,6 +150,25 @@ def test_a_setting_of_the_loader_is_no_fault_of_the_dataset(tmp_path):
     cfg = runner(tmp_path).cfg
     cfg.train_dataloader.batch_size = 0
     with pytest.raises(DatasetError, match='^train_dataloader cannot be built: .*batch_size=0'):
+        Runner.from_cfg(cfg).train()
+
+
+@DATA_SAMPLERS.register_module(force=True)
+class TakesNoSettings(DefaultSampler):
+    def __init__(self, dataset):
+        super().__init__(dataset)
+
+
+@pytest.mark.parametrize('setting, text', [
+    (dict(sampler=dict(type='TakesNoSettings', shuffle=True)), "argument 'shuffle'"),
+    (dict(sampler=dict(type='TakesNoSettings', seed=1)), 'TypeError'),
+    (dict(collate_fn=dict(type='NotRegistered')), 'callable'),
+    (dict(batch_sampler=dict(type='mmdet.AspectRatioBatchSampler', drop=1)), "argument 'drop'")])
+def test_another_part_of_the_loader_is_no_fault_of_the_dataset(setting, text, tmp_path):
+    coco(tmp_path)
+    cfg = runner(tmp_path).cfg
+    cfg.train_dataloader.update(setting)
+    with pytest.raises(DatasetError, match=f'^train_dataloader cannot be built: .*{text}'):
         Runner.from_cfg(cfg).train()
 
 
