@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -376,6 +377,16 @@ def test_a_run_of_objects_says_why_it_is_not_witnessed(tmp_path):
 def test_hooks_that_are_given_as_objects_are_named(name, hooks, tmp_path):
     made = witnessed.Runner(**{**config(tmp_path), **hooks})
     assert made.lifecycle.witness.not_tried.startswith(f'{name} is an object of mmengine.hooks.')
+
+
+def test_a_step_that_code_has_compiled_is_not_compiled_again(tmp_path):
+    runner = witnessed.Runner.from_cfg(config(tmp_path))
+    step = runner.model.train_step
+    runner.model.train_step = partial(step)
+    runner.model.train_step._torchdynamo_orig_callable = step  # as torch.compile leaves it
+    runner.train()
+    last = log_of(tmp_path).strip().splitlines()[-1]
+    assert 'no resume was tried (a second process would compile the model again)' in last, last
 
 
 class AddsNoise(Hook):

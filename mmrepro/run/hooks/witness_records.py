@@ -28,7 +28,7 @@ from torch import nn
 
 from ...distributed import agreement
 from ...distributed.scheduler import current
-from ...distributed.unwrap import named_hooks, optim_wrappers, unwrap
+from ...distributed.unwrap import is_compiled, named_hooks, optim_wrappers, unwrap
 from ...facts.known_hooks import WATCHES, is_known, plays
 from ...fingerprint import schema
 from ...fingerprint.digest import SCHEME, hex_of, value_digest
@@ -106,7 +106,7 @@ class WitnessRecords(FingerprintHook):
 
     def before_train(self, runner: Any) -> None:
         # its hook of the optimizer would be compiled as part of the step
-        self._is_off = hasattr(runner.model.train_step, '_torchdynamo_orig_callable')
+        self._is_off = is_compiled(runner.model)
         if not self._is_off:
             super().before_train(runner)
 
@@ -296,27 +296,25 @@ def _text(value: Any) -> str:
     return f'{kind} {tuple(value.shape)} {content}'
 
 
-def begin_witness(runner: Any, witness: Witness, records: WitnessRecords, worker_seed: str,
+def begin_witness(runner: Any, witness: Witness, records: WitnessRecords,
                   by_code: Sequence[Hook], resumed_from: str | None) -> None:
     """Decide what the witness of a run tries, and note the first iterations.
 
     Args:
         runner: its training begins.
         witness, records: those of the run.
-        worker_seed: the setting of the run.
         by_code: hooks that were registered after the runner was built.
         resumed_from: the checkpoint that the run resumes from.
     """
     reason = ''
     if get_world_size() > 1 and current() is None:
         reason = 'a witness is one process, and this run has several without virtual ranks'
-    elif runner.cfg.get('compile') and hasattr(
-            runner.model.train_step, '_torchdynamo_orig_callable'):
+    elif is_compiled(runner.model):
         reason = 'a second process would compile the model again'
     elif sys.platform != 'linux':
         reason = 'a witness needs Linux'
-    elif worker_seed != 'sample':
-        reason = f'randomness.worker_seed={worker_seed!r}'
+    elif runner.repro.worker_seed != 'sample':
+        reason = f'randomness.worker_seed={runner.repro.worker_seed!r}'
     witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
                   is_main_process(), records.attributes, records.attributes_after, records.own,
                   resumed_from if runner.iter else None,
