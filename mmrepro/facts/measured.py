@@ -130,7 +130,7 @@ def effect(package: str, then: Any, now: Any, *runs: Mapping[str, Any]) -> Effec
     for run in runs:
         outputs = _outputs(run)
         for part in _called_parts(package, run):
-            rows = _rows(table, part)
+            rows = [row for name, row in table['parts'].items() if _covers(name, row, part)]
             different = _different(rows, outputs, places)
             if different:
                 changed.setdefault(part.type, set()).update(different)
@@ -199,11 +199,6 @@ def _type(name: str) -> str:
     'Rotate'
     """
     return name.partition('(')[0]
-
-
-def _rows(table: Mapping[str, Any], part: _Part) -> list[Mapping[str, Any]]:
-    """Return the rows of a package that hold for a part with its settings."""
-    return [row for name, row in table['parts'].items() if _covers(name, row, part)]
 
 
 def _covers(name: str, row: Mapping[str, Any], part: _Part) -> bool:

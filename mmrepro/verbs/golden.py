@@ -189,8 +189,8 @@ def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[GoldenRecipe]:
                       if os.path.isfile(os.path.join(goldens, name, RECIPE)))
     missing = [name for name in wanted if name not in recorded]
     if missing or not recorded:
-        raise GoldenError(f'{goldens}: no golden {"of " + missing[0] if missing else "at all"}; '
-                          'mmrepro golden record CONFIG makes one')
+        of = f'of {missing[0]}' if missing else 'at all'
+        raise GoldenError(f'{goldens}: no golden {of}; mmrepro golden record CONFIG makes one')
     return [_read_recipe(os.path.join(goldens, name, RECIPE)) for name in wanted or recorded]
 
 
@@ -409,8 +409,7 @@ class KeptBits:
         content['classes'][name] = machine_class(facts)
         content['bits'].setdefault(name, {})[self.test] = self._calls
         self.path.parent.mkdir(exist_ok=True)
-        write_whole(str(self.path),
-                    json.dumps(content, indent=1, sort_keys=True, default=str) + '\n')
+        _write(str(self.path), content)
 
     def _read(self) -> dict[str, Any]:
         if not self.path.exists():

@@ -125,7 +125,8 @@ class WitnessRecords(FingerprintHook):
         super().before_train_iter(runner, batch_idx, data_batch)
         if self._step is None:
             return
-        self._items = item_digests(data_batch)
+        self._items = {path or 'batch': hex_of(int(value_digest(item)))
+                       for path, item in _leaves(data_batch)}
         if self._notes_attributes:
             self._notes_attributes = False
             self.attributes[runner.iter] = attribute_texts(runner, self.own)
@@ -150,7 +151,7 @@ class WitnessRecords(FingerprintHook):
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
         if batch_idx < VAL_BATCHES:
-            self._predictions.append(prediction_digest(outputs))
+            self._predictions.append(hex_of(int(value_digest(_data_of(outputs)))))
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         self._write_metrics(runner, metrics or {}, **{
@@ -169,12 +170,8 @@ def _forget(noted: dict[int, dict[str, str]]) -> None:
 
 # ------------------------------------------------------------------------------------ digests
 
-def item_digests(batch: Any) -> dict[str, str]:
-    """Return the digests of the parts of a batch by path, such as ``data_samples[0].bboxes``."""
-    return {path or 'batch': hex_of(int(value_digest(item))) for path, item in _leaves(batch)}
-
-
 def _leaves(value: Any, path: str = '', depth: int = MAX_DEPTH) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a batch by path, such as ``data_samples[0].bboxes``."""
     parts: list[tuple[str, Any]] | None = None
     if depth and isinstance(value, Mapping):
         parts = [(f'{path}.{key}' if path else str(key), item) for key, item in value.items()]
@@ -189,12 +186,8 @@ def _leaves(value: Any, path: str = '', depth: int = MAX_DEPTH) -> Iterator[tupl
         yield from _leaves(item, name, depth - 1)
 
 
-def prediction_digest(outputs: Any) -> str:
-    """Return a digest of a model's predictions; of data elements without their metainfo."""
-    return hex_of(int(value_digest(_data_of(outputs))))
-
-
 def _data_of(value: Any) -> Any:
+    """Return predictions with dicts for data elements, without their metainfo."""
     if isinstance(value, (list, tuple)):
         return [_data_of(item) for item in value]
     if isinstance(value, Mapping) or hasattr(value, 'all_items'):
