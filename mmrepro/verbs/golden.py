@@ -121,12 +121,13 @@ def check_goldens(configs: Sequence[str] = (), *, goldens: str = GOLDENS, missin
         if result.golden is None and missing == 'record':
             on_start(f'recorded {record(recipe, goldens, run)}')
     code = DONE
-    if any(result.equal is False for result in results):
+    if any(result.difference for result in results):
         code = DIFFERENT
-    elif missing == 'fail' and any(result.equal is None for result in results):
+    elif missing == 'fail' and any(result.golden is None for result in results):
         code = NOTHING_TO_COMPARE
     return Report('', '', code, data=dict(goldens=[dict(
-        config=result.name, machine=result.class_name, golden=result.golden, equal=result.equal,
+        config=result.name, machine=result.class_name, golden=result.golden,
+        equal=result.equal if result.golden else None,
         iterations=result.iterations, nearest=result.nearest or None,
         difference=result.difference.as_dict() if result.difference else None,
         facts=result.facts) for result in results]))
@@ -157,9 +158,9 @@ class Checked(NamedTuple):
     nearest: str = ''  # the class that differs in the fewest facts
 
     @property
-    def equal(self) -> bool | None:
-        """Whether the bits agree; None without a golden."""
-        return None if self.golden is None else self.difference is None
+    def equal(self) -> bool:
+        """Whether there is a golden, and the bits agree with it."""
+        return self.golden is not None and self.difference is None
 
 
 def machine_class(facts: dict[str, Any]) -> dict[str, Any]:
