@@ -28,7 +28,7 @@ def class_of(module: nn.Module) -> type:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether the ``train_step`` of a model is compiled; what watches it would be, too."""
+    """Whether the ``train_step`` of a model is compiled, and with it what watches the step."""
     return hasattr(model.train_step, '_torchdynamo_orig_callable')
 
 
