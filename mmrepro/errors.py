@@ -1,7 +1,7 @@
 """The exceptions of mmrepro, in one tree, and the exit codes of its commands.
 
-A command of mmrepro prints an :class:`MMReproError` as one line. Any other exception is a bug, or
-an error of the training, and keeps its traceback. The second base of a class is the built-in
+A command of mmrepro prints the message of an :class:`MMReproError`. Any other exception is a bug,
+or an error of the training, and keeps its traceback. The second base of a class is the built-in
 exception that it refines.
 """
 from __future__ import annotations

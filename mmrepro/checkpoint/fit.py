@@ -28,7 +28,13 @@ from mmengine.runner.checkpoint import get_state_dict
 from torch import nn
 
 from ..data import dataset_tree
-from ..distributed.unwrap import class_of, optim_wrappers, param_schedulers, unwrap
+from ..distributed.unwrap import (
+    class_of,
+    names_of_parameters,
+    optim_wrappers,
+    param_schedulers,
+    unwrap,
+)
 from ..errors import CheckpointError, ConfigError
 from ..facts.collect import read_settings, settings_of
 from ..facts.compatibility import ABSENT, CHANGES, FactDifference, inexact, table
@@ -241,7 +247,7 @@ def parts_of(runner: Any) -> dict[str, str]:
     parts.update(_aliases((name, local_part(value).data_ptr()) for name, value in weights.items()
                           if local_part(value).numel() and not nn.parameter.is_lazy(value)))
     parts.update(_aliases((name, id(module)) for name, module in modules.items()))
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = names_of_parameters(model)
     for name, wrapper in optim_wrappers(runner.optim_wrapper).items():
         optimizer, path = wrapper.optimizer, f'optimizer.{name}'.rstrip('.')
         parts[f'{path}.class'] = _name(type(optimizer))

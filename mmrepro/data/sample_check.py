@@ -48,8 +48,6 @@ _LOADED, _REPEATED, _SEEN = 0, 1, 2  # columns of a worker; from _SEEN on, marks
 _NEW_PIPELINES = 16  # pipelines that hooks may bring
 # streams of samples, in the user's words
 _PURPOSES = {'sample': 'training', 'val': 'validation', 'test': 'test'}
-
-
 # may differ in a validation: predictions come from arrays
 _PLAIN = (*PLAIN, np.generic, date, time, timedelta)
 

@@ -65,11 +65,6 @@ def naming_lost_ranks(name: str, failed: Callable[[], str] = str) -> Iterator[No
         raise RankEnded(f'{block.lost()}\n{error}') from error
 
 
-def has_failed() -> bool:
-    """Whether the last block has ended with an error: operations may still be under way."""
-    return _Block.failed
-
-
 def _is_lost_connection(error: BaseException) -> bool:
     # NCCL and the store have classes; gloo names the file of its own that raised
     kinds = tuple(getattr(dist, name) for name in ('DistError', 'DistBackendError')
@@ -171,7 +166,7 @@ def leave_at_exit(groups: Callable[[], Iterable[Any]]) -> None:
 
 
 def _leave(groups: Callable[[], Iterable[Any]]) -> None:
-    if getattr(sys, 'last_value', None) is not None or has_failed():
+    if getattr(sys, 'last_value', None) is not None or _Block.failed:
         return
     for holder, attributes in list(_holders.items()):
         for name in attributes:

@@ -104,11 +104,6 @@ class ProcessState:
                 if name not in now or now[name] is not value:
                     setattr(cls, name, value)
 
-    def end(self) -> None:
-        """Restore the state when all ranks have ended."""
-        self.restore()
-        _classes.clear()
-
     def of_rank(self, number: int, world_size: int) -> ProcessState:
         """Return a copy for a rank that begins.
 
@@ -213,7 +208,8 @@ class Baton:
                 thread.join()
         finally:
             _thread.rank = None
-            start.end()
+            start.restore()
+            _classes.clear()
 
     def _start(self, threads: Sequence[threading.Thread]) -> int:
         """Start the threads; return how many have, which are all unless the ranks have failed."""

@@ -27,6 +27,16 @@ def class_of(module: nn.Module) -> type:
     return kinds[2] if kinds[1].__name__ == 'FSDPModule' else kinds[0]
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the ``train_step`` of a model is compiled, and with it what watches the step."""
+    return hasattr(model.train_step, '_torchdynamo_orig_callable')
+
+
+def names_of_parameters(model: nn.Module) -> dict[int, str]:
+    """Return the names of a model's parameters, by id."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
 def takes_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an optimizer computes the losses itself, by the arguments of its hook before a step.
 

@@ -246,8 +246,9 @@ class Tolerance(NamedTuple):
 
     def verdict(self) -> str:
         if self.unequal is not None:
-            return ('NOT COMPARABLE: {1} differs in iteration {0}, which is the same on every '
-                    'machine: these are trainings on other data'.format(*self.unequal))
+            iteration, field = self.unequal
+            return (f'NOT COMPARABLE: {field} differs in iteration {iteration}, and does not '
+                    'depend on the machine: these are trainings on other data')
         beyond = [(row.exceeds, row.field) for row in self.distances if row.exceeds is not None]
         if not beyond:
             return (f'WITHIN {self.tolerance:g}: {len(self.distances)} numbers, at most '

@@ -36,8 +36,6 @@ SETTINGS = ('config.', 'randomness.', PREFIX, ATTACHED)
 STOCK_RANDOMNESS = tuple(f'randomness.{key}' for key in ('seed', 'deterministic', 'diff_rank_seed'))
 # facts of a manifest about the moment at which a process begins
 OF_THE_START = ('initial_weights', 'weights', 'iteration', 'resumed_from')
-
-
 # COCO's value of a metric of objects that there are none of, such as large ones
 NOT_COUNTED = -1.
 

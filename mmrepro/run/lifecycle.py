@@ -268,8 +268,8 @@ class RunLifecycle:
         virtual.share_weights(runner)
         if self.config.wants_witness:
             point = self.resume.point
-            begin_witness(runner, self.witness, self.records, self.config.worker_seed,
-                          self._by_code, None if point is None else point.path)
+            begin_witness(runner, self.witness, self.records, self._by_code,
+                          None if point is None else point.path)
 
     # ----------------------------------------------------------------- epochs and iterations
 

@@ -103,22 +103,17 @@ def without_checkpoints(cfg: Config) -> None:
     cfg.setdefault('default_hooks', ConfigDict())
     given = cfg.default_hooks.get('checkpoint') or {}
     kept = {name: value for name, value in given.items() if name in IN_CHECKPOINTS}
-    cfg.default_hooks.checkpoint = dict(
-        dict(type='CheckpointHook') | kept, interval=-1, save_last=False)
-
-
-def without_evaluation(cfg: Config, phases: Sequence[str] = ('val', 'test')) -> None:
-    """Let the training neither validate nor test."""
-    for phase in phases:
-        for key in ('cfg', 'dataloader', 'evaluator'):
-            cfg[f'{phase}_{key}'] = None
+    cfg.default_hooks.checkpoint = {
+        'type': 'CheckpointHook', **kept, 'interval': -1, 'save_last': False}
 
 
 def only_fingerprints(cfg: Config, level: str, validate: bool = False) -> None:
     """Let the training write fingerprints of this level, and neither checkpoints nor metrics."""
     add_fingerprints(cfg, level)
-    without_evaluation(cfg, ('test', ) if validate else ('val', 'test'))
     without_checkpoints(cfg)
+    for phase in ('test', ) if validate else ('val', 'test'):
+        for key in ('cfg', 'dataloader', 'evaluator'):
+            cfg[f'{phase}_{key}'] = None
 
 
 def scale_learning_rate(cfg: Config) -> None:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..data.sample_check import Disputed
 from ..distributed.agreement import agree
-from ..distributed.unwrap import optim_wrappers, takes_closure, unwrap
+from ..distributed.unwrap import names_of_parameters, optim_wrappers, takes_closure, unwrap
 from ..errors import SampleDiffersError
 from ..fingerprint.digest import Snapshot, gradients_of, hex_of
 from ..fingerprint.divergence import differing_names
@@ -33,8 +33,6 @@ FIELDS = {
     'gradients': 'gradient of {}',
     'sums': 'gradient of {}, added up over ranks and accumulated iterations',
 }
-
-
 ADDED = 'loss'  # MMEngine adds up what has this in its name; the rest is only logged
 BACKWARD = 'loss (backward)'  # the gradient that the backward pass begins with
 
@@ -74,8 +72,7 @@ class Observer:
         self._wrappers = list(optim_wrappers(runner.optim_wrapper).values())
         self._reached = reached
         self._snapshot: Snapshot | None = Snapshot()
-        self._names = {id(parameter): names.get(id(parameter), name)
-                       for name, parameter in self._model.named_parameters()}
+        self._names = {**names_of_parameters(self._model), **names}
         self._counts: Counter[Any] = Counter()
         self._watching = ExitStack()
 
@@ -183,12 +180,6 @@ def copied(runner: Any, batch: Batch) -> Batch:
     return copy.deepcopy(batch, {id(wrapper): wrapper})
 
 
-def names_of_parameters(runner: Any) -> dict[int, str]:
-    """Return the names of a model's parameters, by id."""
-    return {id(parameter): name
-            for name, parameter in unwrap(runner.model).named_parameters()}
-
-
 def rehearsed(runner: Any, names: Mapping[int, str], step: Callable[..., Any], batch: Batch,
               contexts: Sequence[Callable[[], Any]], ending: Callable[[], None] = lambda: None
               ) -> PassDigests | None:
@@ -250,7 +241,7 @@ class BatchComparison:
         disputed = self._disputed
         swapped = (args, kwargs) if disputed is None else disputed.swapped(args, kwargs)
         with _disable_current_modes():  # recorders do not see it
-            state, names = StepState(self._runner), names_of_parameters(self._runner)
+            state, names = StepState(self._runner), names_of_parameters(unwrap(self._runner.model))
             passes = []
             try:
                 for batch in ((args, kwargs), swapped):

@@ -28,7 +28,7 @@ from mmengine.dist import get_rank
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..distributed.agreement import agree
-from ..distributed.unwrap import unwrap
+from ..distributed.unwrap import names_of_parameters, unwrap
 from ..errors import StepDiffersError
 from ..fingerprint.attributes import record_attributes
 from ..fingerprint.operator_recorder import OperatorRecorder
@@ -38,15 +38,7 @@ from ..util.text import listed
 from ..virtual import check_shared_weights, large_blocks_apart
 from . import Diagnosis, diagnose
 from .forked import Copy, CopyFailed
-from .observer import (
-    FIELDS,
-    Observer,
-    PassDigests,
-    Reached,
-    copied,
-    names_of_parameters,
-    rehearsed,
-)
+from .observer import FIELDS, Observer, PassDigests, Reached, copied, rehearsed
 from .state import StepState
 
 TOPIC = 'repeated step'  # of the ranks' agreement
@@ -70,7 +62,7 @@ class StepCheck:
                  copy_failed: Callable[..., Any] | None) -> None:
         self._runner, self._paused, self._done = runner, paused, done
         self._copy_failed = copy_failed
-        self._names = names_of_parameters(runner)
+        self._names = names_of_parameters(unwrap(runner.model))
 
     @large_blocks_apart()
     def __call__(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

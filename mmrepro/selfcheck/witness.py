@@ -131,7 +131,7 @@ class Witness:
             ahead = min(EARLY_SAVE, max(length // 3, 1))
         self.early = iteration + ahead
         if launches and resumed_from is not None:
-            self._origin = self._readable(resumed_from, iteration, 0)
+            self._origin = self._readable(resumed_from, iteration)
             self._seed_is_due = self._origin is not None
 
     def add_hooks(self, hooks: list[Any]) -> None:
@@ -158,7 +158,7 @@ class Witness:
         known = {known.iteration for known in (*self._waiting, *self._tries.values())}
         if iteration in known.union(self.resumed):
             return False
-        saved = self._readable(path, iteration, 0 if own else self._count)
+        saved = self._readable(path, iteration)
         if saved is None:
             return False
         if is_tried:
@@ -177,9 +177,9 @@ class Witness:
         return 0 < self._total - self._first < MIN_ITERATIONS or (
             0 < self._seconds_per_iteration(done) * self._total < SHORT_SECONDS)
 
-    def _readable(self, path: str, iteration: int, number: int) -> Saved | None:
+    def _readable(self, path: str, iteration: int) -> Saved | None:
         try:
-            return open_saved(path, iteration, number)
+            return open_saved(path, iteration)
         except OSError as error:  # a training does not end because of its witness
             self.notes.append(f'{path} was not tried: {error.strerror}')
             return None

@@ -68,19 +68,18 @@ class Saved(NamedTuple):
     iteration: int  # the next iteration, counted from 0
     path: str  # of the file; of the open file, where it is local
     fd: int | None  # keeps a file readable that is removed meanwhile
-    number: int  # of the checkpoints of the run, counted from 1; 0: written for the witness
 
     def close(self) -> None:
         if self.fd is not None:
             os.close(self.fd)
 
 
-def open_saved(path: str, iteration: int, number: int) -> Saved:
+def open_saved(path: str, iteration: int) -> Saved:
     """Return a checkpoint whose content stays readable, whatever becomes of its name."""
     if '://' in path:
-        return Saved(iteration, path, None, number)
+        return Saved(iteration, path, None)
     fd = os.open(os.path.expanduser(path), os.O_RDONLY)
-    return Saved(iteration, f'/proc/self/fd/{fd}', fd, number)
+    return Saved(iteration, f'/proc/self/fd/{fd}', fd)
 
 
 class Start(NamedTuple):

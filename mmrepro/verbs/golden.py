@@ -121,12 +121,13 @@ def check_goldens(configs: Sequence[str] = (), *, goldens: str = GOLDENS, missin
         if result.golden is None and missing == 'record':
             on_start(f'recorded {record(recipe, goldens, run)}')
     code = DONE
-    if any(result.equal is False for result in results):
+    if any(result.difference for result in results):
         code = DIFFERENT
-    elif missing == 'fail' and any(result.equal is None for result in results):
+    elif missing == 'fail' and any(result.golden is None for result in results):
         code = NOTHING_TO_COMPARE
     return Report('', '', code, data=dict(goldens=[dict(
-        config=result.name, machine=result.class_name, golden=result.golden, equal=result.equal,
+        config=result.name, machine=result.class_name, golden=result.golden,
+        equal=result.equal if result.golden else None,
         iterations=result.iterations, nearest=result.nearest or None,
         difference=result.difference.as_dict() if result.difference else None,
         facts=result.facts) for result in results]))
@@ -157,9 +158,9 @@ class Checked(NamedTuple):
     nearest: str = ''  # the class that differs in the fewest facts
 
     @property
-    def equal(self) -> bool | None:
-        """Whether the bits agree; None without a golden."""
-        return None if self.golden is None else self.difference is None
+    def equal(self) -> bool:
+        """Whether there is a golden, and the bits agree with it."""
+        return self.golden is not None and self.difference is None
 
 
 def machine_class(facts: dict[str, Any]) -> dict[str, Any]:
@@ -189,8 +190,8 @@ def read_recipes(goldens: str, names: Sequence[str] = ()) -> list[GoldenRecipe]:
                       if os.path.isfile(os.path.join(goldens, name, RECIPE)))
     missing = [name for name in wanted if name not in recorded]
     if missing or not recorded:
-        raise GoldenError(f'{goldens}: no golden {"of " + missing[0] if missing else "at all"}; '
-                          'mmrepro golden record CONFIG makes one')
+        of = f'of {missing[0]}' if missing else 'at all'
+        raise GoldenError(f'{goldens}: no golden {of}; mmrepro golden record CONFIG makes one')
     return [_read_recipe(os.path.join(goldens, name, RECIPE)) for name in wanted or recorded]
 
 
@@ -409,8 +410,7 @@ class KeptBits:
         content['classes'][name] = machine_class(facts)
         content['bits'].setdefault(name, {})[self.test] = self._calls
         self.path.parent.mkdir(exist_ok=True)
-        write_whole(str(self.path),
-                    json.dumps(content, indent=1, sort_keys=True, default=str) + '\n')
+        _write(str(self.path), content)
 
     def _read(self) -> dict[str, Any]:
         if not self.path.exists():

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -429,6 +430,16 @@ def test_hooks_that_are_given_as_objects_are_named(name, hooks, tmp_path):
     assert made.lifecycle.witness.not_tried.startswith(f'{name} is an object of mmengine.hooks.')
 
 
+def test_a_step_that_code_has_compiled_is_not_compiled_again(tmp_path):
+    runner = witnessed.Runner.from_cfg(config(tmp_path))
+    step = runner.model.train_step
+    runner.model.train_step = partial(step)
+    runner.model.train_step._torchdynamo_orig_callable = step  # as torch.compile leaves it
+    runner.train()
+    last = log_of(tmp_path).strip().splitlines()[-1]
+    assert 'no resume was tried (a second process would compile the model again)' in last, last
+
+
 class AddsNoise(Hook):
     """Registered by code: the config does not have it, and a start of the script does."""
     amount = 1e-3
@@ -731,7 +742,7 @@ def test_imports_are_paid_once_for_all_checkpoints_of_a_process(monkeypatch):
                                     starts=[Start('resumed10_0', 10, 12, 'path')])
     made._judge(SimpleNamespace(logger=SimpleNamespace(warning=lambda text: None)))
     # 20 seconds, less 7.5 that were spent and 6 for the imports, are four trainings
-    waiting = [witness_process.Saved(10 * number, '', None, number) for number in range(6)]
+    waiting = [witness_process.Saved(10 * number, '', None) for number in range(6)]
     # the repetition and the newest, where shows what hooks do in an epoch, come before others
     assert [start.begin for start in made._affordable(waiting, 60, ends=True)] == [0, 50, 0, 10]
     # time for one more is left while the run trains
@@ -781,7 +792,7 @@ def _tries(mode, seconds, set_up):
     made = Witness(mode, recipe.Recipe('', {}, [], [], '', {}, None, []))
     made.begin(0, 10_000, '', True, {})
     made._clock, made._set_up = time.process_time() - 100 * seconds, set_up
-    saved = witness_process.Saved(10, 'path', None, 0)
+    saved = witness_process.Saved(10, 'path', None)
     return [start.name for start in made._affordable([saved], 100, ends=True)]
 
 
@@ -820,7 +831,7 @@ def test_few_checkpoints_wait_for_memory(tmp_path):
         (tmp_path / f'{number}.pth').touch()
         if made.saved(str(tmp_path / f'{number}.pth'), 20 * number):
             noted.append(number)
-    assert [saved.number for saved in made._waiting] == [1, 32, 64]
+    assert [saved.iteration for saved in made._waiting] == [20, 640, 1280]
     assert noted == [1, 2, 4, 8, 16, 32, 64]  # attributes are looked for before these only
     assert made.saved(str(tmp_path / '1.pth'), 9990)  # no other follows
     made.close()

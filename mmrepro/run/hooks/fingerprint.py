@@ -14,7 +14,7 @@ from mmengine.registry import HOOKS
 from ...config import is_count
 from ...data import position_of_loader
 from ...data.samplers import plain
-from ...distributed.unwrap import optim_wrappers, takes_closure, unwrap
+from ...distributed.unwrap import names_of_parameters, optim_wrappers, takes_closure, unwrap
 from ...errors import ConfigError
 from ...facts import collect, variables
 from ...fingerprint import schema
@@ -118,8 +118,7 @@ class FingerprintHook(Hook):
         if not self._is_due(runner.iter):
             return
         if not self._names:  # weights may be divided at the end of ``before_train``
-            self._names = {id(parameter): name for name, parameter in
-                           unwrap(runner.model).named_parameters()}
+            self._names = names_of_parameters(unwrap(runner.model))
         self._step, self._seen = Snapshot(), []
         self._add_batch(self._step, data_batch)
         if self._recorder is not None:

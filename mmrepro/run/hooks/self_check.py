@@ -12,7 +12,7 @@ from mmengine.registry import HOOKS
 from ...config import is_due
 from ...data.passes import judge_disputed
 from ...data.sample_check import Disputed, checked
-from ...distributed.unwrap import optim_wrappers, param_schedulers, unwrap
+from ...distributed.unwrap import is_compiled, optim_wrappers, param_schedulers, unwrap
 from ...errors import ConfigError, SampleDiffersError, UnknownOperatorError
 from ...ops.guard import OperatorGuard
 from ...selfcheck import forked
@@ -52,7 +52,7 @@ class SelfCheckHook(Hook):
             return
         self._in_copies = forked.is_possible(runner.model)
         model_class = type(unwrap(runner.model))
-        if hasattr(runner.model.train_step, '_torchdynamo_orig_callable'):
+        if is_compiled(runner.model):
             self._not_repeated = (
                 'the model is compiled, and watching its step would compile it differently')
             runner.logger.warning(NOT_REPEATED.format(self._not_repeated))
@@ -156,13 +156,13 @@ class SelfCheckHook(Hook):
             notes.append('samples are not repeated: randomness.self_checks.samples=0')
         if self._not_repeated:
             notes.append(NOT_REPEATED.format(self._not_repeated))
-        names = _not_repeated(runner)
+        names = _outside_of_passes(runner)
         if names:
             notes.append(f'not repeated: {", ".join(names)}')
         return f'{text} ({"; ".join(notes)})' if notes else text
 
 
-def _not_repeated(runner: Any) -> list[str]:
+def _outside_of_passes(runner: Any) -> list[str]:
     """Return the classes of the user that work outside of forward and backward passes."""
     wrappers = optim_wrappers(runner.optim_wrapper).values()
     parts = [*runner.hooks, *wrappers, *(wrapper.optimizer for wrapper in wrappers),

@@ -28,7 +28,7 @@ from torch import nn
 
 from ...distributed import agreement
 from ...distributed.scheduler import current
-from ...distributed.unwrap import named_hooks, optim_wrappers, unwrap
+from ...distributed.unwrap import is_compiled, named_hooks, optim_wrappers, unwrap
 from ...facts.known_hooks import WATCHES, is_known, plays
 from ...fingerprint import schema
 from ...fingerprint.digest import SCHEME, hex_of, value_digest
@@ -113,7 +113,7 @@ class WitnessRecords(FingerprintHook):
 
     def before_train(self, runner: Any) -> None:
         # its hook of the optimizer would be compiled as part of the step
-        self._is_off = hasattr(runner.model.train_step, '_torchdynamo_orig_callable')
+        self._is_off = is_compiled(runner.model)
         if not self._is_off:
             super().before_train(runner)
 
@@ -132,7 +132,8 @@ class WitnessRecords(FingerprintHook):
         super().before_train_iter(runner, batch_idx, data_batch)
         if self._step is None:
             return
-        self._items = item_digests(data_batch)
+        self._items = {path or 'batch': hex_of(int(value_digest(item)))
+                       for path, item in _leaves(data_batch)}
         if self._notes_attributes:
             self._notes_attributes = False
             self.attributes[runner.iter] = attribute_texts(runner, self.own)
@@ -157,7 +158,7 @@ class WitnessRecords(FingerprintHook):
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None,
                        outputs: Any = None) -> None:
         if batch_idx < VAL_BATCHES:
-            self._predictions.append(prediction_digest(outputs))
+            self._predictions.append(hex_of(int(value_digest(_data_of(outputs)))))
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         self._write_metrics(runner, metrics or {}, **{
@@ -176,12 +177,8 @@ def _forget(noted: dict[int, dict[str, str]]) -> None:
 
 # ------------------------------------------------------------------------------------ digests
 
-def item_digests(batch: Any) -> dict[str, str]:
-    """Return the digests of the parts of a batch by path, such as ``data_samples[0].bboxes``."""
-    return {path or 'batch': hex_of(int(value_digest(item))) for path, item in _leaves(batch)}
-
-
 def _leaves(value: Any, path: str = '', depth: int = MAX_DEPTH) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a batch by path, such as ``data_samples[0].bboxes``."""
     parts: list[tuple[str, Any]] | None = None
     if depth and isinstance(value, Mapping):
         parts = [(f'{path}.{key}' if path else str(key), item) for key, item in value.items()]
@@ -196,12 +193,8 @@ def _leaves(value: Any, path: str = '', depth: int = MAX_DEPTH) -> Iterator[tupl
         yield from _leaves(item, name, depth - 1)
 
 
-def prediction_digest(outputs: Any) -> str:
-    """Return a digest of a model's predictions; of data elements without their metainfo."""
-    return hex_of(int(value_digest(_data_of(outputs))))
-
-
 def _data_of(value: Any) -> Any:
+    """Return predictions with dicts for data elements, without their metainfo."""
     if isinstance(value, (list, tuple)):
         return [_data_of(item) for item in value]
     if has_attribute(value, 'all_items') or isinstance(value, Mapping):
@@ -303,27 +296,25 @@ def _text(value: Any) -> str:
     return f'{kind} {tuple(value.shape)} {content}'
 
 
-def begin_witness(runner: Any, witness: Witness, records: WitnessRecords, worker_seed: str,
+def begin_witness(runner: Any, witness: Witness, records: WitnessRecords,
                   by_code: Sequence[Hook], resumed_from: str | None) -> None:
     """Decide what the witness of a run tries, and note the first iterations.
 
     Args:
         runner: its training begins.
         witness, records: those of the run.
-        worker_seed: the setting of the run.
         by_code: hooks that were registered after the runner was built.
         resumed_from: the checkpoint that the run resumes from.
     """
     reason = ''
     if get_world_size() > 1 and current() is None:
         reason = 'a witness is one process, and this run has several without virtual ranks'
-    elif runner.cfg.get('compile') and hasattr(
-            runner.model.train_step, '_torchdynamo_orig_callable'):
+    elif is_compiled(runner.model):
         reason = 'a second process would compile the model again'
     elif sys.platform != 'linux':
         reason = 'a witness needs Linux'
-    elif worker_seed != 'sample':
-        reason = f'randomness.worker_seed={worker_seed!r}'
+    elif runner.repro.worker_seed != 'sample':
+        reason = f'randomness.worker_seed={runner.repro.worker_seed!r}'
     witness.begin(runner.iter, getattr(runner.train_loop, 'max_iters', None), reason,
                   is_main_process(), records.attributes, records.attributes_after, records.own,
                   resumed_from if runner.iter else None,
