@@ -189,6 +189,9 @@ class Stage(enum.Enum):
     WARMUP, TRAIN, COOL = 'warmup', 'train', 'cool'
 
 
+FACTORS = {Stage.WARMUP: .1, Stage.TRAIN: 1., Stage.COOL: .01}
+
+
 @dataclasses.dataclass
 class Course:
     stage: Stage = Stage.WARMUP
@@ -200,7 +203,7 @@ class Course:
         self.losses = [*self.losses[-3:], float(loss)]
         if self.steps % 5 == 0:
             self.stage = random.choice([*Stage])
-        return {Stage.WARMUP: .1, Stage.TRAIN: 1., Stage.COOL: .01}[self.stage] * sum(self.losses)
+        return FACTORS[self.stage] * sum(self.losses)
 
 
 class Follows(Extra):

@@ -16,7 +16,7 @@ import inspect
 import io
 import itertools
 import pickle
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -264,10 +264,12 @@ def parts_of(runner: Any) -> dict[str, str]:
     parts.update((f'module.{name}', _settings(module)) for name, module in modules.items())
     parts.update((f'frozen.{name}', 'frozen') for name, parameter in model.named_parameters(
         remove_duplicate=False) if not parameter.requires_grad)
-    hooks = Counter(name for name, module in model.named_modules()
-                    for kind in HOOKS for hook in getattr(module, kind).values()
-                    if belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__))
-    parts.update((f'hooks.{name}', str(count)) for name, count in hooks.items())
+    for name, module in model.named_modules():
+        hooks = [hook for kind in HOOKS for hook in getattr(module, kind).values()]
+        count = sum(belongs_to_user(getattr(hook, '__module__', None) or type(hook).__module__)
+                    for hook in hooks)
+        if count:
+            parts[f'hooks.{name}'] = str(count)
     classes: dict[Any, None] = dict.fromkeys(map(class_of, model.modules()))
     parts.update((f'code.{_name(cls)}', _source(cls)) for cls in classes
                  if belongs_to_user(cls.__module__))
