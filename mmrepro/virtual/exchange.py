@@ -113,6 +113,8 @@ class Processes:
 
     def _all_gather(self, value: Tensor) -> Tensor:
         """Return the bytes of a tensor of every process, end to end."""
+        if not value.numel():  # on all of them
+            return value.new_empty(0, dtype=torch.uint8)
         sent = as_bytes(value).to(self._transport.device)
         received = sent.new_empty(len(self.members) * sent.numel())
         wait_for_processes(self._transport.all_gather(received, sent))
@@ -133,7 +135,8 @@ class Processes:
         block = flat[0].new_zeros(max(counts), size)
         for row, value in zip(block, flat):
             row.copy_(value)
-        received = self._all_gather(block).view(kind).view(-1, max(counts), size)
+        received = self._all_gather(block).view(kind).view(
+            len(self.members), max(counts), size)
         return [row for count, rows in zip(counts, received) for row in rows[:count]]
 
     def gather_objects(self, values: Sequence[Any]) -> list[Any]:
@@ -157,7 +160,7 @@ class Processes:
     def broadcast(self, value: Tensor, source: int) -> Tensor:
         """Return ``value`` as process ``source`` has it, flat. Overwrites it elsewhere."""
         flat = value.reshape(-1)
-        if self.alone:
+        if self.alone or not len(flat):
             return flat
         sent = as_bytes(flat).to(self._transport.device)
         wait_for_processes(self._transport.broadcast(sent, source))

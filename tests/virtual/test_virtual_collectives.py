@@ -53,6 +53,9 @@ COLLECTIVES = {
     'avg': lambda world: summed(own(7), dist.ReduceOp.AVG),
     'not contiguous': lambda world: summed(own(3, 4).t()),
     'scalar': lambda world: summed(torch.tensor(float(dist.get_rank()))),
+    'sum of nothing': lambda world: summed(torch.empty(0, 3)),
+    'all_gather of nothing': lambda world: filled(dist.all_gather, places(0), torch.empty(0)),
+    'broadcast of nothing': lambda world: filled(dist.broadcast, torch.empty(0, 2), world - 1),
     'bool': lambda world: summed(
         torch.tensor([dist.get_rank() == 1, dist.get_rank() > 5]), dist.ReduceOp.MAX),
     'all_gather': lambda world: filled(dist.all_gather, places(2, 2), own(2, 2)),
