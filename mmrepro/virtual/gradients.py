@@ -413,7 +413,7 @@ class VirtualDataParallel(nn.Module):
 
     def _ready(self, number: int, parameter: Tensor) -> None:
         begun = self._pass
-        if begun is None:
+        if begun is None or not begun.trained:
             return  # of another pass, whose gradients are not averaged
         chunk = self._sums.chunk_of[number]
         if torch._C._current_graph_task_id() == begun.task:
