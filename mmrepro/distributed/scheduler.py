@@ -166,6 +166,7 @@ class VirtualRank:
     def __init__(self, number: int, scheduler: Scheduler) -> None:
         self.number, self.scheduler = number, scheduler
         self.baton = threading.Event()  # set while the rank may run
+        self.over = threading.Event()  # set when its thread ends
         self.ready: Callable[[], bool] | None = None  # the condition it waits for
         self.work: Any = None  # the operation of several processes it waits for
         self.where = ''  # the name of what it waits in
@@ -250,8 +251,9 @@ class Baton:
             rank.state = start.of_rank(rank.number, rank.scheduler.world_size)
         # the lowest rank in this thread: only the main thread receives signals
         first, *others = self.ranks
-        threads = [threading.Thread(target=_like_this_thread(self._main), args=(rank, function),
-                                    name=f'virtual rank {rank.number}') for rank in others]
+        threads = [threading.Thread(
+            target=_like_this_thread(self._in_thread), args=(rank, function),
+            name=f'virtual rank {rank.number}') for rank in others]
         try:
             started = self._start(threads)
             if started < len(threads):  # waiting threads are stopped, as after any error
@@ -259,7 +261,8 @@ class Baton:
                     rank.ended = 'was not started'
             first.baton.set()
             self._main(first, function)
-            for thread in threads[:started]:
+            for rank, thread in zip(others, threads[:started]):
+                self._await_end(rank)
                 thread.join()
         finally:
             _thread.rank = None
@@ -282,6 +285,20 @@ class Baton:
                     scheduler.fail(error)
                 return number
         return len(threads)
+
+    def _in_thread(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
+        try:
+            self._main(rank, function)
+        finally:
+            rank.over.set()
+
+    def _await_end(self, rank: VirtualRank) -> None:
+        # Thread.join takes a thread for ended when a signal has interrupted it
+        while not rank.over.is_set():
+            try:
+                rank.over.wait()
+            except BaseException as error:  # a signal's handler raised while another rank runs
+                rank.scheduler.fail(error)
 
     def _main(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
         _thread.rank = rank

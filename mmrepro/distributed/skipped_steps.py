@@ -92,7 +92,7 @@ class _Process:
                 return
 
     def ask(self, rank: int, iteration: int) -> None:
-        """Wait until all ranks have ended an iteration without a step, as those of this process have.
+        """Wait until all ranks have ended an iteration without a step; those of this process have.
 
         Raises:
             AgreementError: another rank takes one; or has given no sign for long.

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.nn import functional
 
+from ..distributed.control import default_timeout
 from ..distributed.lost_ranks import let_go_at_exit
 from ..distributed.ordered_sums import (
     Combine,
@@ -64,7 +65,7 @@ class Transport:
     def part(self, processes: Sequence[int]) -> Transport:
         """Return the transport of some processes. All processes make all parts, in order."""
         with _of_process():
-            return Transport(dist.new_group(list(processes)))
+            return Transport(dist.new_group(list(processes), timeout=default_timeout()))
 
     def all_gather(self, received: Tensor, sent: Tensor) -> Any:
         """Fill ``received`` with ``sent`` of every process, in their order."""

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import threading
+import time
 import warnings
 from unittest import mock
 
@@ -409,6 +410,22 @@ def _with_a_handler_of_its_own():
     own = signal.signal(signal.SIGURG, lambda *_: None), signal.getsignal(signal.SIGURG)
     generators.claim_for_this_thread()
     return signal.getsignal(signal.SIGURG) is own[1]
+
+
+def test_an_interruption_behind_the_end_of_the_first_rank_ends_the_others():
+    ended = []
+
+    def main():
+        if dist.get_rank() == 1:  # the main thread waits for this one
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+            scheduler.current().wait(lambda: True, 'the test')
+            ended.append('as if nothing had happened')
+
+    with pytest.raises(KeyboardInterrupt):
+        on_virtual_ranks(2, main)
+    assert not ended
+    assert not [thread for thread in threading.enumerate() if 'virtual' in thread.name]
 
 
 def test_a_handler_of_the_user_stays():
