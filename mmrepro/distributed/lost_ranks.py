@@ -31,7 +31,7 @@ import torch.distributed as dist
 from mmengine.dist import get_world_size
 from torch.distributed import distributed_c10d as c10d
 
-from ..errors import RankEnded
+from ..errors import Preempted, RankEnded
 
 WITHIN = timedelta(seconds=5)  # time for the reasons of all ranks to arrive
 _blocks = itertools.count(1)  # numbers of the blocks that a process enters: the same on all ranks
@@ -63,6 +63,10 @@ def naming_lost_ranks(name: str, failed: Callable[[], str] = str) -> Iterator[No
             block.leave(f'{failed() or name} has ended with {type(error).__name__}: {error}')
             raise
         raise RankEnded(f'{block.lost()}\n{error}') from error
+    except SystemExit as error:
+        if error.code and not isinstance(error, Preempted):  # all ranks leave together then
+            block.leave(f'{failed() or name} has ended with SystemExit: {error}')
+        raise
 
 
 def _is_lost_connection(error: BaseException) -> bool:

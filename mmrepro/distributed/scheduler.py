@@ -5,6 +5,7 @@ mmrepro keep for each thread needs no exchange: a rank has a thread.
 """
 from __future__ import annotations
 
+import contextvars
 import copy
 import functools
 import os
@@ -14,6 +15,7 @@ import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Callable
 
+import numpy as np
 import torch
 from mmengine.utils import ManagerMixin
 
@@ -27,6 +29,18 @@ MODULE_STATE: tuple[tuple[str, str], ...] = (
     # on while a model is built, where ranks may meet
     ('torch.utils.deterministic', 'fill_uninitialized_memory'),
     ('sys', 'stdout'),
+    # of `catch_warnings`
+    ('warnings', 'filters'), ('warnings', 'showwarning'), ('warnings', '_showwarnmsg_impl'),
+)
+# Flags of torch that a block may change, and ranks may meet inside of it: module, attribute or
+# function that tells the value, function that changes it.
+FLAGS: tuple[tuple[Any, str, str], ...] = (
+    *((backend, name, '') for backend, names in (
+        (torch.backends.cudnn, ('enabled', 'benchmark', 'deterministic')),
+        (torch.backends.mkldnn, ('enabled', 'deterministic'))) for name in names),
+    *((torch.backends.cuda, f'{name}_sdp_enabled', f'enable_{name}_sdp')
+      for name in ('flash', 'mem_efficient', 'math', 'cudnn')),
+    (torch, 'get_deterministic_debug_mode', 'set_deterministic_debug_mode'),
 )
 # variables that a launcher sets, and user code reads
 LAUNCHED: tuple[str, ...] = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
@@ -62,6 +76,12 @@ def _accelerator() -> torch.Generator | None:
     return None
 
 
+def _flags() -> list[Any]:
+    """Return the values of :data:`FLAGS`; None where this torch does not have one."""
+    values = [getattr(owner, tell, None) for owner, tell, _ in FLAGS]
+    return [value() if callable(value) else value for value in values]
+
+
 class ProcessState:
     """The state of one rank while another rank runs."""
 
@@ -72,7 +92,8 @@ class ProcessState:
         self._device = None if generator is None else generator.get_state()
         self._modules: dict[tuple[str, str], Any] = {
             (module, name): getattr(sys.modules[module], name) for module, name in MODULE_STATE
-            if module in sys.modules}
+            if hasattr(sys.modules.get(module), name)}
+        self._flags = _flags()
         self._instances = {cls: cls._instance_dict for cls in managers()}
         self._environment = {name: os.environ.get(name) for name in LAUNCHED}
         self._classes = {cls: dict(vars(cls)) for cls in _classes}
@@ -85,9 +106,14 @@ class ProcessState:
         if generator is not None and self._device is not None:
             generator.set_state(self._device)
         for module, name in MODULE_STATE:
-            if module in sys.modules:
+            if hasattr(sys.modules.get(module), name):
                 # None, the initial value, if another rank was the first to import the module
                 setattr(sys.modules[module], name, self._modules.get((module, name)))
+        for (owner, tell, change), now, value in zip(FLAGS, _flags(), self._flags):
+            if now != value and change:
+                getattr(owner, change)(value)
+            elif now != value:
+                setattr(owner, tell, value)
         for cls in managers():
             # no instance yet of a class that another rank was the first to import
             cls._instance_dict = self._instances.setdefault(cls, type(cls._instance_dict)())
@@ -104,12 +130,20 @@ class ProcessState:
                 if name not in now or now[name] is not value:
                     setattr(cls, name, value)
 
+    def end(self) -> None:
+        """Restore the state when all ranks have ended. Flags that the run has set stay."""
+        self._flags = _flags()
+        self.restore()
+        _classes.clear()
+
     def of_rank(self, number: int, world_size: int) -> ProcessState:
         """Return a copy for a rank that begins.
 
         Its environment says that all ranks run on one machine: a process may have any of them.
+        Its flags are those in force then, which modules may have set that an earlier rank imported.
         """
         state = copy.copy(self)
+        state._flags = []
         state._modules = dict(self._modules)
         if number:  # only the first rank prints
             state._modules['sys', 'stdout'] = _nowhere()
@@ -132,6 +166,7 @@ class VirtualRank:
     def __init__(self, number: int, scheduler: Scheduler) -> None:
         self.number, self.scheduler = number, scheduler
         self.baton = threading.Event()  # set while the rank may run
+        self.over = threading.Event()  # set when its thread ends
         self.ready: Callable[[], bool] | None = None  # the condition it waits for
         self.work: Any = None  # the operation of several processes it waits for
         self.where = ''  # the name of what it waits in
@@ -165,6 +200,27 @@ class Meeting:
         self.result: Any = None
 
 
+def _like_this_thread(function: Callable[..., None]) -> Callable[..., None]:
+    """Return ``function`` for another thread, with what holds for the calling thread alone.
+
+    These are context variables, NumPy's handling of errors, and torch's gradient mode and default
+    device.
+    """
+    context, errors = contextvars.copy_context(), np.geterr()
+    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    device_of: Any = getattr(torch, 'get_default_device', str)  # torch 2.3
+    device = device_of()
+
+    def run(*args: Any) -> None:
+        np.seterr(**errors)
+        if device_of() != device:
+            torch.set_default_device(device)
+        with torch.inference_mode() if inference else torch.set_grad_enabled(gradients):
+            function(*args)
+
+    return functools.partial(context.run, run)
+
+
 _thread = threading.local()  # `rank`: the virtual rank whose thread this is
 
 
@@ -195,8 +251,9 @@ class Baton:
             rank.state = start.of_rank(rank.number, rank.scheduler.world_size)
         # the lowest rank in this thread: only the main thread receives signals
         first, *others = self.ranks
-        threads = [threading.Thread(target=self._main, args=(rank, function),
-                                    name=f'virtual rank {rank.number}') for rank in others]
+        threads = [threading.Thread(
+            target=_like_this_thread(self._in_thread), args=(rank, function),
+            name=f'virtual rank {rank.number}') for rank in others]
         try:
             started = self._start(threads)
             if started < len(threads):  # waiting threads are stopped, as after any error
@@ -204,12 +261,12 @@ class Baton:
                     rank.ended = 'was not started'
             first.baton.set()
             self._main(first, function)
-            for thread in threads[:started]:
+            for rank, thread in zip(others, threads[:started]):
+                self._await_end(rank)
                 thread.join()
         finally:
             _thread.rank = None
-            start.restore()
-            _classes.clear()
+            start.end()
 
     def _start(self, threads: Sequence[threading.Thread]) -> int:
         """Start the threads; return how many have, which are all unless the ranks have failed."""
@@ -228,6 +285,20 @@ class Baton:
                     scheduler.fail(error)
                 return number
         return len(threads)
+
+    def _in_thread(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
+        try:
+            self._main(rank, function)
+        finally:
+            rank.over.set()
+
+    def _await_end(self, rank: VirtualRank) -> None:
+        # Thread.join takes a thread for ended when a signal has interrupted it
+        while not rank.over.is_set():
+            try:
+                rank.over.wait()
+            except BaseException as error:  # a signal's handler raised while another rank runs
+                rank.scheduler.fail(error)
 
     def _main(self, rank: VirtualRank, function: Callable[[], Any]) -> None:
         _thread.rank = rank

@@ -92,14 +92,15 @@ class _Process:
                 return
 
     def ask(self, rank: int, iteration: int) -> None:
-        """Wait until all ranks have ended an iteration without a step.
+        """Wait until all ranks have ended an iteration without a step; those of this process have.
 
         Raises:
             AgreementError: another rank takes one; or has given no sign for long.
         """
         store: Any = self.store
         keys = {other: f'{iteration}/without{other}' for other in range(get_world_size())}
-        store.set(keys[rank], '')
+        for mine in self.without_step(iteration):  # the others of this process wait meanwhile
+            store.set(keys[mine], '')
         store.set('asked', str(iteration))
         signs, end, pause = 0, time.monotonic() + ALONE, 0.001
         while True:

@@ -242,7 +242,10 @@ class RunLifecycle:
             # weights are copied from rank 0 before a checkpoint is loaded, and never after that
             start['weights at the start'] = exact_digest(
                 dict(unwrap(runner.model).named_parameters()))
-        agreement.check_agreement({'resume.iteration': runner.iter, **start})
+        # a module of the model may have set flags when one of the virtual ranks imported it
+        flags = {name: value for name, value in determinism.snapshot().items()
+                 if name.startswith('torch.')}
+        agreement.check_agreement({'resume.iteration': runner.iter, **start, **flags})
 
     def before_train(self, runner: Any) -> Iterator[None]:
         self._check_start(runner)

@@ -263,6 +263,10 @@ def autocast_cache() -> Iterator[None]:
     increase, decrease = torch.autocast_increment_nesting, torch.autocast_decrement_nesting
     clear = torch.clear_autocast_cache
     inside: set[int] = set()
+    increase()
+    if decrease():
+        raise VirtualRanksError('virtual ranks were started inside of torch.autocast, which holds '
+                                'for one of their threads only: use it in the program of a rank')
 
     def enter() -> int:
         inside.add(threading.get_ident())

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.nn import functional
 
+from ..distributed.control import default_timeout
 from ..distributed.lost_ranks import let_go_at_exit
 from ..distributed.ordered_sums import (
     Combine,
@@ -64,7 +65,7 @@ class Transport:
     def part(self, processes: Sequence[int]) -> Transport:
         """Return the transport of some processes. All processes make all parts, in order."""
         with _of_process():
-            return Transport(dist.new_group(list(processes)))
+            return Transport(dist.new_group(list(processes), timeout=default_timeout()))
 
     def all_gather(self, received: Tensor, sent: Tensor) -> Any:
         """Fill ``received`` with ``sent`` of every process, in their order."""
@@ -113,6 +114,8 @@ class Processes:
 
     def _all_gather(self, value: Tensor) -> Tensor:
         """Return the bytes of a tensor of every process, end to end."""
+        if not value.numel():  # on all of them
+            return value.new_empty(0, dtype=torch.uint8)
         sent = as_bytes(value).to(self._transport.device)
         received = sent.new_empty(len(self.members) * sent.numel())
         wait_for_processes(self._transport.all_gather(received, sent))
@@ -133,7 +136,8 @@ class Processes:
         block = flat[0].new_zeros(max(counts), size)
         for row, value in zip(block, flat):
             row.copy_(value)
-        received = self._all_gather(block).view(kind).view(-1, max(counts), size)
+        received = self._all_gather(block).view(kind).view(
+            len(self.members), max(counts), size)
         return [row for count, rows in zip(counts, received) for row in rows[:count]]
 
     def gather_objects(self, values: Sequence[Any]) -> list[Any]:
@@ -157,7 +161,7 @@ class Processes:
     def broadcast(self, value: Tensor, source: int) -> Tensor:
         """Return ``value`` as process ``source`` has it, flat. Overwrites it elsewhere."""
         flat = value.reshape(-1)
-        if self.alone:
+        if self.alone or not len(flat):
             return flat
         sent = as_bytes(flat).to(self._transport.device)
         wait_for_processes(self._transport.broadcast(sent, source))

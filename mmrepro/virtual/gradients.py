@@ -24,7 +24,6 @@ from .exchange import Processes
 
 BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
 CHUNK = 1 << 18  # bytes, of a part of a bucket whose gradients are added up at once
-_SUM = dist.ReduceOp.SUM
 
 
 def _add_all(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
@@ -255,7 +254,7 @@ class GradientSums:
                     chunk.tree.root()
                 flat = bucket.rows[0].flat
             else:
-                flat, bucket.finish = bucket.finish(combine_of(_SUM)), None
+                flat, bucket.finish = bucket.finish(combine_of(dist.ReduceOp.SUM)), None
             roots.update(zip(bucket.numbers, _views(flat, bucket.shapes)))
         return [roots[number] for number in range(len(roots))]
 
@@ -317,6 +316,7 @@ class VirtualDataParallel(nn.Module):
         self._nested = False  # a backward pass had others inside
         self._heard: list[Tensor] = []  # parameters whose gradients are reported
         self._handles: list[Any] = []
+        self._returned: list[Any] = []  # handles of parameters that the last forward pass returned
         # parameters whose gradients are parts of sums that other ranks have as well
         self._with_views: list[Tensor] = []
         self._take([*module.parameters(), *module.buffers()])
@@ -324,7 +324,8 @@ class VirtualDataParallel(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this rank; a copy shares no weights and no process group."""
         return {**self.__dict__, '_group': None, 'sharing': None, 'sharding': None,
-                '_sums': None, '_pass': None, '_heard': [], '_handles': [], '_with_views': []}
+                '_sums': None, '_pass': None, '_heard': [], '_handles': [], '_returned': [],
+                '_with_views': []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -347,6 +348,8 @@ class VirtualDataParallel(nn.Module):
             self._sums = self._group.of_processes(GradientSums, 'the sums of gradients')
         if torch.is_grad_enabled():
             self._leave_common_sums()
+            while self._returned:
+                self._returned.pop().remove()
         if average and self._sums.holders:
             # the sums of this pass can take the memory
             scheduler: Any = current()
@@ -357,7 +360,8 @@ class VirtualDataParallel(nn.Module):
         if average or self.sharding is not None and torch.is_grad_enabled():
             for tensor in tensors(outputs):
                 if tensor.requires_grad:
-                    tensor.register_hook(begin)
+                    handle = tensor.register_hook(begin)
+                    self._returned += [handle] if tensor.is_leaf else []
         return outputs
 
     def _begin(self, gradient: Tensor) -> None:
@@ -413,7 +417,7 @@ class VirtualDataParallel(nn.Module):
 
     def _ready(self, number: int, parameter: Tensor) -> None:
         begun = self._pass
-        if begun is None:
+        if begun is None or not begun.trained:
             return  # of another pass, whose gradients are not averaged
         chunk = self._sums.chunk_of[number]
         if torch._C._current_graph_task_id() == begun.task:
@@ -446,8 +450,7 @@ class VirtualDataParallel(nn.Module):
                 begun.used[number] = 1
                 if not self._sums.direct:
                     parameter.grad = None
-            # without the graph that create_graph=True gives it
-            gradients.append(gradient.detach())
+            gradients.append(gradient.detach())  # without the graph that create_graph=True gives it
         self._sums.put(self._group.rank(), chunk, gradients, 1. / self._group.size())
 
     def _move_remaining(self, begun: _BackwardPass) -> Tensor:

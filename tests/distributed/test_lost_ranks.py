@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 from contextlib import suppress
 from datetime import timedelta
@@ -41,6 +42,10 @@ def fail():
     raise Planted('here')
 
 
+def leave():
+    sys.exit('here')
+
+
 def of_rank(rank, world, ports, story, *args):
     """Run a process that returns the error that its story ends with."""
     os.environ.update(GLOO_SOCKET_IFNAME='lo')
@@ -49,7 +54,7 @@ def of_rank(rank, world, ports, story, *args):
                             timeout=timedelta(seconds=SECONDS) if story is unanswered else None)
     try:
         return story(rank, *args)
-    except (RankEnded, Planted) as error:
+    except (RankEnded, Planted, SystemExit) as error:
         return f'{type(error).__name__}: {error}'
 
 
@@ -76,11 +81,13 @@ def named(rank, ending, how):
 
 
 @pytest.mark.parametrize('ending', [0, 1])
-@pytest.mark.parametrize('how, text', [(kill, KILLED), (fail, 'has ended with Planted: here\n')],
-                         ids=['killed', 'error'])
-def test_a_rank_that_has_ended_is_named_with_its_reason(ending, how, text):
+@pytest.mark.parametrize('how, text, own', [
+    (kill, KILLED, None), (fail, 'has ended with Planted: here\n', 'Planted: here'),
+    (leave, 'has ended with SystemExit: here\n', 'SystemExit: here')],
+    ids=['killed', 'error', 'exit'])
+def test_a_rank_that_has_ended_is_named_with_its_reason(ending, how, text, own):
     found = on_ranks(3, named, ending, how, killed=ending if how is kill else None)
-    assert found.pop(ending) == ('Planted: here' if how is fail else None)
+    assert found.pop(ending) == own
     for said in found:
         assert re.match(f'RankEnded: rank {ending} {text}', said), said
 
@@ -144,7 +151,8 @@ def in_an_operation(how):
 
 
 ENDS = {'killed': (kill, f'the process of virtual ranks 2, 3 {KILLED}'),
-        'error': (fail, 'virtual rank 2 of 4 has ended with Planted: here')}
+        'error': (fail, 'virtual rank 2 of 4 has ended with Planted: here'),
+        'exit': (leave, 'virtual rank 2 of 4 has ended with SystemExit: here')}
 
 
 @pytest.mark.parametrize('end', ENDS)

@@ -1,4 +1,5 @@
 """Ranks tell each other of a signal in few iterations, and stop in the same one; a skipped step."""
+import functools
 import re
 import socket
 import time
@@ -191,12 +192,13 @@ WITHOUT = ('rank 1 takes no step of the optimizer in iteration 1 (counted from 0
            'finite?), and rank 0 takes one. A step is taken or left out on all ranks')
 
 
-def virtual_rank(rank, world, port, cfg, work_dir, ranks, first=False):
+def virtual_ranks(number, rank, world, port, cfg, work_dir, ranks, first=False):
     with joined(rank, world, port, cfg):
-        return on_virtual_ranks(2, lambda: skipping(cfg.copy(), ranks, first), 'pytorch')
+        return on_virtual_ranks(number, lambda: skipping(cfg.copy(), ranks, first), 'pytorch')
 
 
-PROCESSES = {'a rank each': skipping_rank, 'a virtual rank each': virtual_rank}
+PROCESSES = {'a rank each': skipping_rank,
+             'a virtual rank each': functools.partial(virtual_ranks, 2)}
 
 
 @pytest.mark.parametrize('first', [False, True], ids=['', 'behind one that all skip'])
@@ -231,10 +233,11 @@ def test_a_rank_that_gives_no_sign_is_named(tmp_path, monkeypatch):
         process.ask(0, 7)
 
 
-@pytest.mark.parametrize('function', PROCESSES)
+@pytest.mark.parametrize('function', [*PROCESSES.values(), functools.partial(virtual_ranks, 3)],
+                         ids=[*PROCESSES, 'three virtual ranks'])
 def test_a_step_that_all_ranks_skip_is_none_of_ours(function, tmp_path):
-    assert on_ranks(2, settings(tmp_path), tmp_path, function=lambda *args: PROCESSES[function](
-        *args, [0, 1])) == ['trained'] * 2
+    assert on_ranks(2, settings(tmp_path), tmp_path, function=lambda *args: function(
+        *args, [0, 1, 2])) == ['trained'] * 2
 
 
 class Counts:

@@ -27,7 +27,9 @@ OPTIONS = {
         optim_wrapper__optimizer=dict(_delete_=True, type='AdamW', lr=0.01),
         optim_wrapper__clip_grad=dict(max_norm=0.05), custom_hooks=[dict(type='EMAHook')]),
     'accumulation, a teacher, SyncBN': dict(
-        optim_wrapper__accumulative_counts=2, model__type='Taught', sync_bn='torch',
+        # four iterations: a pass that is not averaged, one that is, and again
+        optim_wrapper__accumulative_counts=2, train_cfg__max_epochs=4,
+        model__type='Taught', sync_bn='torch',
         custom_hooks=[dict(type='mmdet.MeanTeacherHook', momentum=0.3)]),
     'three ranks, clipped values, averaged statistics, checkpointing': dict(
         randomness__virtual_ranks__ranks=3, model__type='Checkpointed',

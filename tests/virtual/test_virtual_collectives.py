@@ -4,6 +4,7 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
+from rank_pool import LIMIT
 from virtual_processes import alone, on_processes, same_for_every_number, written_out
 
 from mmrepro.distributed.agreement import agree
@@ -53,6 +54,9 @@ COLLECTIVES = {
     'avg': lambda world: summed(own(7), dist.ReduceOp.AVG),
     'not contiguous': lambda world: summed(own(3, 4).t()),
     'scalar': lambda world: summed(torch.tensor(float(dist.get_rank()))),
+    'sum of nothing': lambda world: summed(torch.empty(0, 3)),
+    'all_gather of nothing': lambda world: filled(dist.all_gather, places(0), torch.empty(0)),
+    'broadcast of nothing': lambda world: filled(dist.broadcast, torch.empty(0, 2), world - 1),
     'bool': lambda world: summed(
         torch.tensor([dist.get_rank() == 1, dist.get_rank() > 5]), dist.ReduceOp.MAX),
     'all_gather': lambda world: filled(dist.all_gather, places(2, 2), own(2, 2)),
@@ -133,6 +137,15 @@ def test_sub_groups():
     found = same_for_every_number(sub_groups, 4)
     assert found[0] == (10.0, ['rank 0', 'rank 3'], 0, 4.0)
     assert found[1] == (10.0, ['rank 1', 'rank 2'], 0, 4.0)
+
+
+def timeout_of_a_sub_group():
+    transport = dist.new_group([0, 1])._processes._transport
+    return transport._group._get_backend(torch.device('cpu')).options._timeout
+
+
+def test_a_sub_group_waits_as_long_as_all_processes():
+    assert on_processes(2, timeout_of_a_sub_group, 2) == [LIMIT] * 2
 
 
 # types, and reductions of them

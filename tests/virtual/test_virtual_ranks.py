@@ -322,6 +322,30 @@ def test_a_second_backward_pass_leaves_common_sums_alone():
         assert torch.equal(common, own)
 
 
+class Returning(nn.Module):
+    """Returns a parameter, as losses that weigh tasks by a learned uncertainty do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return dict(loss=(self.weight * x).sum(), loss_scale=self.scale)
+
+
+def gradients_behind_a_mean():
+    model = VirtualDataParallel(Returning())
+    for context in (nullcontext, model.no_sync):
+        model.zero_grad()
+        with context():
+            sum(model(torch.full((3, ), 1. + dist.get_rank())).values()).backward()
+    return model.module.weight.grad.tolist()
+
+
+def test_a_parameter_that_was_returned_leaves_later_passes_alone():
+    assert alone(gradients_behind_a_mean, 2) == [[1.] * 3, [2.] * 3]
+
+
 class Aliased(nn.Module):
     """Autograd gives the gradients of both parameters the same memory."""
 

@@ -1,4 +1,5 @@
 """What belongs to a process, and what a rank reads of it: the same on any number of processes."""
+import contextvars
 import copy
 import functools
 import io
@@ -6,8 +7,11 @@ import os
 import queue
 import signal
 import threading
+import time
+import warnings
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,6 +25,7 @@ from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS, HOOKS
 from mmengine.runner import Runner
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
 from virtual_processes import alone, same_for_every_number
 from virtual_runs import run
@@ -29,7 +34,7 @@ from mmrepro import on_virtual_ranks
 from mmrepro.data import generators
 from mmrepro.distributed import scheduler
 from mmrepro.distributed.scheduler import LAUNCHED
-from mmrepro.errors import RandomnessError
+from mmrepro.errors import AgreementError, RandomnessError, VirtualRanksError
 from mmrepro.objects.digests import state_digest
 from mmrepro.virtual.entry import refuse_cached_ranks
 from mmrepro.virtual.gradients import VirtualDataParallel
@@ -102,6 +107,103 @@ def test_each_rank_has_its_default_dtype():
     found = same_for_every_number(types_around_a_sum, 3, (1, 2, 3))
     assert found == ['torch.float32', 'torch.float64', 'torch.float32']
     assert torch.get_default_dtype() is torch.float32
+
+
+VARIABLE = contextvars.ContextVar('a variable of the test', default='at first')
+
+
+def of_the_thread():
+    dist.barrier()
+    return (np.geterr()['over'], VARIABLE.get(), torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(), str(torch.empty(0).device))
+
+
+@pytest.mark.parametrize('mode, gradients', [
+    (torch.enable_grad, (True, False)), (torch.no_grad, (False, False)),
+    (torch.inference_mode, (False, True))])
+def test_each_rank_begins_with_what_holds_for_the_thread_that_begins(mode, gradients):
+    token = VARIABLE.set('changed')
+    try:
+        with np.errstate(over='raise'), mode(), torch.device('cpu'):
+            torch.set_default_device('meta')
+            found = alone(of_the_thread, 3)
+    finally:
+        torch.set_default_device(None)
+        VARIABLE.reset(token)
+    assert found == [('raise', 'changed', *gradients, 'meta')] * 3
+
+
+def test_autocast_around_the_ranks_is_refused():
+    with torch.autocast('cpu', torch.bfloat16), \
+            pytest.raises(VirtualRanksError, match='inside of torch.autocast'):
+        alone(dist.barrier, 2)
+
+
+def changed_in_a_block():
+    """Meet in the block, and tell what other ranks have in theirs."""
+    found = []
+
+    def look():
+        found.append((
+            torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cudnn.benchmark, torch.backends.mkldnn.enabled,
+            torch.get_deterministic_debug_mode(), warnings.filters[0][0] == 'error'))
+
+    rank = dist.get_rank()
+    dist.barrier()  # all ranks have begun
+    before = torch.get_deterministic_debug_mode()
+    look()
+    if rank == 1:
+        look()
+        dist.barrier()
+        look()
+        return found
+    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(benchmark=True), \
+            torch.backends.mkldnn.flags(enabled=False), warnings.catch_warnings():
+        torch.set_deterministic_debug_mode(1)
+        warnings.simplefilter('error')
+        dist.barrier()
+        look()
+        torch.set_deterministic_debug_mode(before)
+    look()
+    return found
+
+
+def test_what_a_block_changes_counts_in_that_rank_alone():
+    found = same_for_every_number(changed_in_a_block, 3, (1, 2, 3))
+    outside, inside, after = found[0]
+    assert inside == (False, True, True, False, 1, True) and after == outside
+    assert found == [[outside, inside, outside], [outside] * 3, [outside, inside, outside]]
+
+
+def test_flags_that_a_rank_has_set_before_others_begin_are_theirs():
+    """As a module that the first rank imports, and no other one."""
+    before = torch.backends.mkldnn.deterministic
+
+    def main():
+        if dist.get_rank() == 0:
+            torch.backends.mkldnn.deterministic = True
+        dist.barrier()
+        return torch.backends.mkldnn.deterministic
+
+    try:
+        assert alone(main, 3) == [True] * 3
+    finally:
+        torch.backends.mkldnn.deterministic = before
+
+
+def test_flags_that_differ_when_the_training_begins_are_named(cfg):
+    def main():
+        runner = Runner.from_cfg(cfg)
+        if dist.get_rank() == 1:
+            torch.backends.cuda.enable_math_sdp(False)
+        try:
+            runner.train()
+        finally:
+            torch.backends.cuda.enable_math_sdp(True)
+
+    with pytest.raises(AgreementError, match='rank 1: torch.backends.cuda.math_sdp_enabled'):
+        alone(main, 2)
 
 
 def by_attribute():
@@ -308,6 +410,22 @@ def _with_a_handler_of_its_own():
     own = signal.signal(signal.SIGURG, lambda *_: None), signal.getsignal(signal.SIGURG)
     generators.claim_for_this_thread()
     return signal.getsignal(signal.SIGURG) is own[1]
+
+
+def test_an_interruption_behind_the_end_of_the_first_rank_ends_the_others():
+    ended = []
+
+    def main():
+        if dist.get_rank() == 1:  # the main thread waits for this one
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+            scheduler.current().wait(lambda: True, 'the test')
+            ended.append('as if nothing had happened')
+
+    with pytest.raises(KeyboardInterrupt):
+        on_virtual_ranks(2, main)
+    assert not ended
+    assert not [thread for thread in threading.enumerate() if 'virtual' in thread.name]
 
 
 def test_a_handler_of_the_user_stays():
