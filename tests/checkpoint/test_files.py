@@ -354,7 +354,8 @@ def test_only_what_pickle_takes_can_be_trusted(name):
 
 def test_what_can_be_read_is_written():
     check_readable(dict(a=torch.ones(1), b=[np.float64(1), np.complex64(1), np.ones(2)],
-                        c=collections.Counter('a'), f=collections.OrderedDict(a=torch.Size([1])), d={1, 2}, e=torch.float32))
+                        c=collections.Counter('a'), d={1, 2}, e=torch.float32,
+                        f=collections.OrderedDict(a=torch.Size([1]))))
 
 
 @pytest.mark.parametrize('by_epoch', [True, False])
