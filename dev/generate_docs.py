@@ -105,8 +105,10 @@ PARTS: tuple[tuple[str, str, Callable[[], str]], ...] = (
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'sharded_memory.py'))['table'](
          result('sharded_memory.json'))),
     ('evidence/cost.md', 'python benchmarks/detectors.py',
-     lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'detectors.py'))['table'](
-         result('detectors_cpu.json'))),
+     lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'detectors.py'))['table'](dict(measured={
+         f'{column}, {cpu}': rows
+         for cpu, name in (('AMD', 'detectors_cpu.json'), ('Intel', 'detectors_intel.json'))
+         for column, rows in result(name)['measured'].items()}))),
     ('evidence/cost.md', 'python benchmarks/ops --page',
      lambda: runpy.run_path(str(ROOT / 'benchmarks' / 'ops' / 'page.py'))['page'](
          result('ops_cpu.json'))),
