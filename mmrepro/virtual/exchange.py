@@ -86,6 +86,21 @@ class Transport:
                                           group=self._group, async_op=True)
 
 
+def groups_of(tensors: Iterable[tuple[int, Tensor]], size: int) -> list[dict[int, Tensor]]:
+    """Divide numbered tensors, in order, by type and device; a group takes on until ``size``."""
+    groups: list[dict[int, Tensor]] = []
+    filling: dict[Any, dict[int, Tensor]] = {}
+    bytes_of: dict[Any, int] = {}
+    for number, tensor in tensors:
+        kind = tensor.dtype, tensor.device
+        if bytes_of.get(kind, size) >= size:
+            filling[kind], bytes_of[kind] = {}, 0
+            groups.append(filling[kind])
+        filling[kind][number] = tensor
+        bytes_of[kind] += tensor.numel() * tensor.element_size()
+    return groups
+
+
 class Processes:
     """The processes that share the ranks of one group.
 

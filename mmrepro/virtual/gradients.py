@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,30 +21,17 @@ from ..distributed.scheduler import current
 from ..errors import CollectiveMismatch, VirtualRanksError
 from ..objects.walks import tensors
 from ..util.scoped import replaced
-from .exchange import Processes
+from .exchange import Processes, groups_of
 
 BUCKET = 25 << 20  # bytes: a bucket takes on gradients until it has these
 CHUNK = 1 << 18  # bytes, of a part of a bucket whose gradients are added up at once
+_OTHER_PARAMETERS = ('this rank trains other parameters than another rank: freeze (requires_grad) '
+                     'the same ones, of the same shapes, on all ranks')
 
 
 def _add_all(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     torch._foreach_add_(left, right)
     return left
-
-
-def _groups(tensors: Iterable[tuple[int, Tensor]], size: int) -> list[dict[int, Tensor]]:
-    """Divide numbered tensors, in order, by type and device; a group takes on until ``size``."""
-    groups: list[dict[int, Tensor]] = []
-    filling: dict[Any, dict[int, Tensor]] = {}
-    bytes_of: dict[Any, int] = {}
-    for number, tensor in tensors:
-        kind = tensor.dtype, tensor.device
-        if bytes_of.get(kind, size) >= size:
-            filling[kind], bytes_of[kind] = {}, 0
-            groups.append(filling[kind])
-        filling[kind][number] = tensor
-        bytes_of[kind] += tensor.numel() * tensor.element_size()
-    return groups
 
 
 def _views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
@@ -182,8 +170,7 @@ class GradientSums:
         kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
         if kinds != self._kinds:
             if self._is_open:
-                raise CollectiveMismatch('the trainable parameters of this rank have other shapes '
-                                         'or types than those of another rank')
+                raise CollectiveMismatch(_OTHER_PARAMETERS)
             self._make_buckets(tensors)
             self._kinds = kinds
         if not self._is_open:
@@ -197,10 +184,10 @@ class GradientSums:
         """Fill buckets in the order in which backward passes come to most parameters."""
         last = len(tensors) - 1  # is complete when the pass is
         order = [(number, tensors[number]) for number in [*reversed(range(last)), last]]
-        groups = _groups(order, BUCKET)
+        groups = groups_of(order, BUCKET)
         self._buckets = [_Bucket(group, len(self._processes.members),
                                  len(self._mine).bit_length() + 1) for group in groups]
-        parts = [_groups(group.items(), CHUNK) for group in groups]
+        parts = [groups_of(group.items(), CHUNK) for group in groups]
         memory: dict[Any, Tensor] = {}
         for chunk in [chunk for chunks in parts for chunk in chunks]:
             like, size = next(iter(chunk.values())), sum(map(Tensor.numel, chunk.values()))
@@ -269,8 +256,12 @@ class _BackwardPass:
 
     def __init__(self, task: int, parameters: Iterable[Tensor] = ()) -> None:
         self.task = task
+        parameters = list(parameters)
         self.trained = [value for value in parameters if value.requires_grad]
-        self.used = np.zeros(len(self.trained), np.int32)  # which have a gradient
+        # which have a gradient; at the end a checksum of which are trained, as ranks add it up
+        self.used = np.zeros(len(self.trained) + 1, np.int32)
+        flags = bytes(value.requires_grad for value in parameters)
+        self.used[-1] = self.checksum = zlib.crc32(flags) & 0x7fff
         self.missing: dict[_Chunk, set[int]] = {}  # chunks not moved yet -> gradients to come
 
 
@@ -471,11 +462,14 @@ class VirtualDataParallel(nn.Module):
         views = self.sharing is not None and self.sharing.views
         self._with_views = ended.trained if views else []
         self._sums.coming += 1
-        *means, counts = self._group.meet(
+        *means, used = self._group.meet(
             f'the average of {len(ended.trained)} gradients',
             functools.partial(self._move_remaining, ended), lambda: self._sums)
+        *counts, checksum = used.tolist()
+        if checksum != ended.checksum * self._group.size():
+            raise CollectiveMismatch(_OTHER_PARAMETERS)
         taken: set[int] = set()
-        for parameter, mean, count in zip(ended.trained, means, counts.tolist()):
+        for parameter, mean, count in zip(ended.trained, means, counts):
             if count and views:
                 parameter.grad = mean
             elif count:

@@ -122,6 +122,24 @@ def test_gradients_are_the_mean_in_the_order_of_the_tree():
             assert torch.equal(means[number], (a + b) + (c + d))
 
 
+def other_parameters(shapes):
+    """Train with another layer frozen on the last rank."""
+    net = Squared(*(nn.Linear(*shape) for shape in shapes))
+    net[dist.get_rank() == dist.get_world_size() - 1].requires_grad_(False)
+    losses_of(VirtualDataParallel(net), lambda: torch.randn(2, 3))
+
+
+def other_parameters_part(rank, world, shapes):
+    with pytest.raises(CollectiveMismatch, match='trains other parameters than another rank'):
+        results_of(rank, world, functools.partial(other_parameters, shapes), 4)
+
+
+@pytest.mark.parametrize('processes, shapes', [
+    *((processes, [(3, 3), (3, 3)]) for processes in (1, 2, 4)), (1, [(3, 4), (4, 3)])])
+def test_ranks_that_freeze_other_parameters_are_refused(processes, shapes):
+    shared_pool().run(other_parameters_part, processes, shapes)
+
+
 def several_gradients():
     """Those of the second pass, in which they move when they are made: the mean and its own."""
     torch.manual_seed(0)
