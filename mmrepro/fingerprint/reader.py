@@ -24,6 +24,7 @@ class RankLog(NamedTuple):
     vals: list[dict[str, Any]]  # lines of validations, in order
     ended: bool  # whether the last start trained to its end
     notes: list[str]  # a torn line, iterations that differ between two starts
+    changed: tuple[int, ...] = ()  # iterations that a later start trained again to different bits
 
 
 class RecordedRun(NamedTuple):
@@ -174,7 +175,8 @@ def read_rank(path: str) -> RankLog:
                          f'start differ from the first time, the first is {differing[0]}')
     if not log.starts:
         log.notes.append(f'{path} has no start line')
-    return log._replace(ended=ended, steps=dict(sorted(log.steps.items())))
+    return log._replace(ended=ended, changed=tuple(differing),
+                        steps=dict(sorted(log.steps.items())))
 
 
 def lines_of(path: str) -> list[bytes]:
