@@ -184,13 +184,17 @@ def control() -> GlooControl | StoreControl:
         return GlooControl(None)
     default: Any = dist.group.WORLD
     if default not in _controls:
-        if 'gloo' in c10d.get_backend_config(default):
+        if _has_gloo(default):
             leave_at_exit(_take_groups)
             _controls[default] = GlooControl(_gloo_group(store))
         else:
             _controls[default] = StoreControl(store, default_timeout())
     found: GlooControl | StoreControl = _controls[default]
     return found
+
+
+def _has_gloo(group: Any) -> bool:
+    return 'gloo' in c10d.get_backend_config(group)
 
 
 def _gloo_group(store: Any) -> Any:
