@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
+from mmrepro.checkpoint.resuming import Restoration
 from mmrepro.fingerprint.divergence import first_divergence
 from mmrepro.fingerprint.reader import read_ranks
 from mmrepro.runs.child import Training
@@ -32,6 +33,7 @@ def _misplaced(runner: Any) -> None:
     cursor = plan.point.cursor
     point = replace(plan.point, cursor=cursor._replace(batches=cursor.batches + 1))
     runner.lifecycle.resume = replace(plan, point=point)
+    runner.lifecycle.restoration = Restoration(runner.lifecycle.resume)
 
 
 # The first is seen in almost every training; the next is planted where it is not.
