@@ -227,6 +227,7 @@ def test_a_rank_that_gives_no_sign_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(skipped_steps, 'get_world_size', lambda: 3)
     process = skipped_steps._Process(set(), dist.HashStore())
     process.close()
+    process.without[7] = {0}
     process.store.set('7/without1', '')
     with pytest.raises(AgreementError, match='rank 0 takes no step .* iteration 7 .* For 0.2 s '
                                              'there is no sign of rank 2'):

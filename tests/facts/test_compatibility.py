@@ -19,6 +19,14 @@ from mmrepro.facts.compatibility import CHANGES, HARMLESS, differences
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
 
 
+@pytest.fixture(scope='module')
+def base(tmp_path_factory):
+    """Return the work directory of a training that has imported what its resumes import."""
+    folder = tmp_path_factory.mktemp('base')
+    finish(small_run(folder))
+    return folder
+
+
 def resumed(base, tmp_path, **changes):
     return small_run(tmp_path, resume=True, load_from=str(base / 'iter_3.pth'), **changes)
 
