@@ -163,12 +163,13 @@ def by_instructions(facts: Mapping[str, Any]) -> list[str]:
             or range(len(table['versions']))
         for part in _called_parts(package, table, facts):
             for row in _rows(table, part):
-                for output, text in row['digests'].items():
-                    at_avx2 = expanded(text)
-                    other = expanded(row.get(AVX512, {}).get(output, text))
-                    if (output in outputs or output not in _OPTIONAL) and any(
-                            at_avx2[number] == HOLE if pinned else at_avx2[number] != other[number]
-                            for number in numbers):
+                for output, text in row.get(AVX512, {}).items():
+                    pairs = [*zip(expanded(row['digests'][output]), expanded(text))]
+                    different = {pairs[number] for number in numbers
+                                 if pairs[number][0] != pairs[number][1]}
+                    if pinned:
+                        different = {pair for pair in different if pair[0] == HOLE}
+                    if different and (output in outputs or output not in _OPTIONAL):
                         found.add(f'{part.type} ({output})')
     return sorted(found)
 

@@ -204,6 +204,9 @@ def test_a_package_lists_the_cpus_that_have_its_digests_at_avx512():
     (DETECTION, {}, ''),
     ([LOADING, BICUBIC], {'version.cv2': '4.13.0'}, 'Resize (uint8 image)'),
     ([LOADING, BICUBIC], {'version.cv2': '5.0.0', 'randomness.numerics.cpu': 'avx2'}, ''),
+    # what a version cannot compute is no difference
+    ([LOADING, dict(type='Albu', transforms=[dict(type='Blur')])],
+     {'version.albumentations': '9.9.9', 'randomness.numerics.cpu': 'avx2'}, ''),
     # which this version ignores on CPUs of Intel
     ([LOADING, BICUBIC], {'version.cv2': '4.13.0', 'randomness.numerics.cpu': 'avx2'},
      'Resize (uint8 image)'),
