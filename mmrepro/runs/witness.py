@@ -61,12 +61,15 @@ _CHANGING = ('os.remove', 'os.rename', 'os.rmdir', 'os.truncate', 'shutil.rmtree
 _FOLLOWING_LINKS = ('open', 'os.truncate')
 
 
-def main(task: dict[str, Any], run: int) -> None:
+def main(task: dict[str, Any], parent: int) -> None:
     """Train what a task asks for, each start in a process of its own that has only imported.
 
+    If the process whose witness this is (``run`` of the task) is killed, this one ends.
+
     Args:
-        run: number of the process whose witness this is. If it is killed, this one ends.
+        parent: process that had started this one when it began: the run, if it was there still.
     """
+    ended = partial(_has_ended, task['run'], parent)
     if task['quiet']:
         os.nice(NICE)
     activation.activate()
@@ -84,14 +87,25 @@ def main(task: dict[str, Any], run: int) -> None:
     for given in task['starts']:
         start = Start(**{**given, 'metrics': {
             int(iteration): metrics for iteration, metrics in given['metrics'].items()}})
-        code = _in_fork(partial(_result, task, start, problems, imports), run, task['scratch'])
+        code = _in_fork(partial(_result, task, start, problems, imports), ended, task['scratch'])
         if code:  # such as for lack of memory; a full disk has no room for this either
             with suppress(OSError):
                 _write(task, start, f'its process was ended: {meaning(code)}', imports, 0.0)
         imports = 0.0  # once for all of them
 
 
-def _in_fork(call: Callable[[], None], run: int, scratch: str) -> int:
+def _has_ended(run: int, parent: int) -> bool:
+    """Whether a run has ended. A killed one may stay as a zombie, but has no children."""
+    try:
+        os.kill(run, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is there
+        pass
+    return os.getppid() != parent
+
+
+def _in_fork(call: Callable[[], None], run_has_ended: Callable[[], bool], scratch: str) -> int:
     """Call a function in a forked process; if the run has ended, end and leave nothing behind.
 
     Returns:
@@ -111,7 +125,7 @@ def _in_fork(call: Callable[[], None], run: int, scratch: str) -> int:
             os._exit(code)
     ended, status = os.waitpid(pid, os.WNOHANG)
     while not ended:
-        if os.getppid() != run:
+        if run_has_ended():
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             shutil.rmtree(scratch, ignore_errors=True)

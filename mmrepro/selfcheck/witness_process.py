@@ -127,8 +127,8 @@ class WitnessProcess:
             task = os.path.join(self.folder, 'task.json')
             with open(task, 'w', encoding='utf-8') as file:
                 json.dump(dict(
-                    path=recipe.path, folder=recipe.folder, arguments=recipe.arguments,
-                    script=recipe.script, names=recipe.names,
+                    run=os.getpid(), path=recipe.path, folder=recipe.folder,
+                    arguments=recipe.arguments, script=recipe.script, names=recipe.names,
                     registered=[*map(list, recipe.registered)],
                     scratch=self.folder, work_dir=os.path.abspath(work_dir), quiet=quiet,
                     config=config, starts=[start._asdict() for start in starts]), file)

@@ -714,7 +714,7 @@ def test_a_witness_that_is_killed_ends_no_run(tmp_path, monkeypatch):
 def test_a_run_that_ignores_its_children_has_a_witness(tmp_path):
     def job():
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        return _in_fork(lambda: os._exit(3), os.getppid(), str(tmp_path))
+        return _in_fork(lambda: os._exit(3), lambda: False, str(tmp_path))
 
     assert Child(job).result(60) == 3
 
@@ -777,6 +777,37 @@ def test_a_witness_ends_with_the_run_that_is_killed(tmp_path):
     while os.path.exists(f'/proc/{pid}') and _state(pid) != 'Z':
         time.sleep(0.1)
     assert not [*scratch.glob('mmrepro-*')]  # it was importing, and has not trained on to its end
+
+
+# a shell keeps the witness from beginning until its run has ended
+LATE = """
+import subprocess, sys
+import witnessed
+from mmrepro.selfcheck import witness_process
+start = subprocess.Popen
+def late(line, **options):
+    if line[1:3] != ['-c', witness_process.COMMAND]:
+        return start(line, **options)
+    waits = 'while kill -0 $PPID; do sleep 0.1; done 2> /dev/null; exec "$@"'
+    process = start(['bash', '-c', waits, 'bash', *line], **options)
+    print(process.pid, flush=True)
+    return process
+witness_process.subprocess.Popen = late
+witnessed.train(witnessed.config(sys.argv[1]))
+"""
+
+
+def test_a_witness_that_begins_when_its_run_has_been_killed_ends(tmp_path):
+    run = subprocess.Popen(
+        [sys.executable, '-c', LATE, str(tmp_path / 'run')], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path), 'TMPDIR': str(tmp_path)})
+    pid = next(int(line) for line in iter(run.stdout.readline, '') if line.strip().isdigit())
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    while os.path.exists(f'/proc/{pid}') and _state(pid) != 'Z':
+        time.sleep(0.1)
+    assert not [*tmp_path.glob('mmrepro-*')]
 
 
 def _state(pid):
