@@ -78,7 +78,7 @@ def _accelerator() -> torch.Generator | None:
 
 def _flags() -> list[Any]:
     """Return the values of :data:`FLAGS`; None where this torch does not have one."""
-    values = [getattr(owner, tell, None) for owner, tell, _ in FLAGS]
+    values = (getattr(owner, tell, None) for owner, tell, _ in FLAGS)
     return [value() if callable(value) else value for value in values]
 
 
@@ -293,10 +293,10 @@ class Baton:
             rank.over.set()
 
     def _await_end(self, rank: VirtualRank) -> None:
-        # Thread.join takes a thread for ended when a signal has interrupted it
+        # a signal ends Thread.join too early, and no wait where the system gives it to a rank
         while not rank.over.is_set():
             try:
-                rank.over.wait()
+                rank.over.wait(1.)
             except BaseException as error:  # a signal's handler raised while another rank runs
                 rank.scheduler.fail(error)
 
