@@ -107,8 +107,8 @@ def test_seeds_and_epochs_differ(runs):
     assert baseline['seed'] == 42 and another['seed'] == 43
 
 
-@pytest.mark.parametrize('runs', [
-    MODELS[1], pytest.param(MODELS[2], marks=pytest.mark.nightly)], indirect=True, scope='module')
+@pytest.mark.nightly
+@pytest.mark.parametrize('runs', MODELS[1:3], indirect=True, scope='module')
 def test_spawned_workers_and_hash_seeds_do_not_change_bits(runs, data_root, tmp_path):
     """In a fresh process, whose workers import everything again."""
     model, _, results = runs

@@ -93,6 +93,7 @@ def test_mmdetections_own_script_trains_to_the_same_bits(trained):
     assert _weights(folder / 'stock' / 'epoch_1.pth') == ours
 
 
+@pytest.mark.nightly
 def test_test_evaluates_what_train_wrote(trained):
     folder, run, _ = trained
     checkpoint = str(folder / 'work_dirs' / 'config' / 'epoch_1.pth')

@@ -46,6 +46,7 @@ def test_three_kinds_of_interruption(tmp_path):
     assert 'control: a resume without the state of the optimizer was seen as different' in said
 
 
+@pytest.mark.nightly
 def test_one_rank_of_two(tmp_path):
     runs = campaign(tmp_path, 1, ranks=2, kinds=('SIGKILL of a rank', ),
                     **{'train_dataloader.dataset.size': 32})

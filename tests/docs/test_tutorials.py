@@ -338,6 +338,7 @@ def test_stock_mmengine_continues_a_checkpoint(folder):
     assert 'iterations 4 False Runner' in run(folder, 'stock.py', 'config.py')
 
 
+@pytest.mark.nightly
 def test_of_the_written_config_only_the_keys_of_mmengine_may_stay(folder):
     assert 'unexpected keyword argument' in run(folder, 'stock.py', 'run/config.py', code=1)
     assert 'iterations 4 False Runner' in run(

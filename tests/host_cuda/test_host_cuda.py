@@ -81,20 +81,21 @@ def test_on_the_device(name, outcomes):
     assert outcomes[name] == ''
 
 
-# torch refuses the mode "max" of an embedding bag inside of a kernel that other modes need as well;
-# the sizes of topk take as long as all of mmcv's operators, and scripts.py has topk too
-ALL_BUT = r'^mmcv/|^torch/(?!embedding bag, max${})'
+# torch refuses the mode "max" of an embedding bag inside of a kernel that other modes need as well
+ALL = '^mmcv/|^torch/(?!embedding bag, max$)'
+FEW = '^mmcv/(roi_align|nms|deform)|^torch/(?!embedding bag, max$|topk)[a-f]'
 
 
-@pytest.mark.parametrize('but', ['|topk', pytest.param('', marks=pytest.mark.nightly)])
-def test_every_operator(on_device, tmp_path, but):
-    code, rows = check(on_device, tmp_path, ALL_BUT.format(but))
+@pytest.mark.parametrize('only, least', [
+    (FEW, 10), pytest.param(ALL, 65, marks=pytest.mark.nightly)])
+def test_every_operator(on_device, tmp_path, only, least):
+    code, rows = check(on_device, tmp_path, only)
     bad = {name: row for name, row in rows.items()
            if not row.get('equal') or not row.get('agrees', True) or 'error_text' in row}
     assert code == 0 and not bad, bad
-    assert len(rows) > 65
+    assert len(rows) > least
     refusals = {name: row for name, row in rows.items() if 'refused' in row}
-    assert len(refusals) > 20
+    assert len(refusals) > least // 4
     for name, row in refusals.items():  # also those that torch does not refuse
         operator = row['covers'][0].partition('.')[0]
         assert row['refused'] and operator in row['message'], (name, row)
@@ -214,6 +215,7 @@ def test_a_preempted_training_goes_on(on_device, tmp_path):
     on_device('-c', PREEMPTED, cwd=tmp_path)  # whose assertions end it with an error
 
 
+@pytest.mark.nightly
 def test_virtual_ranks_do_not_depend_on_the_number_of_processes_and_devices(on_device, tmp_path):
     """Two ranks of a process use its device, which is not the first one."""
     done = on_device(FOLDER / 'virtual.py', tmp_path, 4)
@@ -221,6 +223,7 @@ def test_virtual_ranks_do_not_depend_on_the_number_of_processes_and_devices(on_d
     assert set(json.loads(done.stdout.splitlines()[-1]).values()) == {True}, done.stdout
 
 
+@pytest.mark.nightly
 def test_states_of_ranks_take_no_memory_of_the_device(on_device, tmp_path):
     """A checkpoint within an accumulation cycle holds the gradients of all ranks."""
     done = on_device(FOLDER / 'checkpoint_memory.py', tmp_path)

@@ -106,6 +106,7 @@ def test_a_damaged_file_is_an_error(tmp_path, text, message):
     assert path.read_text() == text
 
 
+@pytest.mark.nightly
 def test_processes_of_xdist_do_not_overwrite_each_others_bits(tmp_path):
     code, said = run(tmp_path, '--mmrepro-update', '-n', '1')
     assert code == 1 and 'run it with -n 0' in said
