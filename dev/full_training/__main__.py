@@ -39,6 +39,7 @@ class Run(NamedTuple):
     killed_after: float = 0.  # part of the epochs, then resumed; 0: not killed
 
 
+STREAMS = {'initial weights': 'init', 'order': 'sampler', 'augmentation': 'sample'}
 WORKERS = 'train_dataloader.num_workers={}'
 RUNS = {
     # one seed, as users start it again
@@ -56,6 +57,9 @@ RUNS = {
     'Intel Xeon': Run('mmrepro'),  # on a CPU of the other maker than all others
     # other seeds
     **{f'seed {seed}': Run('mmrepro', (f'randomness.seed={seed}',)) for seed in range(1, 10)},
+    # another seed for one stream
+    **{f'{name} {seed}': Run('mmrepro', (f'randomness.streams.{stream}={seed}',))
+       for seed in range(1, 4) for name, stream in STREAMS.items()},
     'stock again': Run('stock'),
 }
 

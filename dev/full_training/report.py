@@ -5,28 +5,38 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dev import figures
-from dev.full_training.__main__ import RESULTS
+from dev.full_training.__main__ import RESULTS, STREAMS
 
 Rows = Mapping[str, Mapping[str, Any]]
 BASE = 'mmrepro'
 SAME = ('mmrepro, 2 workers', 'mmrepro, resumed')
-ENVIRONMENTS = ('two threads', 'AVX2', 'OpenCV 4.11', 'Intel Xeon')
-GROUPS = {
+INTEL = 'Intel Xeon'  # the CPU of the runs that vary one stream
+ENVIRONMENTS = ('two threads', 'AVX2', 'OpenCV 4.11', INTEL)
+
+
+def _is_of(stream: str, name: str) -> bool:
+    return name == INTEL or name.startswith(stream)
+
+
+GROUPS: dict[str, Callable[[str], bool]] = {
     'stock, one seed': lambda name: name.startswith('stock'),
     'mmrepro, the same seed': lambda name: name in (BASE, *SAME),
     'mmrepro, another environment': lambda name: name in (BASE, *ENVIRONMENTS),
     'mmrepro, other seeds': lambda name: name == BASE or name.startswith('seed'),
+    **{f'mmrepro, another seed of {stream}': functools.partial(_is_of, stream)
+       for stream in STREAMS},
 }
 
 
 def groups(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the runs of each group; the first run of mmrepro is in three of them."""
-    return {title: [row for name, row in rows.items() if belongs(name)]
-            for title, belongs in GROUPS.items()}
+    """Return the runs of each group of two or more; the first run of mmrepro is in most of them."""
+    found = {title: [row for name, row in rows.items() if belongs(name)]
+             for title, belongs in GROUPS.items()}
+    return {title: members for title, members in found.items() if len(members) > 1}
 
 
 def best(row: Mapping[str, Any]) -> int:
@@ -82,7 +92,7 @@ def draw(rows: Rows, figure: Any, axes: Any) -> None:
     curves.set_xlabel('epoch')
     curves.set_ylabel('mAP')
     curves.legend(loc='lower right')
-    names = list(GROUPS)
+    names = list(groups(rows))
     for at, title in enumerate(reversed(names)):
         values = [100 * row['mAP'][-1] for row in groups(rows)[title]]
         dots.plot(values, [at] * len(values), 'o', markersize=7, alpha=0.6,
