@@ -32,7 +32,7 @@ def values(*arguments, **variables):
                             stdout=subprocess.PIPE, env={**environment(), **variables})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_metrics_are_the_same_with_the_least_instruction_set_and_other_cores():
     from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
     found = [name for name in __cpu_dispatch__ if __cpu_features__.get(name)]

@@ -54,6 +54,7 @@ def test_one_rank_of_two(tmp_path):
     assert not runs.kills[0].ended_by_us, 'the other rank ended by itself'
 
 
+@pytest.mark.nightly
 def test_virtual_ranks_go_on_with_other_numbers_of_processes(tmp_path):
     runs = campaign(tmp_path, 2, ranks=3, kinds=('SIGKILL', 'SIGKILL of a rank'),
                     processes=(1, 2, 3), **{'train_dataloader.dataset.size': 24,

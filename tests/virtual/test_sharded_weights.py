@@ -127,6 +127,7 @@ def test_a_hook_may_make_its_average_later(tmp_path):
     assert all(alone(train, RANKS))
 
 
+@pytest.mark.nightly
 def test_fingerprints_do_not_depend_on_the_kind_of_memory(tmp_path):
     memories = 'separate', 'shared', 'sharded'
     for memory in memories:

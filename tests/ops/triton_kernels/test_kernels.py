@@ -146,7 +146,7 @@ def test_roi_align_of_no_box_and_what_is_refused(interpreted, wave):
             align(module, features, boxes, grad, 1 / 8, 0, 1, True)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, database=None,
+@settings(max_examples=6, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_roi_align_of_any_shape(interpreted, wave, data):
@@ -257,10 +257,9 @@ def test_attention_in_groups_of_heads(interpreted, wave, monkeypatch):
         assert torch.equal(found, expected)
 
 
-@pytest.fixture(scope='module', params=[
-    (80, 'float32'),
-    *(pytest.param((architecture, *DTYPES), marks=pytest.mark.nightly)
-      for architecture in (80, 90, 100))], ids=str)
+@pytest.fixture(scope='module', ids=str, params=[
+    pytest.param((architecture, *DTYPES), marks=pytest.mark.nightly)
+    for architecture in (80, 90, 100)])
 def machine_code(request, tmp_path_factory):
     """What dev/triton_kernels.py compiles for a generation of GPUs, and types of features."""
     if triton.version() is None:
