@@ -205,7 +205,9 @@ class Witness:
             self._newest = None
         complete = [saved for saved in self._waiting if saved.iteration < done and (
             ends or saved.iteration + RESUMED_ITERATIONS <= done)]
-        if not complete or self._is_short(done) and not ends:
+        if not complete and not (ends and self._seed_is_due):
+            return
+        if self._is_short(done) and not ends:
             return
         if not self._has_memory(runner, ends):
             return
@@ -265,7 +267,7 @@ class Witness:
         ordered = sorted(complete, key=lambda saved: saved.iteration)
         first = len(ordered)
         if ends:
-            ordered, first = ordered[-1:] + ordered[:-1], 1
+            ordered, first = ordered[-1:] + ordered[:-1], min(first, 1)
         room = self._affordable_count(len(complete) + self._seed_is_due, done, ends)
         repeats = self._seed_is_due and room > first
         kept, left = ordered[:room - repeats], ordered[room - repeats:]
@@ -280,6 +282,7 @@ class Witness:
             origin = None if self._origin is None else self._origin.path
             until = min(self._first + REPEATED_ITERATIONS, done)
             starts.insert(0, Start(REPEATED, self._first, until, origin, other_workers=True))
+            self._seed_is_due = not ends  # nothing is tried again at the end
         return starts
 
     def _affordable_count(self, wanted: int, done: int, ends: bool) -> int:
@@ -467,9 +470,11 @@ class Witness:
         if self.not_restored:
             parts.append('a resume does not restore '
                          f'{listed(self.not_restored, witness_verdict.SHOWN)}')
+        reasons = f'for lack of memory or to stay within {MAX_TIME_SHARE:.0%} of the time'
         if self._skipped:
-            parts.append('checkpoints left out, for lack of memory or to stay within '
-                         f'{MAX_TIME_SHARE:.0%} of the time: {self._skipped}')
+            parts.append(f'checkpoints left out, {reasons}: {self._skipped}')
+        if self._seed_is_due and self.resumed and not self.notes:
+            parts.append(f'the first iterations were not repeated, {reasons}')
         parts += self.notes
         if self.resumed:
             return '; '.join(parts)

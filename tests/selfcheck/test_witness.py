@@ -818,12 +818,17 @@ def _state(pid):
         return 'Z'
 
 
-def _tries(mode, seconds, set_up):
-    """Return what a witness tries behind 100 of 10,000 iterations of so many ``seconds``."""
+def _budgeted(mode, seconds, set_up):
+    """Return a witness behind 100 of 10,000 iterations of so many ``seconds``."""
     made = Witness(mode, recipe.Recipe('', {}, [], [], '', {}, None, []))
     made.begin(0, 10_000, '', True, {})
     made._clock, made._set_up = time.process_time() - 100 * seconds, set_up
+    return made
+
+
+def _tries(mode, seconds, set_up):
     saved = witness_process.Saved(10, 'path', None)
+    made = _budgeted(mode, seconds, set_up)
     return [start.name for start in made._affordable([saved], 100, ends=True)]
 
 
@@ -834,6 +839,22 @@ def test_the_time_of_witnesses_is_bounded(monkeypatch):
     assert _tries(None, 0.001, 30) == []
     assert _tries(None, 0.5, 30) == ['repeated', 'resumed10_0']  # 1 % of 5,000 seconds
     assert _tries(True, 0.001, 30) == ['repeated', 'resumed10_0']
+
+
+@pytest.mark.parametrize('set_up, said', [
+    (1, ''), (30, 'not repeated, for lack of memory or to stay within 1% of the time')])
+def test_what_there_was_no_time_for_while_the_run_trained_is_repeated_at_its_end(
+        set_up, said, monkeypatch):
+    """A run whose checkpoints have all been tried has its first iterations repeated, or says so."""
+    monkeypatch.setattr(witness, 'FREE_SECONDS', 20.0)
+    made, started = _budgeted(None, 0.001, set_up), []
+    made.resumed = [10]
+    monkeypatch.setattr(made, '_has_memory', lambda runner, ends: True)
+    monkeypatch.setattr(made, '_started', lambda runner, starts, quiet: started.append(starts))
+    made.advance(None, 100, ends=True)
+    made.advance(None, 100, ends=True)
+    assert [start.name for starts in started for start in starts] == ['repeated'] * (not said)
+    assert said in made.summary('W') and ('not repeated' in made.summary('W')) == bool(said)
 
 
 @pytest.mark.parametrize('group, files, free', [
