@@ -145,14 +145,18 @@ def write_content(checkpoint: Mapping[str, Any], filename: str, let_go: Callable
         options: Of MMEngine's function; for files that are not local.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; names it.
     """
     os.makedirs(os.path.dirname(os.path.abspath(filename)), exist_ok=True)
-    with open(filename, 'wb') as file:
-        stream: Any = _Stream(file, let_go)
-        torch.save(checkpoint, stream)
-        if stream.error is not None:
-            raise stream.error
+    try:
+        with open(filename, 'wb') as file:
+            stream: Any = _Stream(file, let_go)
+            torch.save(checkpoint, stream)
+            if stream.error is not None:
+                raise stream.error
+    except OSError as error:  # of a write, which knows no name
+        error.filename = error.filename or filename
+        raise
 
 
 def replace_with(partial: str, path: str, complete: bool = True) -> None:

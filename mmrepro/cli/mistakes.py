@@ -1,6 +1,7 @@
 """Explain the errors that MMEngine, MMDetection and torch raise for a mistake in a config."""
 from __future__ import annotations
 
+import errno
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,8 @@ _CLASSES = re.compile('num_classes|out of bounds|out of range|device-side assert
 # messages of torch where the output of a layer does not fit the next one
 _SHAPES = re.compile('expected input|size of tensor|cannot be multiplied|should contain|'
                      'normalized_shape|must match|invalid for input of size')
+# of a disk, whatever was to be written: no setting is wrong
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | None:
@@ -56,6 +59,9 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
     missing = _missing_data(cfg, error)
     if missing is not None:
         return missing
+    if isinstance(error, OSError) and error.errno in _OF_A_DISK:
+        return TrainingError(f'{error.filename or "a file of the run"} cannot be written or read: '
+                             f'{error.strerror} ({where_raised(error)})')
     text = str(error.args[0]) if error.args else ''
     unregistered = _UNREGISTERED.search(text)
     if isinstance(error, KeyError) and unregistered:

@@ -122,7 +122,8 @@ class Witness:
             self.not_tried = reason or self.not_tried
             self._can_be_verified = False
         elif self._mode is not True and total is not None and total - iteration < MIN_ITERATIONS:
-            self.not_tried = f'the run is shorter than {MIN_ITERATIONS} iterations'
+            what = 'what was left of the run' if iteration else 'the run'
+            self.not_tried = f'{what} is shorter than {MIN_ITERATIONS} iterations'
         if self.not_tried:
             return
         length = self._total - iteration

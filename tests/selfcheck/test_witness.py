@@ -841,6 +841,12 @@ def test_the_time_of_witnesses_is_bounded(monkeypatch):
     assert _tries(True, 0.001, 30) == ['repeated', 'resumed10_0']
 
 
+def test_the_end_of_a_long_run_is_no_short_run():
+    made = _budgeted(None, 1, 1)
+    made.begin(36, 72, '', True, {})
+    assert '(what was left of the run is shorter than 50 iterations)' in made.summary('W')
+
+
 @pytest.mark.parametrize('set_up, said', [
     (1, ''), (30, 'not repeated, for lack of memory or to stay within 1% of the time')])
 def test_what_there_was_no_time_for_while_the_run_trained_is_repeated_at_its_end(
