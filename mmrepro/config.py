@@ -266,7 +266,7 @@ class RandomnessConfig:
             return 'not tried without deterministic=True'
         if self.self_checks.witness is False:
             return 'not tried (randomness.self_checks.witness=False)'
-        return 'the last line says what a second process has tried'
+        return 'the last line of a training says what a second process has tried'
 
     def summary(self) -> str:
         """Return the values that differ from the defaults in one line, then the promises."""

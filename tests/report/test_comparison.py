@@ -780,7 +780,7 @@ def test_facts_that_may_change_bits_are_in_the_verdict_where_nothing_else_differ
 
 
 def test_what_a_run_was_resumed_with_is_known_from_its_checkpoint(trained):
-    """Its last start has the code of the other run: only the history says that there was a first."""
+    """Its last start has the code of the other run; the history says that its first had not."""
     history = 'resumed at iteration 36 with edited code: own/transform.py'
     for name, run, facts in (('c', 'a', dict(history=history)), ('d', 'b', {})):
         shutil.copytree(trained / run, name)
