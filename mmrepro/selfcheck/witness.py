@@ -60,15 +60,16 @@ class Witness:
         not_restored: attributes of own code that a resumed run does not have, by path; the
             iterations that were compared do not depend on them.
         notes: what was not tried or has failed, in words.
+        advice: how to try a resume where none was tried; '{}' stands for the work directory.
     """
 
     saving = False  # a checkpoint is being written for the witness alone
+    advice = ': mmrepro verify {}'
 
     def __init__(self, mode: bool | str | None, recipe: Recipe | str) -> None:
         self._mode, self.recipe = mode, recipe
         self.not_tried = recipe if isinstance(recipe, str) else ''
         self._launches = False
-        self._can_be_verified = True  # by a command, afterwards
         self.resumed: list[int] = []
         self.repeated = self.early = 0
         self.not_restored: list[str] = []
@@ -120,7 +121,7 @@ class Witness:
         self._stop = stop
         if reason or self.not_tried:
             self.not_tried = reason or self.not_tried
-            self._can_be_verified = False
+            self.advice = ''
         elif self._mode is not True and total is not None and total - iteration < MIN_ITERATIONS:
             what = 'what was left of the run' if iteration else 'the run'
             self.not_tried = f'{what} is shorter than {MIN_ITERATIONS} iterations'
@@ -483,8 +484,7 @@ class Witness:
         if self._skipped and not self.not_tried:
             reason = 'those that could be resumed were left out'
         if not self.notes:
-            command = f': mmrepro verify {work_dir}' if self._can_be_verified else ''
-            parts.append(f'no resume was tried ({reason}){command}')
+            parts.append(f'no resume was tried ({reason}){self.advice.format(work_dir)}')
         return '; '.join(parts)
 
 

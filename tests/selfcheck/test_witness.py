@@ -22,6 +22,7 @@ from harness import environment
 from mmengine.dataset import BaseDataset
 from mmengine.hooks import CheckpointHook, EmptyCacheHook, Hook
 from mmengine.registry import DATASETS, FUNCTIONS, HOOKS
+from mmengine.runner import Runner
 from small_runs import hook_with
 from warm import Warm
 from witnessed import SPOILED, SavesTwice, config, log_of, train
@@ -602,6 +603,18 @@ def test_verify_names_code_that_was_edited_since(own, tmp_path):
 
 def test_verify_names_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(RunError, match=r'has no file mmrepro/witness\.json'):
+        verbs.verify_run(str(tmp_path))
+
+
+def test_a_run_of_arguments_is_not_sent_to_a_command_that_has_no_config(tmp_path):
+    cfg = config(tmp_path)
+    cfg.randomness.self_checks.witness = None
+    Runner(**{name: cfg[name] for name in (
+        'model', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'randomness', 'work_dir',
+        'default_scope')}).train()
+    last = log_of(tmp_path).strip().splitlines()[-1]
+    assert 'iterations): randomness.self_checks.witness=True tries it; to repeat: start' in last
+    with pytest.raises(RunError, match='built again: it was built from arguments, not from'):
         verbs.verify_run(str(tmp_path))
 
 
