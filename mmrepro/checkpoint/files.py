@@ -226,7 +226,10 @@ def _fetched(url: str) -> io.BytesIO:
     """Return the content of a remote file, which a file backend of MMEngine fetches."""
     try:
         return io.BytesIO(get(url))
-    except (OSError, HTTPException) as error:
+    except KeyError as error:  # MMEngine's table of prefixes
+        raise CheckpointError(f'checkpoint {url} cannot be fetched (no file backend of MMEngine is '
+                              f'registered for {error})') from error
+    except (OSError, HTTPException, ImportError) as error:  # or the package of a backend is missing
         raise CheckpointError(f'checkpoint {url} cannot be fetched ({error})') from error
 
 
