@@ -39,6 +39,8 @@ _BUILDERS = dict(
     register_default_hooks='default_hooks', register_custom_hooks='custom_hooks')
 # part of a run -> key of the config, for what its own code raises when it is used
 _PARTS = ((BaseLoop, 'train_cfg'), ((BaseMetric, Evaluator), 'val_evaluator'))
+# methods of the runner that raise an error where an argument is missing
+_OF_ARGUMENTS = ('__init__', 'train', 'val', 'test')
 # messages that say no more than that a number of a class is too large
 _CLASSES = re.compile('num_classes|out of bounds|out of range|device-side assert')
 # messages of torch where the output of a layer does not fit the next one
@@ -60,8 +62,9 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
     if missing is not None:
         return missing
     if isinstance(error, OSError) and error.errno in _OF_A_DISK:
-        return TrainingError(f'{error.filename or "a file of the run"} cannot be written or read: '
-                             f'{error.strerror} ({where_raised(error)})')
+        file = error.filename or f'a file of the run, whose work_dir is {cfg.get("work_dir")},'
+        return TrainingError(f'{file} cannot be written or read: {error.strerror} '
+                             f'({where_raised(error)})')
     text = str(error.args[0]) if error.args else ''
     unregistered = _UNREGISTERED.search(text)
     if isinstance(error, KeyError) and unregistered:
@@ -129,10 +132,10 @@ def _part_in_use(error: Exception) -> str | None:
 
 
 def _of_runner(cfg: Any, error: Exception) -> ConfigError | None:
-    """Explain an error of the runner's constructor about its arguments."""
+    """Explain an error of the runner itself about its arguments."""
     frames = _frames(error)
-    if not frames or frames[-1].f_code.co_name != '__init__' or not isinstance(
-            frames[-1].f_locals.get('self'), Runner):
+    if not frames or frames[-1].f_code.co_name not in _OF_ARGUMENTS or (
+            frames[-1].f_globals.get('__name__') != Runner.__module__):
         return None
     text, _, values = ' '.join(str(error).split()).partition(', but got ')
     missing = [key for key in cfg if re.search(rf'\b{key}\b', text) and cfg[key] is None]

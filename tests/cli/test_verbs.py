@@ -185,6 +185,9 @@ def test_a_full_disk_is_no_wrong_setting(config, capsys, monkeypatch):
     assert exit_code('train', str(config)) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith(
         'mmrepro train: work/iter_1.pth cannot be written or read: No space left on device (')
+    error.filename = None  # as where a write has failed
+    assert exit_code('train', str(config), '--work-dir', 'work') == 1
+    assert 'whose work_dir is work, cannot be written' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('path, wanted', [

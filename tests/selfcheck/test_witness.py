@@ -3,6 +3,7 @@ import fcntl
 import importlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -829,6 +830,18 @@ def _state(pid):
             return file.read().rpartition(')')[2].split()[0]
     except FileNotFoundError:
         return 'Z'
+
+
+@pytest.mark.parametrize('free, said', [
+    (1 << 30, 'its process ended with exit code 1: OSError: '), (0, 'no room is left in ')])
+def test_a_process_without_a_result_is_explained_in_a_short_text(free, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, 'disk_usage', lambda folder: SimpleNamespace(free=free))
+    process = WitnessProcess.__new__(WitnessProcess)
+    process.starts, process.folder = [Start('repeated', 0, 4, None)], str(tmp_path)
+    process._process = SimpleNamespace(returncode=1)
+    (tmp_path / 'output.txt').write_text('OSError: ' + 'System environment ' * 1000)
+    result, = process.results()
+    assert result.error.startswith(said) and len(result.error) < 300
 
 
 def _budgeted(mode, seconds, set_up):
