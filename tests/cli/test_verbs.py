@@ -179,6 +179,14 @@ def test_any_other_error_keeps_its_traceback(error, config, monkeypatch):
         cli.main(['train', str(config)])
 
 
+@pytest.mark.parametrize('words', [
+    ('golden', 'check', '--goldens', 'none', 'CONFIG'), ('localise', 'none', '--no-values', 'b')])
+def test_options_may_stand_between_paths(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(*words) == 2
+    assert 'none: no' in capsys.readouterr().err
+
+
 def test_a_full_disk_is_no_wrong_setting(config, capsys, monkeypatch):
     error = OSError(28, 'No space left on device', 'work/iter_1.pth')
     monkeypatch.setattr(arguments, 'build_runner', Mock(side_effect=error))
