@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from mmrepro.determinism.cpu_level import CPU_LEVELS, NUMPY_FEATURES
 from mmrepro.determinism.tables import ENV, FLAGS, EnvRow, Flag
 from mmrepro.ops.aten.kernel_table import TABLE
 from mmrepro.patches.replacements import PATCHES
@@ -35,6 +36,9 @@ def lines() -> str:
         '## Variables and flags', '',
         *_settings([row for row in ENV if row.default is not None]
                    + [flag for flag in FLAGS if not flag.name.startswith('mmrepro')]), '',
+        'Set by the restart only: '
+        f'{_spans([row.name for row in ENV if row.at_start and row.default is None])}; with '
+        f'`numerics.cpu`, {_spans([*CPU_LEVELS["avx2"], NUMPY_FEATURES])}.', '',
         '## Replaced attributes', '',
         '`set` is not an attribute of these modules; they get one, in front of the builtin.', '',
         *(f'- `{module}`: {_spans(names)}' for module, names in sorted(targets.items())),

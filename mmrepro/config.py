@@ -266,7 +266,7 @@ class RandomnessConfig:
             return 'not tried without deterministic=True'
         if self.self_checks.witness is False:
             return 'not tried (randomness.self_checks.witness=False)'
-        return 'tried by a second process, see the last line'
+        return 'the last line of a training says what a second process has tried'
 
     def summary(self) -> str:
         """Return the values that differ from the defaults in one line, then the promises."""
@@ -379,10 +379,11 @@ def for_process(randomness: Any) -> Any:
     given = randomness.as_dict() if isinstance(randomness, RandomnessConfig) else randomness or {}
     _check_mapping('randomness', given, 'a dict such as dict(seed=42, deterministic=True)')
     for key, value in _of_process.items():
-        # None is no seed, and False MMEngine's own default
-        if given.get(key, value) not in (value, None, False):
+        before = given.get(key)
+        # None is no seed, and False MMEngine's own default; the seed 0 is equal to it
+        if before is not None and before is not False and before != value:
             warnings.warn(
-                f'randomness.{key}={given[key]!r} of the config is replaced by {value!r}, of '
+                f'randomness.{key}={before!r} of the config is replaced by {value!r}, of '
                 'mmrepro.activate(randomness=...)', stacklevel=2)
     return {**given, **_of_process}
 

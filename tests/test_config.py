@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from mmrepro import config
 from mmrepro.config import RandomnessConfig, SelfChecks, upgrade_legacy_keys
 from mmrepro.errors import RandomnessError
 from mmrepro.seeds import RootSeed
@@ -88,8 +89,8 @@ def test_the_table_says_what_is_promised_and_what_not():
 
 
 @pytest.mark.parametrize('randomness, words', [
-    (dict(deterministic=True), 'tried by a second process'),
-    (dict(deterministic=True, self_checks=dict(witness='warn')), 'tried by a second process'),
+    (dict(deterministic=True), 'the last line of a training'),
+    (dict(deterministic=True, self_checks=dict(witness='warn')), 'the last line of a training'),
     (dict(deterministic=True, self_checks=dict(witness=False)), 'not tried .*witness=False'),
     (dict(deterministic=True, self_checks=False), 'not tried .*witness=False'),
     (dict(deterministic='warn'), 'not tried without deterministic=True'),
@@ -116,3 +117,12 @@ def test_streams_may_have_roots_of_their_own():
     assert RandomnessConfig.parse(parsed.as_dict()) == parsed
     assert parsed.with_seed(3).root.streams == dict(init=7)
     assert hash(parsed) is not None
+
+
+def test_the_seed_0_of_a_config_is_not_replaced_without_a_word():
+    config.set_for_process(dict(seed=5, deterministic=True))
+    try:
+        with pytest.warns(UserWarning, match='randomness.seed=0 of the config is replaced by 5'):
+            assert config.for_process(dict(seed=0, deterministic=False))['seed'] == 5
+    finally:
+        config.set_for_process(None)

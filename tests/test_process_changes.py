@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mmrepro.determinism.policy import missing_at_start
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / 'docs' / 'explanation' / 'what-changes.md').read_text(encoding='utf-8')
 # change by themselves: caches of Python and torch, counters, numbers of modules
@@ -109,3 +111,7 @@ def test_audit_hooks_are_on_the_page(found):
 def test_a_run_that_an_error_ends_closes_its_files(found):
     """The process still has the runner, as a notebook has."""
     assert found['error'] == []
+
+
+def test_variables_that_only_a_restart_sets_are_on_the_page():
+    assert [name for name in missing_at_start({}, cpu='avx2') if f'`{name}`' not in PAGE] == []

@@ -145,14 +145,18 @@ def write_content(checkpoint: Mapping[str, Any], filename: str, let_go: Callable
         options: Of MMEngine's function; for files that are not local.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; names it.
     """
     os.makedirs(os.path.dirname(os.path.abspath(filename)), exist_ok=True)
-    with open(filename, 'wb') as file:
-        stream: Any = _Stream(file, let_go)
-        torch.save(checkpoint, stream)
-        if stream.error is not None:
-            raise stream.error
+    try:
+        with open(filename, 'wb') as file:
+            stream: Any = _Stream(file, let_go)
+            torch.save(checkpoint, stream)
+            if stream.error is not None:
+                raise stream.error
+    except OSError as error:  # of a write, which knows no name
+        error.filename = error.filename or filename
+        raise
 
 
 def replace_with(partial: str, path: str, complete: bool = True) -> None:
@@ -222,7 +226,10 @@ def _fetched(url: str) -> io.BytesIO:
     """Return the content of a remote file, which a file backend of MMEngine fetches."""
     try:
         return io.BytesIO(get(url))
-    except (OSError, HTTPException) as error:
+    except KeyError as error:  # MMEngine's table of prefixes
+        raise CheckpointError(f'checkpoint {url} cannot be fetched (no file backend of MMEngine is '
+                              f'registered for {error})') from error
+    except (OSError, HTTPException, ImportError) as error:  # or the package of a backend is missing
         raise CheckpointError(f'checkpoint {url} cannot be fetched ({error})') from error
 
 

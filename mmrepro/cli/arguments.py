@@ -97,7 +97,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         with replaced(self, _parsing=True):
-            parsed = super().parse_args(args, namespace)
+            # options may stand between paths, the last of which may be left out
+            parsed = self.parse_intermixed_args(args, namespace)
         path = getattr(parsed, 'json', None)
         if path not in (None, '-'):
             if os.path.isdir(path) or os.path.isfile(path) and not path.endswith('.json'):

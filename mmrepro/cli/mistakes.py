@@ -1,6 +1,7 @@
 """Explain the errors that MMEngine, MMDetection and torch raise for a mistake in a config."""
 from __future__ import annotations
 
+import errno
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -38,11 +39,15 @@ _BUILDERS = dict(
     register_default_hooks='default_hooks', register_custom_hooks='custom_hooks')
 # part of a run -> key of the config, for what its own code raises when it is used
 _PARTS = ((BaseLoop, 'train_cfg'), ((BaseMetric, Evaluator), 'val_evaluator'))
+# methods of the runner that raise an error where an argument is missing
+_OF_ARGUMENTS = ('__init__', 'train', 'val', 'test')
 # messages that say no more than that a number of a class is too large
 _CLASSES = re.compile('num_classes|out of bounds|out of range|device-side assert')
 # messages of torch where the output of a layer does not fit the next one
 _SHAPES = re.compile('expected input|size of tensor|cannot be multiplied|should contain|'
                      'normalized_shape|must match|invalid for input of size')
+# of a disk, whatever was to be written: no setting is wrong
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | None:
@@ -56,6 +61,10 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
     missing = _missing_data(cfg, error)
     if missing is not None:
         return missing
+    if isinstance(error, OSError) and error.errno in _OF_A_DISK:
+        file = error.filename or f'a file of the run, whose work_dir is {cfg.get("work_dir")},'
+        return TrainingError(f'{file} cannot be written or read: {error.strerror} '
+                             f'({where_raised(error)})')
     text = str(error.args[0]) if error.args else ''
     unregistered = _UNREGISTERED.search(text)
     if isinstance(error, KeyError) and unregistered:
@@ -123,10 +132,10 @@ def _part_in_use(error: Exception) -> str | None:
 
 
 def _of_runner(cfg: Any, error: Exception) -> ConfigError | None:
-    """Explain an error of the runner's constructor about its arguments."""
+    """Explain an error of the runner itself about its arguments."""
     frames = _frames(error)
-    if not frames or frames[-1].f_code.co_name != '__init__' or not isinstance(
-            frames[-1].f_locals.get('self'), Runner):
+    if not frames or frames[-1].f_code.co_name not in _OF_ARGUMENTS or (
+            frames[-1].f_globals.get('__name__') != Runner.__module__):
         return None
     text, _, values = ' '.join(str(error).split()).partition(', but got ')
     missing = [key for key in cfg if re.search(rf'\b{key}\b', text) and cfg[key] is None]

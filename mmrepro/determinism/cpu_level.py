@@ -19,7 +19,7 @@ _AVX2 = {
 }
 # cpu='...' -> the variables that a process has to start with
 CPU_LEVELS = {'avx2': _AVX2, 'portable': _AVX2}
-_NUMPY = 'NPY_DISABLE_CPU_FEATURES'
+NUMPY_FEATURES = 'NPY_DISABLE_CPU_FEATURES'  # those that NumPy is not to use
 
 
 def level_variables(level: str | None, env: Mapping[str, str] = {}) -> dict[str, str]:
@@ -36,8 +36,8 @@ def level_variables(level: str | None, env: Mapping[str, str] = {}) -> dict[str,
     above = _numpy_above_avx2()
     if not above:
         return dict(CPU_LEVELS[level])
-    listed = re.findall(r'[^\s,]+', env.get(_NUMPY, ''))
-    return {**CPU_LEVELS[level], _NUMPY: ' '.join(dict.fromkeys([*listed, *above]))}
+    listed = re.findall(r'[^\s,]+', env.get(NUMPY_FEATURES, ''))
+    return {**CPU_LEVELS[level], NUMPY_FEATURES: ' '.join(dict.fromkeys([*listed, *above]))}
 
 
 def _numpy_above_avx2() -> list[str]:
@@ -67,8 +67,8 @@ def cpu_conflicts(level: str | None, env: Mapping[str, str]) -> list[str]:
         problems.append(f'cpu={level!r}, but torch uses {cpu_instructions()}: this CPU has no '
                         'AVX2, or ATEN_CPU_CAPABILITY was set after torch had started.')
     elif not problems and _numpy_above_avx2():
-        problems.append(f'cpu={level!r}, but NumPy uses {" ".join(_numpy_above_avx2())}: {_NUMPY} '
-                        'was set after NumPy had started.')
+        problems.append(f'cpu={level!r}, but NumPy uses {" ".join(_numpy_above_avx2())}: '
+                        f'{NUMPY_FEATURES} was set after NumPy had started.')
     return problems
 
 

@@ -250,8 +250,15 @@ def doubts(rows: Sequence[FactDifference]) -> list[str]:
                 how = 'missing'
             code[how].append(row.name[len(PREFIX):])
     return [f'{how} code: {listed(names, 5)}' for how, names in code.items() if names] + [
+        _history(row) if row.name == HISTORY else
         f'{row.name} {_cut(_text(row.then), 24)} -> {_cut(_text(row.now), 24)}'
         for row in may if not row.name.startswith(PREFIX)]
+
+
+def _history(row: FactDifference) -> str:
+    """Return what two runs found different when they were resumed, run A first."""
+    return '; '.join(f'{run} was {found}' for run, found in (('A', row.then), ('B', row.now))
+                     if found != ABSENT)
 
 
 def table(rows: Sequence[FactDifference]) -> str:

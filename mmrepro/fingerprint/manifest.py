@@ -22,10 +22,10 @@ from ..facts.collect import collect_facts, flatten, read_settings, settings_of
 from ..facts.compatibility import FactDifference, differences
 from ..facts.training_data import training_data
 from ..facts.variables import reads
-from ..util.files import write_whole
+from ..util.files import checked, write_whole
 from .digest import Snapshot
 from .reader import read_manifest_file
-from .schema import FOLDER, FORMAT, SELF_CHECKS
+from .schema import FOLDER, FORMAT, REPEATED, SELF_CHECKS
 
 # parts of a manifest that are compared in another form: as facts, or not at all
 NOT_COMPARED = ('kind', 'format', 'config', 'facts', 'randomness', 'world_size', 'processes',
@@ -49,6 +49,17 @@ class Manifest(NamedTuple):
         except ConfigError as error:
             raise FingerprintError(f'{self.path}: config.text: {error}') from error
         return {**self.content['facts'], **settings}
+
+    def check_repeatable(self) -> None:
+        """Check that there is what a repetition of the run needs.
+
+        Raises:
+            FingerprintError: something is missing; the message names it.
+        """
+        checked(self.path, self.content, FingerprintError, REPEATED)
+        if not any(name.startswith('config.model') for name in self.facts):
+            raise FingerprintError(f'{self.path}: the run was built from arguments, not from a '
+                                   'config: no command repeats it; start its program again')
 
     @property
     def variables(self) -> dict[str, dict[str, Any]]:

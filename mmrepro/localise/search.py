@@ -23,14 +23,14 @@ from ..fingerprint.divergence import (
     first_divergence,
     not_compared,
 )
+from ..fingerprint.manifest import Manifest
 from ..fingerprint.reader import RecordedRun, read_run
 from ..fingerprint.records import STATES
-from ..fingerprint.schema import REPEATED, value_of
+from ..fingerprint.schema import value_of
 from ..report.report import Report, Table, plain
 from ..runs.config_edits import SEED, fix_seed, seed_of
 from ..runs.config_files import find_config, read_config, without_mark
 from ..runs.launcher import progress_line
-from ..util.files import checked
 from ..util.text import duration, listed
 from .compare_modules import ValueDifference
 from .diagnosis import Diagnosis
@@ -193,8 +193,8 @@ def _repetition(name: str, run: RecordedRun, iteration: int, work_dir: str) -> R
     """Return how to repeat a run up to an iteration: config, variables, nearest checkpoint."""
     if not run.manifests:
         raise FingerprintError(f'{run.work_dir}: has no manifest, so the run cannot be repeated')
-    manifest: dict[str, Any] = checked(
-        f'{run.work_dir}: manifest.json', run.manifests[0], FingerprintError, REPEATED)
+    manifest: dict[str, Any] = run.manifests[0]
+    Manifest(f'{run.work_dir}: manifest.json', manifest).check_repeatable()
     path = os.path.join(work_dir, f'config_{name}.py')
     with open(path, 'w', encoding='utf-8') as file:
         file.write(manifest['config']['text'])

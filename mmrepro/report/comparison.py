@@ -10,7 +10,15 @@ import torch
 
 from ..checkpoint.files import load
 from ..errors import CheckpointError
-from ..facts.compatibility import ATTACHED, CHANGES, WEIGHTS, FactDifference, differences, doubts
+from ..facts.compatibility import (
+    ATTACHED,
+    CHANGES,
+    HISTORY,
+    WEIGHTS,
+    FactDifference,
+    differences,
+    doubts,
+)
 from ..facts.own_code import MMREPRO, PREFIX
 from ..fingerprint.divergence import (
     ComparedField,
@@ -30,8 +38,8 @@ from .run_view import RunView, load_run
 from .stock_runs import DECIMALS, NEVER, across_dialects, unknown
 
 LOGGED = 'scalars'  # prefix of fields that MMEngine logged
-# facts that a manifest, checkpoints and logs name in the same way
-SETTINGS = ('config.', 'randomness.', PREFIX, ATTACHED)
+# facts that a manifest, checkpoints and logs name in the same way; if one run has them only, too
+SETTINGS = ('config.', 'randomness.', PREFIX, ATTACHED, HISTORY)
 # keys of `randomness` that stock MMEngine has as well
 STOCK_RANDOMNESS = tuple(f'randomness.{key}' for key in ('seed', 'deterministic', 'diff_rank_seed'))
 # facts of a manifest about the moment at which a process begins

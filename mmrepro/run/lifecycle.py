@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from .. import determinism, seeds, virtual
 from ..checkpoint.choosing import plan_resume, writing
 from ..checkpoint.files import without_code
+from ..checkpoint.fit import left_out as left_out_weights
 from ..checkpoint.kept_attributes import keep_orders
 from ..checkpoint.rank_state import EvaluatedModel
 from ..checkpoint.resuming import Comparison, Restoration, check_streams, continue_loop
@@ -46,6 +47,7 @@ from ..ops.contract import run_deferred_checks
 from ..selfcheck.validation import ValidationCheck
 from ..selfcheck.witness import RESUMED_ITERATIONS, witness_of
 from ..util.scoped import replaced
+from ..util.text import listed
 from ..version import __version__
 from .hooks import FingerprintHook, OperatorGuardHook, PreemptHook, SelfCheckHook
 from .hooks.preempt import signal_handlers
@@ -223,7 +225,16 @@ class RunLifecycle:
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> Iterator[None]:
         yield
-        if self.resuming and not self.config.uses_stock_streams:
+        if not self.resuming:
+            model = unwrap(runner.model)
+            own = dict(model.named_parameters())
+            absent = sorted(own.keys() & left_out_weights(
+                model, checkpoint.get('state_dict', checkpoint)).keys())
+            if absent:
+                runner.logger.warning(
+                    f'{len(absent)} of {len(own)} parameters of the model are not in '
+                    f'{runner._load_from}, and keep their initial values: {listed(absent, 3)}')
+        elif not self.config.uses_stock_streams:
             self.restoration.take_state(checkpoint, runner)
 
     def _check_start(self, runner: Any) -> None:

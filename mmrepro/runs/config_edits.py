@@ -85,8 +85,8 @@ def prepare(cfg: Config, names: Sequence[str] = (), full: bool = False) -> list[
         images = IMAGES * (virtual_ranks(cfg) or 1)
         whole = few_images(cfg, 'train', images)
         but = f' (all of {listed(whole)}: no argument `indices`)' if whole else ''
-        notes.append(f'reduced: longest side {min(longest, LONGEST)} of {longest} '
-                     f'pixels, {images} images{but}, no weights to download '
+        side = f'longest side {min(longest, LONGEST)} of {longest} pixels, ' if longest else ''
+        notes.append(f'reduced: {side}{images} images{but}, no weights to download '
                      '(--full: as the config is)')
     return [*notes, 'no checkpoints and no validation, but for what is varied; fingerprints']
 

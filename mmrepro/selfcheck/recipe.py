@@ -13,7 +13,7 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from pkgutil import resolve_name
@@ -99,14 +99,30 @@ def recipe_of(cls: type, settings: Mapping[str, Any], variables: Mapping[str, st
         _importable(cls, 'runner'),
         {name: _copied(value, name) for name, value in settings.items()}, registered,
         list(sys.path), os.getcwd(), dict(variables), script.path_of(main), list(sys.argv),
-        names=_of_script(cls) + [entry.target.partition(':')[2].partition('.')[0]
-                                 for entry in registered if entry.target.startswith('__main__:')])
+        names=[*_of_script(cls), *_named_in(settings), *(
+            entry.target.partition(':')[2].partition('.')[0]
+            for entry in registered if entry.target.startswith('__main__:'))])
 
 
 def _of_script(cls: type) -> list[str]:
     """Return the names of classes that the script defines, of a class and what it derives from."""
     return [base.__qualname__.partition('.')[0] for base in cls.__mro__
             if base.__module__ == '__main__']
+
+
+def _named_in(settings: Any) -> Iterator[str]:
+    """Yield the names of classes and functions of the script in settings: ``dict(type=Mine)``."""
+    parts: Iterable[Any] = ()
+    if isinstance(settings, Config):
+        parts = [settings._cfg_dict]
+    elif isinstance(settings, dict):
+        parts = dict.values(settings)  # those of a ConfigDict would import what is lazy
+    elif isinstance(settings, (list, tuple, set, frozenset)):
+        parts = settings
+    elif isinstance(settings, (type, FunctionType)) and settings.__module__ == '__main__':
+        yield settings.__qualname__.partition('.')[0]
+    for part in parts:
+        yield from _named_in(part)
 
 
 def with_hooks(recipe: Recipe, hooks: Sequence[Any]) -> Recipe:

@@ -60,15 +60,16 @@ class Witness:
         not_restored: attributes of own code that a resumed run does not have, by path; the
             iterations that were compared do not depend on them.
         notes: what was not tried or has failed, in words.
+        advice: how to try a resume where none was tried; '{}' stands for the work directory.
     """
 
     saving = False  # a checkpoint is being written for the witness alone
+    advice = ': mmrepro verify {}'
 
     def __init__(self, mode: bool | str | None, recipe: Recipe | str) -> None:
         self._mode, self.recipe = mode, recipe
         self.not_tried = recipe if isinstance(recipe, str) else ''
         self._launches = False
-        self._can_be_verified = True  # by a command, afterwards
         self.resumed: list[int] = []
         self.repeated = self.early = 0
         self.not_restored: list[str] = []
@@ -120,9 +121,10 @@ class Witness:
         self._stop = stop
         if reason or self.not_tried:
             self.not_tried = reason or self.not_tried
-            self._can_be_verified = False
+            self.advice = ''
         elif self._mode is not True and total is not None and total - iteration < MIN_ITERATIONS:
-            self.not_tried = f'the run is shorter than {MIN_ITERATIONS} iterations'
+            what = 'what was left of the run' if iteration else 'the run'
+            self.not_tried = f'{what} is shorter than {MIN_ITERATIONS} iterations'
         if self.not_tried:
             return
         length = self._total - iteration
@@ -205,7 +207,9 @@ class Witness:
             self._newest = None
         complete = [saved for saved in self._waiting if saved.iteration < done and (
             ends or saved.iteration + RESUMED_ITERATIONS <= done)]
-        if not complete or self._is_short(done) and not ends:
+        if not complete and not (ends and self._seed_is_due):
+            return
+        if self._is_short(done) and not ends:
             return
         if not self._has_memory(runner, ends):
             return
@@ -265,7 +269,7 @@ class Witness:
         ordered = sorted(complete, key=lambda saved: saved.iteration)
         first = len(ordered)
         if ends:
-            ordered, first = ordered[-1:] + ordered[:-1], 1
+            ordered, first = ordered[-1:] + ordered[:-1], min(first, 1)
         room = self._affordable_count(len(complete) + self._seed_is_due, done, ends)
         repeats = self._seed_is_due and room > first
         kept, left = ordered[:room - repeats], ordered[room - repeats:]
@@ -280,6 +284,7 @@ class Witness:
             origin = None if self._origin is None else self._origin.path
             until = min(self._first + REPEATED_ITERATIONS, done)
             starts.insert(0, Start(REPEATED, self._first, until, origin, other_workers=True))
+            self._seed_is_due = not ends  # nothing is tried again at the end
         return starts
 
     def _affordable_count(self, wanted: int, done: int, ends: bool) -> int:
@@ -467,9 +472,11 @@ class Witness:
         if self.not_restored:
             parts.append('a resume does not restore '
                          f'{listed(self.not_restored, witness_verdict.SHOWN)}')
+        reasons = f'for lack of memory or to stay within {MAX_TIME_SHARE:.0%} of the time'
         if self._skipped:
-            parts.append('checkpoints left out, for lack of memory or to stay within '
-                         f'{MAX_TIME_SHARE:.0%} of the time: {self._skipped}')
+            parts.append(f'checkpoints left out, {reasons}: {self._skipped}')
+        if self._seed_is_due and self.resumed and not self.notes:
+            parts.append(f'the first iterations were not repeated, {reasons}')
         parts += self.notes
         if self.resumed:
             return '; '.join(parts)
@@ -477,8 +484,7 @@ class Witness:
         if self._skipped and not self.not_tried:
             reason = 'those that could be resumed were left out'
         if not self.notes:
-            command = f': mmrepro verify {work_dir}' if self._can_be_verified else ''
-            parts.append(f'no resume was tried ({reason}){command}')
+            parts.append(f'no resume was tried ({reason}){self.advice.format(work_dir)}')
         return '; '.join(parts)
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from ..checkpoint.files import LAST_GOOD, is_sealed
 from ..errors import FingerprintError
 from ..util.files import read_json
+from ..util.text import shorten
 from .recipe import Recipe
 
 # the run may end during the imports, which take seconds: who started it is noted first
@@ -36,6 +37,8 @@ _OF_RUNS = ('mmrepro', 'mmrepro-witness-*', 'last_checkpoint', '*.partial', '*.l
             '*.py')
 _OF_A_START = re.compile(r'\d{8}_\d{6}')
 MAX_OWN_FILES = 1000
+MAX_TEXT = 200  # characters of what a process has printed at last
+MIN_ROOM = 1 << 16  # bytes on the disk of the scratch folder, without which a process ends
 _QUIET = dict(WANDB_MODE='disabled', MMREPRO_WITNESS='1')
 
 
@@ -173,9 +176,11 @@ class WitnessProcess:
             if os.path.exists(path):
                 found.append(Result(**read_json(path, FingerprintError)))
             else:
-                code = self._process.returncode
-                found.append(Result(
-                    start.name, f'its process ended with exit code {code}: {self._tail()}', '', 0))
+                error = (f'its process ended with exit code {self._process.returncode}: '
+                         f'{shorten(self._tail(), MAX_TEXT)}')
+                if shutil.disk_usage(self.folder).free < MIN_ROOM:
+                    error = f'no room is left in {os.path.dirname(self.folder)} (see TMPDIR)'
+                found.append(Result(start.name, error, '', 0))
         return found
 
     def _tail(self) -> str:

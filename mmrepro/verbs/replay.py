@@ -25,7 +25,6 @@ from ..fingerprint.schema import (
     FINGERPRINTS,
     FOLDER,
     MANIFEST,
-    REPEATED,
     STEP,
     VAL,
     fingerprint_name,
@@ -35,7 +34,6 @@ from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
 from ..runs.config_files import merge_options, read_config
 from ..runs.launcher import PlannedRun, plan, run_all
-from ..util.files import checked
 from ..util.text import listed
 
 
@@ -102,7 +100,7 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
         TrainingFailed: the training ended with an error.
     """
     original, manifest = read_run(run_dir), read_manifest(run_dir)
-    checked(manifest.path, manifest.content, FingerprintError, REPEATED)
+    manifest.check_repeatable()
     if os.path.realpath(work_dir) == os.path.realpath(run_dir):
         raise FingerprintError(f'--work-dir {work_dir} is the run itself; its fingerprints would '
                                'be lost')

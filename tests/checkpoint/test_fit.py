@@ -17,6 +17,7 @@ from dev.user_setups import loading, reshaping  # noqa: F401  register set-ups
 from dev.user_setups.setup import SETUPS
 from mmrepro.checkpoint import fit
 from mmrepro.errors import ResumeError
+from mmrepro.util.scoped import replaced
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
@@ -256,6 +257,24 @@ def test_weights_that_neither_file_nor_model_have_are_refused_by_name(strict, tm
             again.train()
     else:
         assert any(re.search(message, text) for text in warnings_of(again))
+
+
+@pytest.mark.parametrize('content, absent', [
+    ({'other.weight': torch.zeros(1)}, 'all'), ({'state_dict': {}}, 'all'), ({}, 'none')])
+def test_the_checkpoint_of_another_model_is_said_in_one_line(content, absent, tmp_path):
+    cfg = config(tmp_path / 'run')
+    cfg.load_from = str(tmp_path / 'other.pth')
+    runner = Runner.from_cfg(cfg)
+    count = len([*runner.model.parameters()])
+    torch.save(content or runner.model.state_dict(), cfg.load_from)
+    texts = []
+    with replaced(runner.logger, warning=texts.append):
+        runner.load_or_resume()
+    said = [text for text in texts if 'keep their initial values' in text]
+    assert len(said) == (absent == 'all')
+    for text in said:
+        assert text.startswith(f'{count} of {count} parameters of the model are not in '
+                               f'{cfg.load_from}, and keep their initial values: backbone.0.')
 
 
 def test_weights_that_a_model_has_when_it_is_built_need_not_be_in_the_file(tmp_path):

@@ -123,3 +123,15 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
             CheckpointError, match='none.pth cannot be fetched .*404'):
         Runner.from_cfg(validated(tmp_path / 'run', False, resume=True,
                                   load_from=f'{address}/none.pth'))
+
+
+def test_a_prefix_without_a_backend_or_its_package_is_named(monkeypatch):
+    class Lacking(LocalBackend):
+        def __init__(self):
+            raise ImportError('Please install lacking_client')
+
+    monkeypatch.setitem(registry_utils.prefix_to_backends, 'lacking', Lacking)
+    for url, why in (('lacking://b/a.pth', 'Please install lacking_client'),
+                     ('nosuch://b/a.pth', "no file backend .* is registered for 'nosuch'")):
+        with pytest.raises(CheckpointError, match=f'{url} cannot be fetched .{why}'):
+            load(url)

@@ -158,6 +158,11 @@ def test_a_mistake_is_one_line(name, tmp_path):
     assert text in said(with_changes(tmp_path, changes))
 
 
+def test_a_config_without_a_test_says_what_it_lacks(tmp_path):
+    with pytest.raises(ConfigError, match='Please provide `test_dataloader`, `test_cfg` and'):
+        on_each_rank(config(tmp_path), training_parser('test', ''), lambda runner: runner.test())
+
+
 def test_a_file_of_a_metric_is_named(tmp_path):
     cfg = validating(config(tmp_path))
     cfg.val_evaluator = dict(type='mmdet.CocoMetric', ann_file='not/here.json')

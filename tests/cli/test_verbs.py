@@ -171,12 +171,31 @@ def test_annotations_that_are_missing(config, capsys, tmp_path):
 
 @pytest.mark.parametrize('error', [
     ValueError('of a user'), FileNotFoundError(2, 'No such file', '/no/such/image.png'),
-    OSError(28, 'No space left on device', 'work/iter_1.pth'), KeyError('key'),
+    PermissionError(13, 'Permission denied', '/image.png'), KeyError('key'),
     BrokenPipeError('to a worker')])
 def test_any_other_error_keeps_its_traceback(error, config, monkeypatch):
     monkeypatch.setattr(arguments, 'build_runner', Mock(side_effect=error))
     with pytest.raises(type(error)):
         cli.main(['train', str(config)])
+
+
+@pytest.mark.parametrize('words', [
+    ('golden', 'check', '--goldens', 'none', 'CONFIG'), ('localise', 'none', '--no-values', 'b')])
+def test_options_may_stand_between_paths(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(*words) == 2
+    assert 'none: no' in capsys.readouterr().err
+
+
+def test_a_full_disk_is_no_wrong_setting(config, capsys, monkeypatch):
+    error = OSError(28, 'No space left on device', 'work/iter_1.pth')
+    monkeypatch.setattr(arguments, 'build_runner', Mock(side_effect=error))
+    assert exit_code('train', str(config)) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith(
+        'mmrepro train: work/iter_1.pth cannot be written or read: No space left on device (')
+    error.filename = None  # as where a write has failed
+    assert exit_code('train', str(config), '--work-dir', 'work') == 1
+    assert 'whose work_dir is work, cannot be written' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('path, wanted', [

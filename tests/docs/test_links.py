@@ -159,6 +159,15 @@ def test_the_readme_is_the_same_in_both_languages():
     assert parts(ROOT / 'README.md') == parts(ROOT / 'README_zh-CN.md')
 
 
+def test_both_readmes_have_the_measured_cost_of_an_iteration():
+    measured = json.loads((ROOT / 'docs' / 'results' / 'overhead_cpu.json').read_text())
+    cost = f"{100 * (measured['iteration']['ratio'] - 1):.1f} %"
+    for name in ('README.md', 'README_zh-CN.md'):
+        line, = (line for line in (ROOT / name).read_text(encoding='utf-8').splitlines()
+                 if line.startswith('- [') and '(docs/evidence/cost.md)' in line)
+        assert cost in line
+
+
 NOTEBOOK = ROOT / 'demo' / 'mmrepro_in_10_minutes.ipynb'
 # text in the source of a cell -> what its output says
 SHOWS = {

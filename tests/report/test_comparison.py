@@ -19,6 +19,7 @@ from mmrepro.checkpoint.files import load
 from mmrepro.config import RandomnessConfig
 from mmrepro.distributed.agreement import randomness_fields
 from mmrepro.errors import RunError
+from mmrepro.facts.compatibility import doubts
 from mmrepro.report import comparison, plots
 from mmrepro.report.compare import advice, measure, relative, report_of
 from mmrepro.report.comparison import compare_paths as compare
@@ -776,3 +777,16 @@ def test_facts_that_may_change_bits_are_in_the_verdict_where_nothing_else_differ
     assert 'may be the cause' not in verdict({**seed, **edited}, {**seed, **other})
     seeded = {**seed, 'randomness.seed': 2, **other}
     assert 'may be the cause' not in verdict({**seed, **edited}, seeded, since=7)
+
+
+def test_what_a_run_was_resumed_with_is_known_from_its_checkpoint(trained):
+    """Its last start has the code of the other run; the history says that its first had not."""
+    history = 'resumed at iteration 36 with edited code: own/transform.py'
+    for name, run, facts in (('c', 'a', dict(history=history)), ('d', 'b', {})):
+        shutil.copytree(trained / run, name)
+        checkpoint = torch.load(f'{name}/epoch_2.pth', weights_only=False)
+        checkpoint['meta']['mmrepro'] = dict(facts={'source.mmrepro': '0', **facts})
+        torch.save(checkpoint, f'{name}/epoch_2.pth')
+    comparison = compare('c', 'd')
+    assert 'history' in [row.name for row in comparison.manifest]
+    assert f'A was {history}' in doubts(comparison.manifest)

@@ -4,8 +4,10 @@ import sys
 import textwrap
 
 import pytest
+from mmengine.config import Config
+from mmengine.runner import Runner
 
-from mmrepro.selfcheck import script
+from mmrepro.selfcheck import recipe, script
 
 
 @pytest.fixture
@@ -62,3 +64,17 @@ def test_a_package_may_make_a_folder_for_its_cache(defined, tmp_path):
     (tmp_path / 'caching.py').write_text("import os\nos.makedirs('cache', exist_ok=True)")
     found = defined('import caching\nclass Mine: pass', 'Mine')
     assert 'Mine' in found and 'caching' in found
+
+
+def test_classes_and_functions_that_settings_name_are_defined_once_more():
+    """As in ``model=dict(type=Small)``: no registry has them."""
+    def function():
+        pass
+
+    class Small:
+        pass
+
+    for thing in (Small, function):
+        thing.__module__, thing.__qualname__ = '__main__', thing.__name__
+    settings = dict(model=dict(type=Small), cfg=Config(dict(parts=[dict(type=function)])))
+    assert recipe.recipe_of(Runner, settings, {}).names == ['Small', 'function']

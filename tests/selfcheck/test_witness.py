@@ -3,6 +3,7 @@ import fcntl
 import importlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from harness import environment
 from mmengine.dataset import BaseDataset
 from mmengine.hooks import CheckpointHook, EmptyCacheHook, Hook
 from mmengine.registry import DATASETS, FUNCTIONS, HOOKS
+from mmengine.runner import Runner
 from small_runs import hook_with
 from warm import Warm
 from witnessed import SPOILED, SavesTwice, config, log_of, train
@@ -605,6 +607,18 @@ def test_verify_names_a_folder_that_is_no_run(tmp_path):
         verbs.verify_run(str(tmp_path))
 
 
+def test_a_run_of_arguments_is_not_sent_to_a_command_that_has_no_config(tmp_path):
+    cfg = config(tmp_path)
+    cfg.randomness.self_checks.witness = None
+    Runner(**{name: cfg[name] for name in (
+        'model', 'train_dataloader', 'train_cfg', 'optim_wrapper', 'randomness', 'work_dir',
+        'default_scope')}).train()
+    last = log_of(tmp_path).strip().splitlines()[-1]
+    assert 'iterations): randomness.self_checks.witness=True tries it; to repeat: start' in last
+    with pytest.raises(RunError, match='built again: it was built from arguments, not from'):
+        verbs.verify_run(str(tmp_path))
+
+
 def test_a_resumed_run_is_repeated_from_where_it_began(tmp_path):
     train(config(tmp_path, epochs=2))
     cfg = config(tmp_path, epochs=4)
@@ -818,12 +832,29 @@ def _state(pid):
         return 'Z'
 
 
-def _tries(mode, seconds, set_up):
-    """Return what a witness tries behind 100 of 10,000 iterations of so many ``seconds``."""
+@pytest.mark.parametrize('free, said', [
+    (1 << 30, 'its process ended with exit code 1: OSError: '), (0, 'no room is left in ')])
+def test_a_process_without_a_result_is_explained_in_a_short_text(free, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, 'disk_usage', lambda folder: SimpleNamespace(free=free))
+    process = WitnessProcess.__new__(WitnessProcess)
+    process.starts, process.folder = [Start('repeated', 0, 4, None)], str(tmp_path)
+    process._process = SimpleNamespace(returncode=1)
+    (tmp_path / 'output.txt').write_text('OSError: ' + 'System environment ' * 1000)
+    result, = process.results()
+    assert result.error.startswith(said) and len(result.error) < 300
+
+
+def _budgeted(mode, seconds, set_up):
+    """Return a witness behind 100 of 10,000 iterations of so many ``seconds``."""
     made = Witness(mode, recipe.Recipe('', {}, [], [], '', {}, None, []))
     made.begin(0, 10_000, '', True, {})
     made._clock, made._set_up = time.process_time() - 100 * seconds, set_up
+    return made
+
+
+def _tries(mode, seconds, set_up):
     saved = witness_process.Saved(10, 'path', None)
+    made = _budgeted(mode, seconds, set_up)
     return [start.name for start in made._affordable([saved], 100, ends=True)]
 
 
@@ -834,6 +865,28 @@ def test_the_time_of_witnesses_is_bounded(monkeypatch):
     assert _tries(None, 0.001, 30) == []
     assert _tries(None, 0.5, 30) == ['repeated', 'resumed10_0']  # 1 % of 5,000 seconds
     assert _tries(True, 0.001, 30) == ['repeated', 'resumed10_0']
+
+
+def test_the_end_of_a_long_run_is_no_short_run():
+    made = _budgeted(None, 1, 1)
+    made.begin(36, 72, '', True, {})
+    assert '(what was left of the run is shorter than 50 iterations)' in made.summary('W')
+
+
+@pytest.mark.parametrize('set_up, said', [
+    (1, ''), (30, 'not repeated, for lack of memory or to stay within 1% of the time')])
+def test_what_there_was_no_time_for_while_the_run_trained_is_repeated_at_its_end(
+        set_up, said, monkeypatch):
+    """A run whose checkpoints have all been tried has its first iterations repeated, or says so."""
+    monkeypatch.setattr(witness, 'FREE_SECONDS', 20.0)
+    made, started = _budgeted(None, 0.001, set_up), []
+    made.resumed = [10]
+    monkeypatch.setattr(made, '_has_memory', lambda runner, ends: True)
+    monkeypatch.setattr(made, '_started', lambda runner, starts, quiet: started.append(starts))
+    made.advance(None, 100, ends=True)
+    made.advance(None, 100, ends=True)
+    assert [start.name for starts in started for start in starts] == ['repeated'] * (not said)
+    assert said in made.summary('W') and ('not repeated' in made.summary('W')) == bool(said)
 
 
 @pytest.mark.parametrize('group, files, free', [

@@ -147,6 +147,16 @@ def test_a_run_that_began_at_a_lost_checkpoint(original, tmp_path):
         prepare(manifest._replace(content=content), str(tmp_path))
 
 
+def test_a_run_without_a_config_cannot_be_repeated(original):
+    """MMEngine has written what there was: ``randomness`` alone."""
+    manifest = read_manifest(str(original))
+    manifest.check_repeatable()
+    content = dict(manifest.content, config=dict(
+        manifest.content['config'], text='randomness = dict(seed=1)'))
+    with pytest.raises(FingerprintError, match='built from arguments, not from a config: no'):
+        manifest._replace(content=content).check_repeatable()
+
+
 def test_the_folder_is_a_run_that_replay_reads(original, tmp_path, capsys):
     into = tmp_path / 'to_publish'
     assert run(original, '--export', into) == 0

@@ -319,9 +319,14 @@ def begin_witness(runner: Any, witness: Witness, records: WitnessRecords,
                   is_main_process(), records.attributes, records.attributes_after, records.own,
                   resumed_from if runner.iter else None,
                   functools.partial(stop_announced, runner))
+    for_others = witness.recipe
+    if 'model' not in runner.cfg and isinstance(for_others, recipe.Recipe):
+        for_others = ('it was built from arguments, not from a config; '
+                      'randomness.self_checks.witness=True tries this while it trains')
+        witness.advice = witness.advice and ': randomness.self_checks.witness=True tries it'
     records.note(runner.iter + REPEATED_ITERATIONS, attributes=not witness.not_tried)
     if is_main_process():
-        recipe.write(os.path.join(runner.work_dir, schema.FOLDER, recipe.FILE), witness.recipe,
+        recipe.write(os.path.join(runner.work_dir, schema.FOLDER, recipe.FILE), for_others,
                      config_name(runner), [type(hook).__name__ for hook in by_code], runner.iter)
 
 
