@@ -44,7 +44,7 @@ END = signal.SIGVTALRM
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 STREAMS = 3  # standard input, output and error are those of the trainer
 WATCH_INTERVAL = 1.  # seconds, where the kernel does not watch
-SENDING = 'while a batch was sent to the trainer, which only num_workers=0 does not need'
+SENDING = 'while a batch was pickled for the trainer (with num_workers=0, none is pickled)'
 
 # ---- in the trainer
 

@@ -115,5 +115,5 @@ def numbered(samples):
 
 def test_a_batch_that_cannot_be_pickled_is_an_error_and_no_wait():
     made = adopted(DataLoader(Noisy(), 2, num_workers=1, collate_fn=numbered))
-    with pytest.raises(TypeError, match='while a batch was sent to the trainer'):
+    with pytest.raises(TypeError, match='while a batch was pickled for the trainer'):
         next(iter(made))
