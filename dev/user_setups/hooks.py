@@ -1,18 +1,26 @@
 """Hooks: what they draw, read and change in every iteration."""
 from __future__ import annotations
 
+import copy
 import os
+import queue
 import random
+import threading
 import time
 import uuid
 
 import numpy as np
 import torch
 from mmengine.hooks import Hook
+from mmengine.logging import MessageHub
+from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
+from mmengine.optim.scheduler.param_scheduler import _ParamScheduler
 
-from .setup import hook, setup
+from .setup import hook, model, scheduler, setup
+from .steps import Extra
 
 KIND = 'hooks that draw, read the clock, or change the run'
+RARE = 'state that acts in every seventh iteration only'
 
 
 def norm_of(runner):
@@ -210,3 +218,180 @@ class GradientNoise(Hook):
     def before_train(self, runner):
         runner.model.head.fc.weight.register_hook(
             lambda grad: grad + float(np.random.default_rng().normal()) * .01)
+
+
+@setup(KIND)
+@hook
+class ClampsAfterTheCheckpoint(Hook):
+    """Changes weights behind CheckpointHook, so that no checkpoint has the change."""
+    priority = 'LOWEST'
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        with torch.no_grad():
+            runner.model.head.fc.weight.mul_(.9)
+
+
+@setup(KIND)
+@hook
+class ChangesWeightsAtCheckpoints(Hook):
+    """Rounds the weights whenever they are saved, and trains on with those."""
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        with torch.no_grad():
+            for name, value in runner.model.named_parameters():
+                value.copy_(value.half())
+                checkpoint['state_dict'][name].copy_(value)
+
+
+@setup(KIND)
+@hook
+class ShrinksAndPerturbs(Hook):
+    """When an epoch begins: that of a run that resumes begins again."""
+
+    def before_train_epoch(self, runner):
+        with torch.no_grad():
+            for value in runner.model.parameters():
+                value.mul_(.8).add_(torch.randn_like(value), alpha=.01)
+
+
+@setup(KIND)
+@hook
+class ShrinksAtTheFirstBatch(Hook):
+    """As the error for the other one says."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if batch_idx == 0:
+            ShrinksAndPerturbs.before_train_epoch(self, runner)
+
+
+@setup(KIND)
+@hook
+class GoesBackWithinAnEpoch(Hook):
+    """To the weights that the epoch began with, as after a spike of the loss."""
+
+    def before_train_epoch(self, runner):
+        self.good = copy.deepcopy(runner.model.state_dict())
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if batch_idx == 6:
+            runner.model.load_state_dict(self.good)
+
+
+@setup(KIND)
+@hook
+class ThreadThatDraws(Hook):
+    """Waits for random times, in the background."""
+
+    def before_train(self, runner):
+        self.ended = threading.Event()
+        threading.Thread(target=self.draw, daemon=True).start()
+
+    def draw(self):
+        while not self.ended.wait(random.random() * 1e-3):
+            random.random()
+
+    def after_train(self, runner):
+        self.ended.set()
+
+
+@setup(KIND)
+@hook
+class SavesGeneratorsByItself(Hook):
+    """What users had before: all states of generators in the checkpoint."""
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        checkpoint['generators'] = dict(torch=torch.get_rng_state(), python=random.getstate())
+
+    def after_load_checkpoint(self, runner, checkpoint):
+        torch.set_rng_state(checkpoint['generators']['torch'])
+        version, numbers, more = checkpoint['generators']['python']
+        random.setstate((version, tuple(numbers), more))
+
+
+# ------------------------------------------------------------------------------------- rarely
+
+
+class Rarely(Extra):
+    def extra(self, inputs, label, loss):
+        return 3. * (self.count() % 7 == 0)
+
+
+@setup(RARE)
+@model
+class RarelyBySet(Rarely):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seen = set()
+
+    def count(self):
+        self.seen.add(len(self.seen))
+        return len(self.seen)
+
+
+@setup(RARE)
+@model
+class RarelyByQueue(Rarely):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.waiting = queue.Queue()
+
+    def count(self):
+        self.waiting.put(None)
+        return self.waiting.qsize()
+
+
+@setup(RARE)
+@model
+class RarelyByIterator(Rarely):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.numbers = (number for number in range(1, 1000))
+
+    def count(self):
+        return next(self.numbers)
+
+
+COUNT = 0
+
+
+@setup(RARE)
+@model
+class RarelyByGlobal(Rarely):
+    def count(self):
+        global COUNT
+        COUNT += 1
+        return COUNT
+
+
+@setup(RARE)
+@model
+class RarelyByAnotherHub(Rarely):
+    def count(self):
+        hub = MessageHub.get_instance('rare')
+        hub.update_info('seen', hub.get_info('seen', 0) + 1)
+        return hub.get_info('seen')
+
+
+@setup(RARE)
+@hook
+class RarelyOnTheRunner(Hook):
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        runner.seen = getattr(runner, 'seen', 0) + 1
+        if runner.seen % 7 == 0:
+            with torch.no_grad():
+                runner.model.head.fc.weight.mul_(.9)
+
+
+@setup(RARE)
+@scheduler
+class RarelyBySchedule(LRSchedulerMixin, _ParamScheduler):
+    seen = 0
+
+    def _get_value(self):
+        self.seen += 1
+        return [.02 if self.seen % 7 == 0 else .1 for _ in self.optimizer.param_groups]
+
+    def state_dict(self):
+        state = super().state_dict()
+        state.pop('seen', None)
+        return state

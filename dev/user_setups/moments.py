@@ -1,6 +1,7 @@
 """Moments of a run: files open, metrics are known, epochs end, state begins to act."""
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import multiprocessing
@@ -18,6 +19,8 @@ from mmengine.runner import EpochBasedTrainLoop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import mmrepro
+
 from .averages import averaged
 from .setup import dataset, hook, loop, metric, model, setup, transform, use_all
 from .steps import Extra
@@ -27,6 +30,7 @@ METRICS = 'training that reacts to metrics'
 EPOCHS = 'ends of epochs and intervals'
 STEPS = 'steps in parts'
 LATE = 'state that acts later'
+MEMORIES = 'queues, banks and teachers of a model'
 
 
 # -------------------------------------------------------------------------------------- data
@@ -337,3 +341,126 @@ class ScaleOfLoggedLosses(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         history = runner.message_hub.log_scalars.get('train/loss')
         runner.model.head.scale = 1. if history is None else 1 / (1 + float(history.mean(6)))
+
+
+# ---------------------------------------------------------------------------------- memories
+
+
+@setup(MEMORIES)
+@model
+class MomentumContrast(Extra):
+    """A key encoder, and a queue of its features with a pointer, all in the state dict."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.key = copy.deepcopy(self.backbone).requires_grad_(False)
+        self.register_buffer('queue', torch.randn(4, 12))
+        self.register_buffer('pointer', torch.zeros((), dtype=torch.long))
+
+    def extra(self, inputs, label, loss):
+        query = self.backbone(inputs).mean((2, 3))
+        with torch.no_grad():
+            for theirs, ours in zip(self.key.parameters(), self.backbone.parameters()):
+                theirs.lerp_(ours, .1)
+            keys = self.key(inputs).mean((2, 3))
+        scores = torch.cat([(query * keys).sum(1, keepdim=True), query @ self.queue.clone()], 1)
+        begin = int(self.pointer)
+        self.queue[:, begin:begin + len(keys)] = keys.T
+        self.pointer.fill_((begin + len(keys)) % 12)
+        return nn.functional.cross_entropy(scores, torch.zeros_like(label))
+
+
+class FollowsFromItsFirstStep(Extra):
+    """A teacher that is copied at the first step, and follows the student afterwards."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.teacher = copy.deepcopy(self.backbone).requires_grad_(False)
+        self.start()
+
+    def extra(self, inputs, label, loss):
+        share = min(1 - 1 / (int(self.steps) + 1), .99)
+        self.steps += 1
+        with torch.no_grad():
+            for theirs, ours in zip(self.teacher.parameters(), self.backbone.parameters()):
+                theirs.lerp_(ours, 1 - share)
+        return (self.teacher(inputs) - self.backbone(inputs)).pow(2).mean()
+
+
+@setup(MEMORIES)
+@model
+class TeacherWithALocalIteration(FollowsFromItsFirstStep):
+    def start(self):
+        self.steps = 0
+
+
+@setup(MEMORIES)
+@model
+class TeacherWithAnIterationInABuffer(FollowsFromItsFirstStep):
+    def start(self):
+        self.register_buffer('steps', torch.zeros((), dtype=torch.long))
+
+
+@setup(MEMORIES)
+@model
+class BankOfImages(Extra):
+    """Features by image, which the next epoch compares with; checkpoints keep the dict."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.bank = {}
+
+    def extra(self, inputs, label, loss):
+        total = 0.
+        for image, feature in zip(inputs, self.backbone(inputs).mean((2, 3))):
+            key = round(float(image.abs().sum()))
+            total = total + (feature - self.bank.get(key, feature)).pow(2).mean()
+            self.bank[key] = feature.detach()
+        return total
+
+
+mmrepro.keep_attributes(BankOfImages, 'bank')
+
+
+class Grows(Extra):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.register_buffer('queue', torch.zeros(0, 4))
+
+    def extra(self, inputs, label, loss):
+        features = self.backbone(inputs).mean((2, 3))
+        scores = (features @ self.queue.T).pow(2).sum()
+        self.queue = torch.cat([features.detach(), self.queue])[:9]
+        return scores
+
+
+@setup(MEMORIES)
+@model
+class QueueThatGrows(Grows):
+    """A buffer that has another size in the checkpoint than when the model is built."""
+
+
+@setup(MEMORIES)
+@model
+class QueueThatGrowsAndLoads(Grows):
+    """As the error for the other one says."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        self.queue = torch.zeros_like(state_dict.get(f'{prefix}queue', self.queue))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@setup(MEMORIES)
+@model
+class BankInInferenceMode(Extra):
+    """A tensor of inference mode, which can be written in that mode only."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with torch.inference_mode():
+            self.mean = torch.zeros(3)
+
+    def extra(self, inputs, label, loss):
+        with torch.inference_mode():
+            self.mean.lerp_(inputs.mean((0, 2, 3)), .1)
+        return self.mean.clone().sum()

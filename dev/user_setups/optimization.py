@@ -273,3 +273,114 @@ def groups_of_parameters(cfg):
 @setup(OPTIMIZER)
 def clipped_gradients(cfg):
     cfg.optim_wrapper.clip_grad = dict(max_norm=.1)
+
+
+@setup(OPTIMIZER)
+@optimizer
+class LookAheadInItsGroups(SGD):
+    """Slow weights and a count in the groups of parameters, as Ranger has them."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group.update(slow=[value.detach().clone() for value in group['params']], count=0)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group['count'] += 1
+            if group['count'] % 3 == 0:
+                for slow, value in zip(group['slow'], group['params']):
+                    slow.lerp_(value, .5)
+                    value.copy_(slow)
+
+
+@setup(OPTIMIZER)
+@optimizer
+class OrthogonalMomenta(torch.optim.Optimizer):
+    """Muon: momenta are made orthogonal by a few products of matrices."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for value in group['params']:
+                momentum = self.state[value].setdefault('momentum', torch.zeros_like(value))
+                update = momentum.mul_(.9).add_(value.grad).flatten(1) if value.ndim > 1 else None
+                if update is not None:
+                    update = update / (update.norm() + 1e-7)
+                    for _ in range(3):
+                        product = update @ update.T
+                        update = 3.4 * update + (2 * product @ product - 4.7 * product) @ update
+                    momentum = update.view_as(value)
+                value.sub_(momentum, alpha=.1 * group['lr'])
+
+
+class LossScale(OptimWrapper):
+    """A scale of the loss that grows after each fourth step."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale, self.steps = 64., 0
+
+    def scale_loss(self, loss):
+        return super().scale_loss(loss) * self.scale
+
+    def step(self, **kwargs):
+        self.steps += 1
+        self.scale *= 3. if self.steps % 4 == 0 else 1.
+        super().step(**kwargs)
+
+
+@setup(OPTIMIZER)
+@wrapper
+class LossScaleThatIsLost(LossScale):
+    pass
+
+
+@setup(OPTIMIZER)
+@wrapper
+class LossScaleThatIsSaved(LossScale):
+    def state_dict(self):
+        return dict(super().state_dict(), scale=self.scale, steps=self.steps)
+
+    def load_state_dict(self, state_dict):
+        rest = dict(state_dict)
+        self.scale, self.steps = rest.pop('scale'), rest.pop('steps')
+        super().load_state_dict(rest)
+
+
+class WarmsUpByHand(Hook):
+    """As the hooks of MMYOLO that set rates."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        for group, rate in zip(runner.optim_wrapper.param_groups, self.rates(runner)):
+            group['lr'] = float(np.interp(runner.iter, [0, 10, 24], [.001, rate, rate / 10]))
+
+
+@setup(OPTIMIZER)
+@hook
+class WarmsUpToInitialRates(WarmsUpByHand):
+    """Which the groups have, and with them checkpoints."""
+
+    def before_train(self, runner):
+        for group in runner.optim_wrapper.param_groups:
+            group.setdefault('initial_lr', group['lr'])
+
+    def rates(self, runner):
+        return [group['initial_lr'] for group in runner.optim_wrapper.param_groups]
+
+
+@setup(OPTIMIZER)
+@hook
+class WarmsUpToRatesOfTheStart(WarmsUpByHand):
+    """Those that the groups have when the training begins."""
+
+    def before_train(self, runner):
+        self.started_with = [group['lr'] for group in runner.optim_wrapper.param_groups]
+
+    def rates(self, runner):
+        return self.started_with

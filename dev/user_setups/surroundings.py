@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import dataclasses
 import io
 import json
@@ -10,15 +11,18 @@ import os
 import shutil
 import signal
 import sys
+import time
 import warnings
 from multiprocessing import shared_memory
 from pathlib import Path
 
 import numpy as np
 import torch
-from faults.tiny import Tiny, TinyData, TinyPreprocessor
+from faults.tiny import Tiny, TinyData, TinyMetric, TinyPreprocessor
 from mmengine.hooks import Hook
 from mmengine.logging import MessageHub
+from mmengine.structures import BaseDataElement, InstanceData
+from PIL import Image
 
 from .averages import TEACHERS
 from .loading import ORDER
@@ -26,7 +30,17 @@ from .programs import WORK_DIR, images
 from .recipes import VALUES
 from .samples import KEPT as LEFT_BY_SAMPLES
 from .settings import PROCESS
-from .setup import dataset, hook, model, preprocessor, sampler, setup, use_all
+from .setup import (
+    collate,
+    dataset,
+    hook,
+    metric,
+    model,
+    preprocessor,
+    sampler,
+    setup,
+    use_all,
+)
 from .steps import Extra
 from .stores import STORES
 
@@ -161,6 +175,115 @@ class StacksSamples(TinyPreprocessor):
 @setup(VALUES)
 def samples_of_a_class(cfg):
     use_all(cfg, SamplesOfAClass, StacksSamples)
+
+
+Scale = collections.namedtuple('Scale', 'height width')
+
+
+@setup(VALUES)
+@dataset
+class ValuesOfAllKinds(TinyData):
+    """Beside what the model reads."""
+
+    def prepare_data(self, idx):
+        return dict(
+            super().prepare_data(idx), scale=Scale(8, 8.), none=None, bits=b'x', large=1 << 80,
+            names=np.array(['a', None], dtype=object), day=np.datetime64('2020-01-01'),
+            masked=np.ma.masked_array([1, 2], [True, False]), ids={1, 2}, part=1j,
+            record=np.zeros(2, [('x', 'f4'), ('name', 'U3')]), mask=Image.new('L', (2, 2), 1),
+            boxes=torch.zeros(0, 4), half=torch.rand(2).half(), nothing=float('nan'), cls=Sample)
+
+
+@dataset
+class OwnElements(TinyData):
+    def prepare_data(self, idx):
+        sample = super().prepare_data(idx)
+        element = BaseDataElement(metainfo=dict(path=Path(f'{idx}.png'), gain=np.random.rand()))
+        element.boxes, element.label = InstanceData(boxes=torch.rand(3, 4)), sample['label']
+        return dict(inputs=sample['inputs'], data_samples=element)
+
+
+@preprocessor
+class ReadsElements(TinyPreprocessor):
+    def forward(self, data, training=False):
+        elements = data['data_samples']
+        return dict(label=torch.stack([element.label for element in elements]), inputs=torch.stack([
+            image * element.gain + element.boxes.boxes.mean()
+            for image, element in zip(data['inputs'], elements)]))
+
+
+@setup(VALUES)
+def elements_of_its_own(cfg):
+    use_all(cfg, OwnElements, ReadsElements)
+
+
+@setup(VALUES, variations=('again', 'resumed at 3', 'resumed at 8', 'resumed at 12'))
+@collate
+class BatchWithAnIterator(dict):
+    """Workers could not send it."""
+
+    def __init__(self, samples):
+        super().__init__(inputs=[sample['inputs'] for sample in samples],
+                         label=[sample['label'] for sample in samples])
+        self['names'] = (str(number) for number in range(len(samples)))
+
+
+@model
+class TimesPredictions(Tiny):
+    def forward(self, inputs, label, mode='tensor'):
+        begun = time.perf_counter()
+        result = super().forward(inputs, label, mode)
+        if mode != 'predict':
+            return result
+        return [dict(scores=scores, seconds=time.perf_counter() - begun) for scores in result]
+
+
+@metric
+class ReadsScores(TinyMetric):
+    def process(self, data_batch, data_samples):
+        super().process(data_batch, [sample['scores'] for sample in data_samples])
+
+
+@setup(VALUES)
+def times_in_predictions(cfg):
+    use_all(cfg, TimesPredictions, ReadsScores)
+
+
+@dataset
+class Videos(TinyData):
+    """Four videos of four frames; a frame comes with one beside it."""
+
+    def __getitem__(self, idx):
+        if not isinstance(idx, tuple):
+            return super().__getitem__(idx)
+        video, frame = idx
+        beside = min(max(frame + np.random.randint(-1, 2), 0), 3)
+        sample, other = (super(Videos, self).__getitem__(4 * video + number)
+                         for number in (frame, beside))
+        return dict(sample, inputs=sample['inputs'] + .5 * other['inputs'])
+
+
+@sampler
+class FramesOfVideos(torch.utils.data.Sampler):
+    """Its items are pairs, as those of TrackImgSampler."""
+
+    def __init__(self, dataset, **kwargs):
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = np.random.default_rng(self.epoch).permutation(16)
+        return iter([(int(number) // 4, int(number) % 4) for number in order])
+
+    def __len__(self):
+        return 16
+
+
+@setup(ORDER)
+def frames_of_videos(cfg):
+    use_all(cfg, Videos, FramesOfVideos)
 
 
 def brightened(image):

@@ -481,8 +481,9 @@ class Compatibility:
         rows = [row for row in rows if row.name not in moving]
         if not rows:
             return
-        advice = ('A hook that adds layers or groups of parameters has to do so again when a run '
-                  'resumes, before the checkpoint is loaded (before_run)')
+        advice = ('What is added to a model while it trains has to be there before a checkpoint '
+                  'is loaded: let a hook add layers and groups of parameters in before_run, and '
+                  'give a buffer its size in the constructor, or in _load_from_state_dict')
         if groups == SET_UP:
             advice = ('A hook that sets this from an epoch on has to do so again when a run '
                       'resumes: let it ask for runner.epoch >= N, not == N, in before_train_epoch')

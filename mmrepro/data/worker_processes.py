@@ -12,6 +12,9 @@ end of their common pipe.
 
 A file that the dataset has opened before its workers were forked has one position for all of them:
 where one seeks, another reads. Each worker opens such files again, and has positions of its own.
+
+A batch that cannot be pickled never arrives: multiprocessing prints why in the worker, and the
+trainer waits forever. Here the error arrives in place of the batch.
 """
 from __future__ import annotations
 
@@ -25,8 +28,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from multiprocessing import context
+from multiprocessing import context, queues
 from typing import Any, Callable
+
+from torch._utils import ExceptionWrapper
 
 from ..util.scoped import extend
 
@@ -39,6 +44,7 @@ END = signal.SIGVTALRM
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 STREAMS = 3  # standard input, output and error are those of the trainer
 WATCH_INTERVAL = 1.  # seconds, where the kernel does not watch
+SENDING = 'while a batch was pickled for the trainer (with num_workers=0, none is pickled)'
 
 # ---- in the trainer
 
@@ -59,13 +65,25 @@ class _Worker:
         return popen
 
 
+class _Queue(queues.Queue):  # type: ignore[type-arg]
+    """A queue of (number, batch) whose reader gets an error for what cannot be pickled."""
+
+    def _on_queue_feeder_error(self, error: Exception, sent: Any) -> None:
+        number, _ = sent
+        self.put((number, ExceptionWrapper((type(error), error, error.__traceback__), SENDING)))
+
+
+def _queue(own_context: Any, maxsize: int = 0) -> _Queue:
+    return _Queue(maxsize, ctx=own_context)
+
+
 METHODS: dict[str, type] = {}  # start method -> context
 for _name in ('Fork', 'Spawn', 'ForkServer'):
     _class = type(f'{_name}Process', (_Worker, getattr(context, f'{_name}Process')),
                   {'__module__': __name__})
     globals()[f'{_name}Process'] = _class  # a worker unpickles it by this name
     METHODS[_name.lower()] = type(f'{_name}Context', (getattr(context, f'{_name}Context'), ),
-                                  {'__module__': __name__, 'Process': _class})
+                                  {'__module__': __name__, 'Process': _class, 'Queue': _queue})
 
 
 def use_own_start_method(loader: Any) -> None:

@@ -15,7 +15,16 @@ from ..determinism.tables import BIT_VARIABLES
 from ..distributed.unwrap import named_hooks, optim_wrappers, unwrap
 from ..facts.known_hooks import STATELESS, WATCHES, plays
 from ..objects.digests import state_digest
-from ..objects.walks import CONTAINERS, GENERATORS, Walk, attributes, is_stateful, items, read_state
+from ..objects.walks import (
+    CONTAINERS,
+    GENERATORS,
+    PLAIN,
+    Walk,
+    attributes,
+    is_stateful,
+    items,
+    read_state,
+)
 from ..util.libraries import belongs_to_user, is_code_of_user
 from ..util.scoped import stock_class
 from .operator_recorder import OperatorRecorder
@@ -94,7 +103,7 @@ def _values(content: Mapping[str, Any], known: Iterable[Any]) -> Iterator[tuple[
                       and not name.endswith(
                           ('_hooks', '_hooks_with_kwargs', '_hooks_always_called')))
     for path, value in walk:
-        text = _text(value)
+        text = value_text(value)
         if text:
             yield path, text
         elif isinstance(value, CONTAINERS) and walk.is_new(value):
@@ -105,9 +114,9 @@ def _values(content: Mapping[str, Any], known: Iterable[Any]) -> Iterator[tuple[
                               if '._mmrepro_' not in named[0])
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a plain value as it reads, of others a digest of their bits; '' for objects."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
+    if isinstance(value, (*PLAIN, bytearray, np.generic)):
         return repr(value)
     if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
         return f'tensor {tuple(value.shape)} {state_digest(value)[:16]}'

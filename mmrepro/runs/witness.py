@@ -24,13 +24,19 @@ from typing import Any
 from mmengine.config import ConfigDict
 from mmengine.dist import get_rank
 from mmengine.hooks import CheckpointHook, Hook
+from mmengine.registry import HOOKS
 
 from .. import activation
 from ..config import NO_CHECKS, RandomnessConfig, imports_of
 from ..errors import meaning
 from ..facts import own_code
 from ..ops import operator_table
-from ..run.hooks.witness_records import VAL_BATCHES, WitnessRecords, attribute_texts
+from ..run.hooks.witness_records import (
+    VAL_BATCHES,
+    WitnessRecords,
+    attribute_texts,
+    own_code_at_a_save,
+)
 from ..selfcheck import recipe
 from ..selfcheck.script import opens_for_writing
 from ..selfcheck.witness_process import Start, files_of
@@ -212,6 +218,7 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
     def train() -> None:
         # each virtual rank has settings of its own
         runner_name, settings, hooks = pickle.loads(content)
+        saving = {**(settings.get('cfg') or {}), **settings}.get('default_hooks') or {}
         _change(settings, task, start, os.path.join(folder, WORK_DIR))
         cls = resolve_name(runner_name)
         # a run that has ended is known by its config alone
@@ -219,6 +226,8 @@ def _train(task: Mapping[str, Any], start: Start, folder: str) -> None:
         for pickled in hooks:
             hook, priority = pickle.loads(pickled)
             runner.register_hook(hook, priority=priority)
+        if own_code_at_a_save(runner):
+            _save_as_the_run(runner, saving)
         records = WitnessRecords(folder)
         records.note(start.until)
         runner.register_hook(records, priority=records.priority)
@@ -290,6 +299,16 @@ def _other_workers(loader: Any) -> Any:
         for name in ('prefetch_factor', 'timeout', 'multiprocessing_context'):
             changed.pop(name, None)
     return changed
+
+
+def _save_as_the_run(runner: Any, default_hooks: Mapping[str, Any]) -> None:
+    """Let a witness write checkpoints too, in its folder: own code may change the run at each."""
+    settings = _without_files(default_hooks.get('checkpoint') or {})
+    place = next(number for number, hook in enumerate(runner.hooks)
+                 if isinstance(hook, CheckpointHook))
+    saves = HOOKS.build(dict(type='CheckpointHook') | settings)
+    saves.priority = runner.hooks[place].priority
+    runner.hooks[place] = saves
 
 
 def _without_files(hook: Any) -> Any:

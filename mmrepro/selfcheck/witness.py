@@ -29,7 +29,7 @@ from .witness_process import Result, Saved, Start, WitnessProcess, free_memory, 
 MIN_ITERATIONS = 50  # iterations; shorter runs have a witness if one is asked for
 REPEATED_ITERATIONS = 4  # iterations that are trained from the seed
 EARLY_SAVE = 10  # iterations before the checkpoint that is written for the witness
-RESUMED_ITERATIONS = 2  # iterations that are trained after a checkpoint
+RESUMED_ITERATIONS = 8  # iterations that are trained after a checkpoint: some code acts rarely
 REPEATED = 'repeated'  # name of the start that trains the first iterations once more
 FREE_SECONDS = 20.0  # seconds of processor time that the witness may take in any run
 IMPORT_SECONDS = 5.0  # seconds that a process takes to import torch, MMEngine and MMDetection
@@ -292,7 +292,7 @@ class Witness:
         if self._mode is True:
             return wanted
         each = self._seconds_per_iteration(done)
-        start = self._cost or self._set_up + REPEATED_ITERATIONS * each  # a guess, for the first
+        start = self._cost or self._set_up + RESUMED_ITERATIONS * each  # a guess, for the first
         left = FREE_SECONDS + MAX_TIME_SHARE * each * max(self._total, done) - self._spent
         left -= self._imports
         if self._total and not ends:  # one more process is to try the last checkpoint

@@ -218,7 +218,8 @@ OFF = ("To train on with a warning: randomness.self_checks=dict(witness='warn');
 REGISTER = "register it: mmrepro.keep_attributes(Class, 'attribute')"
 OF_MODELS = ('no checkpoint holds what this depends on: keep it in a buffer (register_buffer), '
              'make a module that is held elsewhere a submodule, compute it from the iteration, or '
-             f'{REGISTER}')
+             f'{REGISTER}. What a hook changes in before_train_epoch it changes again where an '
+             'epoch is resumed: let it do so in before_train_iter, where batch_idx == 0')
 # field that differs first -> what to do, of a resumed run
 ADVICE = {
     'batch': 'the dataset, a transform or the sampler depends on what was loaded before, or on '
@@ -233,7 +234,7 @@ ADVICE = {
     'validation': 'predictions or metrics depend on what the checkpoint does not hold: of '
                   f'averages, metrics and hooks, {REGISTER}; or on the number of workers that load '
                   'the validation data, which differs in the witness: compute a sample from its '
-                  'index only',
+                  'index only. A metric that measures time differs in every run: log it by a hook',
 }
 
 
@@ -314,8 +315,9 @@ def repeated_text(finding: Finding, others: list[Finding | str | None], until: i
         return '\n'.join([
             f'This run cannot be repeated: each process that trains its first {until} iterations '
             'gets different bits.', *where,
-            'to do: look for a clock, entropy, an unseeded generator, a process id, an address or '
-            'the order of a set in what is named above, and in the code that builds it', OFF]), True
+            'to do: look for a clock, entropy, an unseeded generator, a process id, the work '
+            'directory, an address or the order of a set in what is named above, and in the code '
+            'that builds it', OFF]), True
     return '\n'.join([
         'This run is not what its config trains: two other processes that were built from the '
         'config agree, and this one has different bits.', *where,

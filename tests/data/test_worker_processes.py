@@ -107,3 +107,13 @@ def test_workers_do_not_move_the_position_of_each_other_s_files(tmp_path):
                    self_checks=dict(samples=0))
     assert list(made) == [[b'a'], [b'b']]
     assert dataset.file.tell() == 1
+
+
+def numbered(samples):
+    return dict(samples=samples, names=(str(number) for number in range(2)))
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_and_no_wait():
+    made = adopted(DataLoader(Noisy(), 2, num_workers=1, collate_fn=numbered))
+    with pytest.raises(TypeError, match='while a batch was pickled for the trainer'):
+        next(iter(made))

@@ -3,6 +3,7 @@ import fcntl
 import importlib
 import os
 import pathlib
+import queue
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from children import Child
 from harness import environment
 from mmengine.dataset import BaseDataset
 from mmengine.hooks import CheckpointHook, EmptyCacheHook, Hook
+from mmengine.logging import MessageHub
 from mmengine.registry import DATASETS, FUNCTIONS, HOOKS
 from mmengine.runner import Runner
 from small_runs import hook_with
@@ -31,8 +33,9 @@ from witnessed import SPOILED, SavesTwice, config, log_of, train
 import mmrepro
 from mmrepro import on_virtual_ranks, verbs
 from mmrepro.errors import FingerprintError, RunError, WitnessDiffersError
+from mmrepro.fingerprint.digest import value_digest
 from mmrepro.objects.digests import state_digest
-from mmrepro.run.hooks.witness_records import attribute_texts
+from mmrepro.run.hooks.witness_records import _data_of, attribute_texts
 from mmrepro.runs.witness import _OF_EVERY_TRAINING, _in_fork, _other_workers, _protect
 from mmrepro.selfcheck import recipe, witness, witness_process, witness_verdict
 from mmrepro.selfcheck.witness import Witness
@@ -122,6 +125,7 @@ def test_no_checkpoint_of_its_own_calls_what_may_change_the_run(tmp_path):
         cfg.randomness.self_checks.witness = wanted
         bits.append(state_digest(train(cfg).model.state_dict()))
     assert bits[0] == bits[1]
+    # and it acts where the witness, too, would write the run's next checkpoint
     last = log_of(tmp_path / 'with').splitlines()[-1]
     assert 'no early checkpoint: Clamps.before_save_checkpoint would run once more' in last
     assert 'resumed by a witness at iterations 12' in last
@@ -328,6 +332,8 @@ NIGHTLY = pytest.mark.nightly  # a few seconds each, and of kinds that others sh
                  'sampler.weights', id='sampler that a hook reweights', marks=NIGHTLY),
     pytest.param(dict(custom_hooks=[dict(type='EMAHook', ema_type='Counting')]),
                  'EMAHook.ema_model:updates', id='counter of an average'),
+    pytest.param(dict(custom_hooks=[dict(type='ActsRarely')]), 'ActsRarely.seen', id='rare effect',
+                 marks=NIGHTLY),
     pytest.param(dict(custom_hooks=[dict(type='OffsetOfPredictions')]), 'Layers.offset',
                  id='attribute that predictions read'),
     pytest.param(dict(val_dataloader=dict(dataset=dict(type='Keeping', how='module'))),
@@ -460,12 +466,37 @@ def test_hooks_that_code_registers_go_along(tmp_path):
 def test_objects_that_raise_when_they_are_read_are_left_out(tmp_path):
     class Odd(Hook):
         proxy, masked = Unreadable(), np.ma.masked
+        names, bits = {'b', 'a'}, bytearray(b'ab')
+        rng = np.random.default_rng(1)
+
+        def __init__(self):
+            self.waiting = queue.Queue()
+            self.waiting.put('first')
 
     runner = witnessed.Runner.from_cfg(config(tmp_path))
     runner._train_loop = runner.build_train_loop(runner._train_loop)
     runner.register_hook(Odd())
-    texts = attribute_texts(runner)
+    runner.seen_by_user = 3
+    MessageHub.get_instance('of a user').update_info('seen', 4)
+    own = set()
+    texts = attribute_texts(runner, own)
+    del MessageHub._instance_dict['of a user']
     assert texts['dataset.factor'] == '1.0' and 'Odd.masked' in texts
+    # what no list of numbers holds, and what is kept where no checkpoint has it
+    assert texts['Odd.names'].startswith('2 items ') and texts['Odd.rng'].startswith('generator ')
+    assert texts['Odd.bits'] == "bytearray(b'ab')"
+    assert texts['Odd.waiting.queue[0]'] == "'first'"
+    assert texts[f'{type(runner).__name__}.seen_by_user'] == '3'
+    assert texts["MessageHub of a user['seen']"] == '4'
+    assert {'Odd.names', f'{type(runner).__name__}.seen_by_user'} <= own
+    assert f'{type(runner).__name__}._hooks' not in texts
+
+
+def test_numbers_in_predictions_may_be_times():
+    predictions = [[dict(scores=torch.ones(2), seconds=seconds, where='a')] for seconds in (1., 2.)]
+    assert value_digest(_data_of(predictions[0])) == value_digest(_data_of(predictions[1]))
+    predictions[1][0]['scores'][0] = 0
+    assert value_digest(_data_of(predictions[0])) != value_digest(_data_of(predictions[1]))
 
 
 def test_counters_of_schedules_in_an_optimizer_are_no_state_of_a_run(tmp_path):
@@ -524,7 +555,7 @@ def test_verify_repeats_a_run_that_has_ended(base, tmp_path):
     report = verbs.verify_run(str(base))
     assert report.exit_code == 0, str(report)
     assert [row['outcome'] for row in report.data['tries']] == [
-        'equal, iterations 0 to 3', 'equal, iterations 4 to 5', 'equal, iterations 8 to 9',
+        'equal, iterations 0 to 3', 'equal, iterations 4 to 11', 'equal, iterations 8 to 11',
         'no iteration after the checkpoint was noted']
     assert before == sorted((path, path.stat().st_mtime_ns) for path in base.rglob('*'))
 
@@ -631,9 +662,9 @@ def test_a_resumed_run_is_repeated_from_where_it_began(tmp_path):
 
 def test_a_comparison_of_nothing_is_no_success(base):
     lines = str(base / 'mmrepro')
-    assert witness_verdict.compare(lines, lines, 4, 6) is None
-    with pytest.raises(FingerprintError, match='iteration 6 was not noted, of 4 to 6'):
-        witness_verdict.compare(lines, lines, 4, 7)
+    assert witness_verdict.compare(lines, lines, 4, 12) is None
+    with pytest.raises(FingerprintError, match='iteration 12 was not noted, of 4 to 12'):
+        witness_verdict.compare(lines, lines, 4, 13)
 
 
 def test_only_what_samples_leave_is_named_as_left():
@@ -863,7 +894,7 @@ def test_the_time_of_witnesses_is_bounded(monkeypatch):
     assert _tries(None, 0.001, 1) == ['repeated', 'resumed10_0']
     assert _tries(None, 0.001, 10) == ['resumed10_0']
     assert _tries(None, 0.001, 30) == []
-    assert _tries(None, 0.5, 30) == ['repeated', 'resumed10_0']  # 1 % of 5,000 seconds
+    assert _tries(None, 0.6, 30) == ['repeated', 'resumed10_0']  # 1 % of 6,000 seconds
     assert _tries(True, 0.001, 30) == ['repeated', 'resumed10_0']
 
 

@@ -146,6 +146,19 @@ class Patience(Hook):
 
 
 @HOOKS.register_module(force=True)
+class ActsRarely(Hook):
+    """Changes weights in each seventh iteration that it has seen."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.seen.add(len(self.seen))
+        if len(self.seen) % 7 == 0:
+            runner.model.last.weight.data.mul_(0.5)
+
+
+@HOOKS.register_module(force=True)
 class OffsetOfPredictions(Hook):
     """Changes what the model predicts, and nothing that it learns."""
 

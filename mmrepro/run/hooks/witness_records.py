@@ -12,9 +12,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,16 +31,20 @@ from ...distributed.scheduler import current
 from ...distributed.unwrap import is_compiled, named_hooks, optim_wrappers, unwrap
 from ...facts.known_hooks import WATCHES, is_known, plays
 from ...fingerprint import schema
+from ...fingerprint.attributes import value_text
 from ...fingerprint.digest import SCHEME, hex_of, value_digest
 from ...fingerprint.schema import Writer
 from ...objects.digests import state_digest
 from ...objects.walks import (
     CONTAINERS,
+    GENERATORS,
     PLAIN,
+    Named,
     Walk,
     direct_references,
     has_attribute,
     indirect_references,
+    names_in,
 )
 from ...selfcheck import recipe
 from ...selfcheck.witness import REPEATED_ITERATIONS, Witness
@@ -57,14 +61,15 @@ MAX_DEPTH = 6  # of containers and data elements in a batch
 MAX_OBJECTS = 20_000  # objects whose attributes are read; the nearest ones first
 MAX_ITEMS = 2000  # of a container that is looked into
 MAX_BYTES = 1 << 20  # of a tensor or array whose content counts; others hold weights and data
+MAX_TEXT = 200  # characters of a value; of longer ones, a digest is added
 # of the message hub: written by MMEngine in each iteration, and by CheckpointHook
 _COUNTED = ('iter', 'epoch', 'last_ckpt', 'best_ckpt', 'cfg', 'seed', 'experiment_name')
 _MACHINERY = ('_pre_hooks', '_post_hooks', '_backward_hooks', '_is_full_backward_hook')
 # counters of schedules in what they schedule, for a warning about the order of calls alone
 _OF_SCHEDULES = ('_global_step', '_opt_called')
-# packages whose objects hold no state of a training, but for modules, tensors and arrays
+# packages whose objects hold no state of a training, but for modules, tensors, arrays, generators
 _WITHOUT_STATE = ('asyncio', 'concurrent', 'enum', 'logging', 'matplotlib', 'mmrepro',
-                  'multiprocessing', 'numpy', 'queue', 're', 'threading', 'torch', 'weakref')
+                  'multiprocessing', 'numpy', 're', 'threading', 'torch', 'weakref')
 _OF_THE_PROCESS = (ModuleType, MessageHub, Visualizer, logging.Logger, LogProcessor, Runner)
 
 
@@ -194,12 +199,15 @@ def _leaves(value: Any, path: str = '', depth: int = MAX_DEPTH) -> Iterator[tupl
 
 
 def _data_of(value: Any) -> Any:
-    """Return predictions with dicts for data elements, without their metainfo."""
+    """Return predictions with dicts for data elements, without metainfo, numbers and text.
+
+    Numbers may be times. What metrics make of them is compared by itself.
+    """
     if isinstance(value, (list, tuple)):
         return [_data_of(item) for item in value]
     if has_attribute(value, 'all_items') or isinstance(value, Mapping):
         return {name: _data_of(item) for name, item in value.items()}
-    return value
+    return None if isinstance(value, (*PLAIN, np.generic)) else value
 
 
 # -------------------------------------------------------------------------------- attributes
@@ -221,6 +229,18 @@ def attribute_texts(runner: Any, own: set[str] | None = None) -> dict[str, str]:
              in MessageHub.get_current_instance().runtime_info.items()
              if isinstance(value, PLAIN) and name not in _COUNTED}
     texts.update((f'os.environ[{name!r}]', repr(value)) for name, value in os.environ.items())
+
+    def note(parts: Iterable[Named], is_own: bool) -> None:
+        for name, value in parts:
+            if is_own:
+                own.add(name)
+            text = _text(value)
+            if text:  # not by the walk, which visits an object once: numbers are shared
+                texts.setdefault(name, text)
+            else:
+                walk.add([(name, value)])
+
+    note(_of_runner(runner), True)
     for path, thing in walk:
         if isinstance(thing, CONTAINERS):
             is_own = path in own
@@ -230,25 +250,33 @@ def attribute_texts(runner: Any, own: set[str] | None = None) -> dict[str, str]:
             if len(thing) > MAX_ITEMS:
                 continue
         else:
-            is_own = _is_own(type(thing))
-        for name, value in _parts(thing, path):
-            if is_own:
-                own.add(name)
-            text = _text(value)
-            if text:  # not by the walk, which visits an object once: numbers are shared
-                texts.setdefault(name, text)
-            else:
-                walk.add([(name, value)])
+            is_own = _is_own(thing if isinstance(thing, FunctionType) else type(thing))
+        note(_parts(thing, path), is_own)
     return texts
 
 
-def _is_own(cls: type) -> bool:
-    file = libraries.file_of(sys.modules.get(cls.__module__))
-    return file is not None and not cls.__module__.startswith('mmrepro.') and \
+def _is_own(code: type | FunctionType) -> bool:
+    file = libraries.file_of(sys.modules.get(code.__module__))
+    return file is not None and not code.__module__.startswith('mmrepro.') and \
         libraries.is_own(file)
 
 
-def _parts(thing: Any, path: str) -> list[tuple[str, Any]]:
+def _of_runner(runner: Any) -> Iterator[Named]:
+    """Yield what own code keeps on the runner, and in hubs that no checkpoint has."""
+    stock: set[str] = set()
+    for cls in type(runner).__mro__:
+        for part in vars(cls).values():
+            if isinstance(part, FunctionType) and not _is_own(cls):
+                stock.update(names_in(part.__code__))
+    for name, value in vars(runner).items():
+        if name not in stock and _is_of_a_run((name, value)):
+            yield f'{type(runner).__name__}.{name}', value
+    for hub in list(MessageHub._instance_dict.values()):
+        if hub is not runner.message_hub:
+            yield f'MessageHub {hub.instance_name}', hub.runtime_info
+
+
+def _parts(thing: Any, path: str) -> list[Named]:
     """Return the parts of an object; none if its attributes raise errors."""
     with suppress(Exception):  # whatever code of a user or of a library raises when it is asked
         references = [*direct_references(thing, path), *indirect_references(thing, path)]
@@ -256,7 +284,7 @@ def _parts(thing: Any, path: str) -> list[tuple[str, Any]]:
     return []
 
 
-def _is_of_a_run(named: tuple[str, Any]) -> bool:
+def _is_of_a_run(named: Named) -> bool:
     path, value = named
     name = path.rpartition('.')[2]
     machinery = '_mmrepro_' in path or name.startswith('__') or name.endswith(_MACHINERY)
@@ -264,11 +292,11 @@ def _is_of_a_run(named: tuple[str, Any]) -> bool:
         return False
     if machinery or isinstance(value, (*_OF_THE_PROCESS, nn.Parameter)):
         return False
-    return isinstance(value, (nn.Module, torch.Tensor, np.ndarray)) or (
+    return isinstance(value, (nn.Module, torch.Tensor, np.ndarray, np.generic, *GENERATORS)) or (
         type(value).__module__.partition('.')[0] not in _WITHOUT_STATE)
 
 
-def _roots(runner: Any) -> Iterator[tuple[str, Any]]:
+def _roots(runner: Any) -> Iterator[Named]:
     for name, hook in named_hooks(runner.hooks):
         if not plays(type(hook), WATCHES):
             yield name.split(':')[1], hook
@@ -285,15 +313,19 @@ def _roots(runner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """Return a plain value as it reads, of a tensor or array a digest; '' for what is walked."""
-    if isinstance(value, PLAIN):
-        return repr(value)[:200]
-    if not isinstance(value, (torch.Tensor, np.ndarray)):
-        return ''
-    kind, content = 'tensor' if isinstance(value, torch.Tensor) else 'array', ''
+    """Return a plain value as it reads, of others a digest of their bits; '' for what is walked."""
+    text = ''
     with suppress(Exception):  # of a tensor without memory, of a masked array
-        content = state_digest(value)[:16] if value.nbytes <= MAX_BYTES else ''
-    return f'{kind} {tuple(value.shape)} {content}'
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            kind = 'tensor' if isinstance(value, torch.Tensor) else 'array'
+            text = f'{kind} {tuple(value.shape)} '
+            text += state_digest(value)[:16] if value.nbytes <= MAX_BYTES else ''
+        elif isinstance(value, (set, frozenset)) and not all(
+                isinstance(item, PLAIN) for item in value):
+            text = f'{len(value)} items'  # reading objects takes long
+        else:
+            text = value_text(value)
+    return text if len(text) <= MAX_TEXT else f'{text[:MAX_TEXT]} {state_digest(text)[:16]}'
 
 
 def begin_witness(runner: Any, witness: Witness, records: WitnessRecords,
@@ -333,7 +365,7 @@ def begin_witness(runner: Any, witness: Witness, records: WitnessRecords,
 def save_for_witness(runner: Any, witness: Witness) -> None:
     """Write a checkpoint that only the witness reads; it is gone with this run."""
     folder, problem = '', ''
-    own = _own_code_at_a_save(runner)
+    own = own_code_at_a_save(runner)
     if own:
         problem = f'{own[0]} would run once more, and may change the training'
     elif is_main_process():
@@ -356,7 +388,7 @@ def save_for_witness(runner: Any, witness: Witness) -> None:
         runner.logger.warning(f'witness: {witness.notes[-1]}')
 
 
-def _own_code_at_a_save(runner: Any) -> list[str]:
+def own_code_at_a_save(runner: Any) -> list[str]:
     """Return the methods that a checkpoint calls and whose effects are not known."""
     found = [f'{type(hook).__name__}.before_save_checkpoint' for hook in runner.hooks
              if not is_known(type(hook))
