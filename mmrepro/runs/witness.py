@@ -189,7 +189,10 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], imports:
 def _write(task: Mapping[str, Any], start: Start, error: str, imports: float, seconds: float
            ) -> None:
     folder = os.path.join(task['scratch'], start.name)
-    code = {**own_code.code_facts(), **own_code.script_fact(task['script'])}
+    # this process was started with -c, as a run may be; that is no edition of its text
+    code = {name: fact for name, fact in own_code.code_facts().items()
+            if not name.startswith(own_code.STARTED)}
+    code.update(own_code.script_fact(task['script']))
     write_whole(os.path.join(folder, 'result.json'), json.dumps(dict(
         name=start.name, error=error, lines=folder, code=code, imports=imports, seconds=seconds)))
 

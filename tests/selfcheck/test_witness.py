@@ -1,6 +1,7 @@
 """A second process repeats and resumes a run while it trains, and the bits are compared."""
 import fcntl
 import importlib
+import json
 import os
 import pathlib
 import queue
@@ -622,6 +623,21 @@ def test_code_that_is_edited_while_it_trains_ends_no_run(own, tmp_path):
     log = edited_run(tmp_path / 'run', own, dict(type='Edits', path=str(own)))
     assert ('a resume at iteration 4 was not compared: code of this run was edited: '
             'edited_while_it_trains.py while it trains') in log.splitlines()[-1]
+
+
+WRITES = '''
+import json, sys
+from mmrepro.runs.witness import _write
+from mmrepro.selfcheck.witness_process import Start
+_write(dict(scratch=sys.argv[1], script=None), Start('', 0, 1, None), '', 0.0, 0.0)
+'''
+
+
+@pytest.mark.nightly
+def test_the_text_that_starts_a_witness_is_no_code_of_the_run(tmp_path):
+    subprocess.run([sys.executable, '-c', WRITES, str(tmp_path)], check=True, env=environment())
+    code = json.loads((tmp_path / 'result.json').read_text())['code']
+    assert not [name for name in code if 'started:' in name], code
 
 
 def test_verify_names_code_that_was_edited_since(own, tmp_path):
