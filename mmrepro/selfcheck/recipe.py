@@ -26,6 +26,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.config.lazy import LazyAttr, LazyObject
 
+from ..facts import collect
 from ..facts.own_code import code_facts
 from ..objects.walks import registries, root_registries
 from ..util.files import write_whole
@@ -205,6 +206,7 @@ def write(path: str, recipe: Recipe | str, config: str, hooks: list[str], first:
         first: iteration that came first, counted from 0.
     """
     known = recipe._asdict() if isinstance(recipe, Recipe) else {}
+    known['arguments'] = collect.command(known.get('arguments', []))  # without secrets
     write_whole(path, json.dumps(dict(
         {name: known.get(name, default) for name, default in (
             ('runner', ''), ('registered', []), ('path', []), ('folder', ''), ('script', None),

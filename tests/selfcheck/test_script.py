@@ -78,3 +78,12 @@ def test_classes_and_functions_that_settings_name_are_defined_once_more():
         thing.__module__, thing.__qualname__ = '__main__', thing.__name__
     settings = dict(model=dict(type=Small), cfg=Config(dict(parts=[dict(type=function)])))
     assert recipe.recipe_of(Runner, settings, {}).names == ['Small', 'function']
+
+
+def test_the_file_of_a_run_holds_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['train.py', '--api-key', 'harmless', 's3://me:harmless@host'])
+    made = recipe.recipe_of(Runner, dict(cfg=Config(dict(model=dict(type='Small')))), {})
+    assert made.arguments == sys.argv  # the witness has what the run had
+    path = tmp_path / recipe.FILE
+    recipe.write(str(path), made, 'config.py', [], 0)
+    assert '"train.py"' in path.read_text() and 'harmless' not in path.read_text()
