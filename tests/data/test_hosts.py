@@ -39,6 +39,7 @@ def test_hosts_with_avx2_load_the_same_batches(found, host):
     assert len(found(host)['digests']) >= 10
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('host, pipeline', list(zip(CONTROLS, ('YOLOX', 'CenterNet'))))
 def test_other_hosts_do_not(found, host, pipeline):
     """Otherwise the variables would have done nothing, and the test above would show nothing."""

@@ -82,6 +82,7 @@ def test_many_interruptions(ranks, processes, memory, tmp_path):
             assert kill.resumed == kill.done, 'pre-emption repeats nothing'
 
 
+@pytest.mark.nightly
 def test_a_resume_that_is_wrong_is_noticed(tmp_path, monkeypatch):
     stock = ReproRunner.resume
 

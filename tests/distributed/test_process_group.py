@@ -151,6 +151,7 @@ def end_while_gloo_waits_for_the_interpreter():
     return model, tensors, Slow()  # which lets threads of gloo run while the interpreter ends
 
 
+@pytest.mark.nightly
 def test_no_process_aborts_behind_its_last_line():
     under_torchrun()  # checks the exit code
 

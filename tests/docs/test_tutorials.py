@@ -335,6 +335,7 @@ def run(folder, *arguments, code=0):
     return done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_stock_mmengine_continues_a_checkpoint(folder):
     assert 'iterations 4 False Runner' in run(folder, 'stock.py', 'config.py')
 
