@@ -139,9 +139,8 @@ def table(rows: dict[str, dict[str, dict[str, float]]]) -> str:
     return '\n'.join(lines)
 
 
-def draw(rows: dict[str, dict[str, dict[str, float]]], figure: Any, axes: Any) -> None:
+def draw(rows: dict[str, dict[str, dict[str, float]]], figure: Any, axis: Any) -> None:
     """Draw two bars for each detector, stock's above that of mmrepro; stock's is 100."""
-    (axis, ) = axes
     for number, ways in enumerate(rows.values()):
         whole = sum(ways['stock'].values()) / 100
         for way, below in zip(WAYS, (-.2, .2)):
@@ -169,8 +168,7 @@ def main() -> None:
     if args.draw:
         from dev import figures
         rows = json.loads(args.draw.read_text())['profiled']
-        figures.save('detectors-profile', functools.partial(draw, rows), ncols=1,
-                     figsize=(9, 7), squeeze=False)
+        figures.save('detectors-profile', functools.partial(draw, rows), figsize=(9, 7))
         return
     if args.data_root is None:
         parser.error('DATA_ROOT or --draw FILE is needed')

@@ -22,7 +22,7 @@ def save(name: str, draw: Callable[[Any, Any], None], **subplots: Any) -> None:
             'axes.titlecolor': ink, 'legend.frameon': False})
         figure, axes = plt.subplots(layout='constrained', **subplots)
         draw(figure, axes)
-        for axis in axes:
+        for axis in figure.axes:
             axis.spines[['top', 'right']].set_visible(False)
         figure.savefig(IMAGES / f'{name}{suffix}.svg', transparent=True, metadata=dict(Date=None))
         plt.close(figure)

@@ -44,7 +44,8 @@ needless, unless its error says that the result *may* differ and names this swit
 MMEngine formats the text of a config and refuses one that holds objects, such as functions. The
 text of such a set-up is written as it is; all else is MMEngine as it is installed.
 
-`python -m dev.user_setups` trains them all and writes this page.
+`python -m dev.user_setups` trains them all and writes this page. Most were trained last when a
+witness went on for two iterations instead of eight.
 
 | outcome | set-ups | |
 |---|---|---|
