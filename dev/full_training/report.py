@@ -27,7 +27,7 @@ GROUPS: dict[str, Callable[[str], bool]] = {
     'mmrepro, the same seed': lambda name: name in (BASE, *SAME),
     'mmrepro, another environment': lambda name: name in (BASE, *ENVIRONMENTS),
     'mmrepro, other seeds': lambda name: name == BASE or name.startswith('seed'),
-    **{f'mmrepro, another seed of {stream}': functools.partial(_is_of, stream)
+    **{f'mmrepro, {stream} only': functools.partial(_is_of, stream)
        for stream in STREAMS},
 }
 
@@ -106,7 +106,8 @@ def draw(rows: Rows, figure: Any, axes: Any) -> None:
 def main() -> None:
     for detector, rows in json.loads(RESULTS.read_text()).items():
         figures.save(f'full-training-{detector.replace("_", "-")}',
-                     functools.partial(draw, rows), ncols=2, figsize=(10, 3.4))
+                     functools.partial(draw, rows), ncols=2, figsize=(11, 3.6),
+                     width_ratios=(1.2, 1))
 
 
 if __name__ == '__main__':
