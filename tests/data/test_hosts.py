@@ -33,6 +33,7 @@ def found(data):
 @pytest.mark.parametrize('host', [
     'all libraries at AVX2',
     pytest.param('torch, MKL and oneDNN without AVX2', marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_hosts_with_avx2_load_the_same_batches(found, host):
     assert hosts()[host].promised
     assert differing(found(host)['digests'], found('this CPU')['digests']) == []

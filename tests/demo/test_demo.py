@@ -272,6 +272,7 @@ def test_its_data_are_not_written():
     assert not reads_coco(shipped(demo.WITHOUT_MMDET))
 
 
+@pytest.mark.nightly
 def test_it_trains_without_mmdetection_and_mmcv(tmp_path):
     config = shipped('configs/demo/classifier_demo.py')
     outcomes = []

@@ -35,6 +35,7 @@ def campaign(tmp_path, kills, ranks=1, kinds=(), seed=0, processes=(), memory=No
         kinds or allowed(max(processes or [ranks]), 2), 20, processes))
 
 
+@pytest.mark.nightly
 def test_three_kinds_of_interruption(tmp_path):
     kinds = ('SIGKILL while writing', 'SIGTERM to all', 'SIGKILL of a worker')
     runs = campaign(tmp_path, 3, kinds=kinds)

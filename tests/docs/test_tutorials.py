@@ -205,6 +205,7 @@ def test_every_command_and_output_is_checked_or_has_a_reason():
 
 
 @pytest.mark.parametrize('repeats', [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_two_virtual_ranks_train(shell, data_root, repeats):
     """The command of the page with a small detector and few images."""
     (shell.folder / 'data').mkdir()

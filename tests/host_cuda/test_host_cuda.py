@@ -176,6 +176,7 @@ def test_configs_of_mmdetection(on_device):
         ('yolox_s', ('--amp', 64)))),
     ('tiny', ('--amp', 65536)),
 ])
+@pytest.mark.nightly
 def test_training_repeats_and_resumes(on_device, data_root, tmp_path, model, options):
     on_device(FOLDER / 'scenario.py', model, data_root, tmp_path, *options)
     runs = json.loads((tmp_path / 'results.json').read_text())

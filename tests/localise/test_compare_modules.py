@@ -139,6 +139,7 @@ def test_a_run_is_taken_with_its_config_and_last_checkpoint(capsys):
     assert min(losses['loss'] for losses in said['losses']) > 1e5
 
 
+@pytest.mark.nightly
 def test_an_interpreter_with_mmcv_lite_is_told_to_install_mmrepro(capsys):
     python = other_python()
     with open('env/traced_model.py', 'a') as file:

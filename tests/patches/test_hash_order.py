@@ -76,6 +76,7 @@ def outcomes():
 
 @pytest.mark.parametrize('state', ['patched', 'stock'])
 @pytest.mark.parametrize('name', PROBES)
+@pytest.mark.nightly
 def test_hash_seed_matters_to_stock_mmdetection_only(outcomes, name, state):
     # if 'stock' fails, the cause is gone upstream and its row can go too
     assert (len({outcome[state][name] for outcome in outcomes}) > 1) is (state == 'stock')

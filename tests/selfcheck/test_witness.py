@@ -826,6 +826,7 @@ witnessed.train(witnessed.config(sys.argv[1]))
 """
 
 
+@pytest.mark.nightly
 def test_a_witness_ends_with_the_run_that_is_killed(tmp_path):
     scratch = tmp_path / 'scratch'
     scratch.mkdir()

@@ -222,6 +222,7 @@ PLUGIN = Path(__file__).resolve().parents[1] / 'support' / 'toy_plugin.py'
 FAKE = 'ghp_' + 'x' * 36
 
 
+@pytest.mark.nightly
 def test_an_exported_folder_brings_the_code_that_lies_nowhere_else(tmp_path):
     """An untracked file on the path is what most trainings have, and nobody publishes."""
     folder = tmp_path / 'project'

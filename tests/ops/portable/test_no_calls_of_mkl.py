@@ -56,6 +56,7 @@ def swept(counting):
     return run(counting, '-c', SWEEP, NAMES, 1, 'stock', 'portable')
 
 
+@pytest.mark.nightly
 def test_the_table_has_every_operator_that_calls_mkl(swept):
     """The control: with torch's own kernels the same samples do call it."""
     found = swept['stock']
@@ -65,6 +66,7 @@ def test_the_table_has_every_operator_that_calls_mkl(swept):
     assert len(called & listed) > 30
 
 
+@pytest.mark.nightly
 def test_no_sample_of_an_operator_calls_mkl(swept):
     found = swept['portable']
     assert found['calls'] == {}
