@@ -31,7 +31,6 @@ from .recipes import VALUES
 from .samples import KEPT as LEFT_BY_SAMPLES
 from .settings import PROCESS
 from .setup import (
-    collate,
     dataset,
     hook,
     metric,
@@ -215,17 +214,6 @@ class ReadsElements(TinyPreprocessor):
 @setup(VALUES)
 def elements_of_its_own(cfg):
     use_all(cfg, OwnElements, ReadsElements)
-
-
-@setup(VALUES, variations=('again', 'resumed at 3', 'resumed at 8', 'resumed at 12'))
-@collate
-class BatchWithAnIterator(dict):
-    """Workers could not send it."""
-
-    def __init__(self, samples):
-        super().__init__(inputs=[sample['inputs'] for sample in samples],
-                         label=[sample['label'] for sample in samples])
-        self['names'] = (str(number) for number in range(len(samples)))
 
 
 @model

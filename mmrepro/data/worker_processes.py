@@ -13,8 +13,7 @@ end of their common pipe.
 A file that the dataset has opened before its workers were forked has one position for all of them:
 where one seeks, another reads. Each worker opens such files again, and has positions of its own.
 
-A batch that cannot be pickled never arrives: multiprocessing prints why in the worker, and the
-trainer waits forever. Here the error arrives in place of the batch.
+What a worker cannot send is an error in the trainer, which arrives in place of the batch.
 """
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ class _Worker:
 
 
 class _Queue(queues.Queue):  # type: ignore[type-arg]
-    """A queue of (number, batch) whose reader gets an error for what cannot be pickled."""
+    """A queue of (number, batch) whose reader gets an error in place of what cannot be sent."""
 
     def _on_queue_feeder_error(self, error: Exception, sent: Any) -> None:
         number, _ = sent

@@ -109,11 +109,11 @@ def test_workers_do_not_move_the_position_of_each_other_s_files(tmp_path):
     assert dataset.file.tell() == 1
 
 
-def numbered(samples):
-    return dict(samples=samples, names=(str(number) for number in range(2)))
-
-
-def test_a_batch_that_cannot_be_pickled_is_an_error_and_no_wait():
-    made = adopted(DataLoader(Noisy(), 2, num_workers=1, collate_fn=numbered))
-    with pytest.raises(TypeError, match='while a batch was pickled for the trainer'):
-        next(iter(made))
+@pytest.mark.parametrize('method', worker_processes.METHODS)
+def test_an_error_arrives_in_place_of_a_batch_that_is_not_sent(method):
+    queue = worker_processes.METHODS[method]().Queue()
+    queue._on_queue_feeder_error(TypeError('the reason'), (3, 'batch'))
+    number, error = queue.get(timeout=60)
+    assert number == 3
+    with pytest.raises(TypeError, match='while a batch was pickled for the trainer.*'):
+        error.reraise()
