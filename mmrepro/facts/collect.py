@@ -132,6 +132,13 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {f'config.{name}': value for name, value in flat.items()}
 
 
+def _torch_build() -> str:
+    """Return a digest of how torch was built, without the instruction set that this CPU has."""
+    lines = [line for line in torch.__config__.show().splitlines()
+             if 'CPU capability usage' not in line]
+    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:16]
+
+
 @functools.cache
 def _hardware() -> dict[str, Any]:
     facts = {
@@ -139,7 +146,7 @@ def _hardware() -> dict[str, Any]:
         'hardware.cpu_instructions': cpu_instructions(),
         'hardware.cpu_features': cpu_features(),
         # compilers and libraries; the same version can come in several builds
-        'version.torch_build': hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
+        'version.torch_build': _torch_build(),
         'library.libc': ' '.join(platform.libc_ver()).strip() or None,
         'hardware.gpu': None,
     }

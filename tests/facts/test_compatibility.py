@@ -2,6 +2,7 @@
 import copy
 import io
 import os
+import re
 
 import pytest
 import torch
@@ -339,3 +340,16 @@ def test_a_place_that_streams_cannot_be_brought_to_is_refused(name, tmp_path):
             finish(run(tmp_path / point, **from_point))
         assert finish(run(tmp_path / point, **from_point, **{
             'randomness.resume_strict': False})) != expected, point
+
+
+@pytest.mark.parametrize('old, new, same', [
+    ('CPU capability usage: .*', 'CPU capability usage: AVX2', True),
+    ('CPU capability usage: .*', 'CPU capability usage: AVX512', True),
+    ('GCC [0-9.]+', 'GCC 9.3', False)])
+def test_the_instruction_set_is_no_part_of_the_build_of_torch(old, new, same, monkeypatch):
+    """Torch's text names it among compilers and libraries; it is a fact by itself."""
+    text = torch.__config__.show()
+    before = collect._torch_build()
+    assert re.search(old, text)
+    monkeypatch.setattr(torch.__config__, 'show', lambda: re.sub(old, new, text))
+    assert (collect._torch_build() == before) is same

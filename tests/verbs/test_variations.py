@@ -319,15 +319,6 @@ def test_instruction_sets_of_the_level_below_are_asked_for(capability, expected,
     assert surroundings.instruction_sets() == {}
 
 
-def test_other_instruction_sets_are_no_other_build_of_torch(tmp_path):
-    """`torch.__config__.show()` names both; the variation ``cpu`` switches some off."""
-    for folder, level in (('reference', 'AVX512'), ('cpu', 'AVX2')):
-        write_run(tmp_path / folder, count=3, facts={
-            'hardware.cpu_instructions': level, 'version.torch_build': f'digest of {level}'})
-    results = [module.VariationResult('cpu', 'cpu', 3)]
-    assert module.changed_meanwhile(results, str(tmp_path)) == []
-
-
 @pytest.mark.parametrize('name, then, now, said', [
     ('source.own/model.py', 'one', 'two', 'edited code: own/model.py'),
     ('version.timm', '1.0', '1.1', "version.timm '1.0' -> '1.1'"),
