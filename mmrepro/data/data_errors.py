@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Sampler
 from ..errors import DatasetError, MMReproError, SampleError
 from ..util.libraries import is_own
 from ..util.scoped import replaced
-from ..util.text import class_name, listed
+from ..util.text import class_name, counted, listed
 from . import dataset_tree
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -144,7 +144,7 @@ class _Annotations:
         if not self.unknown:
             return ''
         count = sum(self.unknown.values())
-        return (f'{count} annotations have a category_id that no category has: '
+        return (f'{counted(count, "annotation")} with a category_id that no category has: '
                 f'{listed([*map(str, self.unknown)], 5)}')
 
     def missing(self, dataset: Any) -> str:

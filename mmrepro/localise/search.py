@@ -31,7 +31,7 @@ from ..report.report import Report, Table, plain
 from ..runs.config_edits import SEED, fix_seed, seed_of
 from ..runs.config_files import find_config, read_config, without_mark
 from ..runs.launcher import progress_line
-from ..util.text import duration, listed
+from ..util.text import counted, duration, listed
 from .compare_modules import ValueDifference
 from .diagnosis import Diagnosis
 from .differing_settings import (
@@ -82,10 +82,10 @@ class LocaliseResult(NamedTuple):
     def sentence(self) -> str:
         """Return the verdict in words."""
         if self.verdict == 'equal':
-            return f'SAME BITS: {self.compared} iterations agree'
+            return f'SAME BITS: {counted(self.compared, "iteration")} compared'
         if self.verdict == 'metrics':
-            return (f'DIFFERENT BITS: {self.compared} iterations of training agree, and '
-                    f'{self.divergence.text()}\n{METRICS}')
+            return (f'DIFFERENT BITS: training agrees for {counted(self.compared, "iteration")}, '
+                    f'and {self.divergence.text()}\n{METRICS}')
         order = {field.field: field.order for fields in self.divergence.ranks.values()
                  for field in fields}
         iteration = self.divergence.iteration

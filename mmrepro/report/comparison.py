@@ -33,7 +33,7 @@ from ..fingerprint.reader import RankLog
 from ..fingerprint.schema import BY_NAME, meaning, value_of
 from ..objects.digests import state_digest
 from ..util.files import checked
-from ..util.text import listed
+from ..util.text import counted, listed
 from .run_view import RunView, load_run
 from .stock_runs import DECIMALS, NEVER, across_dialects, unknown
 
@@ -109,7 +109,7 @@ class Comparison:
     def _verdict(self) -> str:
         if not self.common:
             return 'NOTHING TO COMPARE: the runs have no iteration in common'
-        span = f'{len(self.common)} iterations, {self.common[0]} to {self.common[-1]}'
+        span = f'{counted(len(self.common), "iteration")}, {self.common[0]} to {self.common[-1]}'
         if self.first is not None:
             return f'DIFFERENT: {_sentence(self.first)}'
         if self.metric is not None:
@@ -195,8 +195,8 @@ def _notes(a: RunView, b: RunView, unpaired: list[str] | None,
             'of the logged iterations only, means over the last ones, and no gradients or '
             'weights: the iteration named is the first logged one that shows the difference')
     return notes + [
-        f'{len(extra)} iterations of {name} are not in {run} ({extra[0]} to {extra[-1]}): '
-        'not compared' for name, extra, run in zip('AB', only, 'BA') if extra]
+        f'not compared, because {run} lacks them: {counted(len(extra), "iteration")} of {name} '
+        f'({extra[0]} to {extra[-1]})' for name, extra, run in zip('AB', only, 'BA') if extra]
 
 
 def _compare_fingerprints(comparison: Comparison) -> None:

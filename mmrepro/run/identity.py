@@ -27,7 +27,7 @@ from ..facts.compatibility import CHANGES, severity
 from ..objects.digests import state_digest
 from ..objects.walks import registries, root_registries
 from ..util.libraries import is_imported_anyway
-from ..util.text import listed
+from ..util.text import counted, listed
 from .hooks.fingerprint import FingerprintHook
 from .hooks.self_check import self_checks
 
@@ -97,7 +97,7 @@ def outcome(runner: Any, end: End, remarks: Sequence[str] = (), by_program: str 
         by_program: parts of the run that came from the program that built it, not from a config.
     """
     said = ', '.join(f'{kind} {digest}' for kind, digest in end.digests.items())
-    text = f'{said} after {runner.iter} iterations, {end.where}'
+    text = f'{said} after {counted(runner.iter, "iteration")}, {end.where}'
     if end.not_finite:
         text += f'; these parameters hold inf or NaN: {listed(end.not_finite)}'
     reason = by_program or not_in_config(runner.cfg)

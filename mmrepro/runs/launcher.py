@@ -30,7 +30,7 @@ from ..errors import TrainingError, meaning
 from ..fingerprint.reader import NewLines
 from ..fingerprint.schema import FOLDER, fingerprint_name
 from ..util.scoped import restore_handlers
-from ..util.text import duration
+from ..util.text import counted, duration
 from .child import FINDING, REFUSAL, Training
 
 LOG_TAIL = 30  # lines of the output of a failed training that are shown
@@ -318,7 +318,7 @@ def run_with_progress(runs: Sequence[PlannedRun], iterations: int,
                   min(counters[run.name].count(), iterations) for run in runs}
         parts = [f'{name} done' if name in ended else f'{name} {count}/{iterations}'
                  for name, count in counts.items() if count]
-        text = f'{len(ended)} of {len(runs)} runs; {", ".join(parts) or "starting"}'
+        text = f'{len(ended)} of {counted(len(runs), "run")}; {", ".join(parts) or "starting"}'
         if text != last:
             last = text
             elapsed, done = time.monotonic() - started, sum(counts.values())

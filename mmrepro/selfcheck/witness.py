@@ -467,8 +467,8 @@ class Witness:
             parts.append(f'the first {self.repeated} iterations were repeated by a witness: same '
                          'bits')
         if self.resumed:
-            parts.append(f'resumed by a witness at iterations '
-                         f'{listed([*map(str, self.resumed)], 12)}: same bits')
+            parts.append('resumed by a witness at '
+                         f'{witness_verdict.iterations(self.resumed)}: same bits')
         if self.not_restored:
             parts.append('a resume does not restore '
                          f'{listed(self.not_restored, witness_verdict.SHOWN)}')

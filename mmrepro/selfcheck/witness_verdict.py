@@ -31,6 +31,7 @@ PREDICTIONS = 'predictions'  # of a line of a validation: digests of its first b
 OF_LOADING = re.compile(r'(len\()?(dataset\b|collate_fn\b|[\w.]+:)')
 TRUNCATED = 'truncated'  # of a line of a validation: not all batches were predicted
 SHOWN = 5  # names in a message
+SHOWN_ITERATIONS = 12
 
 # A difference counts if one of these differs: what no training reads changes none of them.
 EFFECTS = ('gradients', 'buffers', 'lr', 'optimizer', 'parameters', 'averages')
@@ -255,6 +256,12 @@ def not_restored_text(names: Sequence[str], iteration: int, compared: int) -> st
     return (f'A resume at iteration {iteration} does not restore {listed(names, SHOWN)}. The '
             f'{compared} compared iterations do not depend on them. If later ones do, {REGISTER}; '
             'what is only logged needs nothing')
+
+
+def iterations(numbers: Sequence[int]) -> str:
+    """Return 'iteration 10', or 'iterations 10, 500' and the first others."""
+    noun = 'iteration' if len(numbers) == 1 else 'iterations'
+    return f'{noun} {listed([*map(str, numbers)], SHOWN_ITERATIONS)}'
 
 
 def edited_text(names: Sequence[str]) -> str:

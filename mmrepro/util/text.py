@@ -55,6 +55,15 @@ def duration(seconds: float) -> str:
     return f'{seconds / 60:.0f} min' if seconds < 5400 else f'{seconds / 3600:.1f} h'
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun, which is in the plural for all numbers but 1.
+
+    >>> counted(1, 'step'), counted(1200, 'step')
+    ('1 step', '1,200 steps')
+    """
+    return f'{number:,} {what}{"" if number == 1 else "s"}'
+
+
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Join the first ``most`` names, and say how many more there are.
 

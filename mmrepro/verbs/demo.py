@@ -17,6 +17,7 @@ from ..report.plots import figure, palette, png
 from ..report.report import Figure, Report, Table
 from ..runs.config_edits import few_images
 from ..runs.launcher import jobs_at_once
+from ..util.text import counted
 from . import variations
 from .variations import Variation
 
@@ -198,12 +199,12 @@ def compare(logs: Mapping[str, Ranks], titles: Sequence[str] = ()) -> Report:
     code, count = DIFFERENT, next(iter(counts.values()))
     if len(set(counts.values())) > 1 or not count:
         verdict = 'DIFFERENT: ' + ', '.join(
-            f'{count} iterations in run {name}' for name, count in counts.items())
+            f'{counted(count, "iteration")} in run {name}' for name, count in counts.items())
     elif differing:
         verdict = f'DIFFERENT from iteration {min(differing) + 1} on'
     else:
         code, verdict = DONE, ('SAME BITS: loss, weights and optimizer state agree after each of '
-                               f'{count} iterations')
+                               f'{counted(count, "iteration")}')
     table = Table(('iteration', *(f'loss {name}' for name in logs), 'weights', 'same bits'), rows)
     return Report('', verdict, code, [table], _notes(stock),
                   figures=dict(losses=Figure('Loss', lambda: loss_curves(losses))),

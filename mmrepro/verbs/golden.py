@@ -41,6 +41,7 @@ from ..runs.config_edits import only_fingerprints, prepare
 from ..runs.config_files import read_config, setting
 from ..runs.launcher import one_thread_each, plan, run_with_progress
 from ..util.files import checked, or_none, read_json, write_whole
+from ..util.text import counted
 
 GOLDENS = 'goldens'
 WORK_DIR = os.path.join('work_dirs', 'golden')
@@ -262,7 +263,8 @@ def _whole(recipe: GoldenRecipe, folder: str, advice: str) -> dict[int, RankLog]
     ranks = read_ranks(folder)
     steps = ranks[0].steps if 0 in ranks else {}
     if list(steps) != list(range(recipe.iterations)):
-        raise GoldenError(f'{folder}: has {len(steps)} of {recipe.iterations} iterations; {advice}')
+        raise GoldenError(f'{folder}: has {len(steps)} of '
+                          f'{counted(recipe.iterations, "iteration")}; {advice}')
     return ranks
 
 
@@ -313,7 +315,8 @@ def _trained(recipe: GoldenRecipe, work_dir: str, on_start: OnProgress,
 
 def _text(result: Checked, missing: str, run: str) -> str:
     if result.equal:
-        return f'EQUAL: {result.name}, {result.iterations} iterations, {result.class_name}'
+        length = counted(result.iterations, 'iteration')
+        return f'EQUAL: {result.name}, {length}, {result.class_name}'
     if result.golden is None:
         lines = [f'NO GOLDEN for this machine: {result.name}, {result.class_name}']
         if result.nearest:

@@ -34,7 +34,7 @@ from ..runs.child import Training
 from ..runs.config_edits import without_checkpoints
 from ..runs.config_files import merge_options, read_config
 from ..runs.launcher import PlannedRun, plan, run_all
-from ..util.text import listed
+from ..util.text import counted, listed
 
 
 def prepare(manifest: Manifest, work_dir: str, changes: Mapping[str, Any] = {}) -> str:
@@ -118,10 +118,10 @@ def replay(run_dir: str, work_dir: str, iterations: int | None = None,
     equal = end if difference is None else difference.iteration
     rank = min(original.ranks) if difference is None else difference.rank
     compared = sum(i < equal for i in original.ranks[rank].steps)
-    verdict = f'SAME BITS: {compared} iterations of {run_dir} were repeated exactly'
+    verdict = f'SAME BITS: {counted(compared, "iteration")} of {run_dir} repeated exactly'
     if difference is not None:
-        verdict = (f'DIFFERENT after {compared} equal iterations: {difference.text()} (first the '
-                   'original, then the replay)')
+        verdict = (f'DIFFERENT after {counted(compared, "equal iteration")}: {difference.text()} '
+                   '(first the original, then the replay)')
     return Report(
         '', verdict, DONE if difference is None else DIFFERENT, notes=list(original.notes),
         data=dict(run=run_dir, work_dir=work_dir, same=difference is None, compared=compared,

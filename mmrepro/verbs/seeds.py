@@ -25,7 +25,7 @@ from ..runs.config_files import find_config, read_config, setting
 from ..runs.launcher import Launch, PlannedRun, TrainingFailed, run_all
 from ..seeds import MAX_SEED
 from ..util.files import NUMBER, Rule, mismatch, read_json, write_whole
-from ..util.text import duration, shorten
+from ..util.text import counted, duration, shorten
 
 RESULT = 'result.json'
 MOST = 10_000  # seeds in a range; more are taken for a typing error
@@ -281,8 +281,8 @@ def _with_failed(report: Report, failed: Mapping[SeedJob, SeedFailed]) -> Report
             [[job.name, error.why, os.path.join(job.folder, LOG)]
              for job, error in failed.items()], 'Runs without a result'))
         report.notes.append(
-            f'{len(failed)} runs have no result, and their seeds are left out of all configs: if '
-            'runs fail because they train badly, the means are too high')
+            f'no result of {counted(len(failed), "run")}: their seeds are left out of all configs. '
+            'If runs fail because they train badly, the means are too high')
     return report
 
 
@@ -297,7 +297,7 @@ def _results(jobs: list[SeedJob], report_only: bool, on_progress: OnProgress
         raise SeedsError('--report-only, and these are not finished: '
                          + ', '.join(job.name for job in todo))
     if len(todo) < len(jobs):
-        on_progress(f'{len(jobs) - len(todo)} of {len(jobs)} runs are there already')
+        on_progress(f'{len(jobs) - len(todo)} of {counted(len(jobs), "run")} are there already')
     started, failed = time.monotonic(), {}
     for number, job in enumerate(todo):
         mean = (time.monotonic() - started) / max(number, 1)

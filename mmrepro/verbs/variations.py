@@ -20,7 +20,7 @@ from ..runs import surroundings
 from ..runs.child import Training
 from ..runs.config_edits import only_fingerprints, virtual_ranks
 from ..runs.launcher import PlannedRun, TrainingFailed, one_thread_each, plan, run_with_progress
-from ..util.text import listed
+from ..util.text import counted, listed
 
 REFERENCE = 'reference'  # folder of the run with which variations are compared
 
@@ -156,7 +156,7 @@ def train_and_compare(cfg: Config, work_dir: str, names: Sequence[str], iteratio
         count = min((len(log.steps) for log in ranks.values()), default=0)
         if count < iterations:
             raise ConfigError(f'--iters {iterations}: this config, as trained here, ends after '
-                              f'{count} iterations')
+                              f'{counted(count, "iteration")}')
     return [VariationResult(name, table[name].title, skipped=skipped[name]) if name in skipped else
             result_of(name, table[name], work_dir, references[name], iterations) for name in names]
 

@@ -36,7 +36,7 @@ from ..selfcheck.recipe import FILE, Recipe, Registered
 from ..selfcheck.witness import REPEATED, REPEATED_ITERATIONS, RESUMED_ITERATIONS
 from ..selfcheck.witness_process import Start, WitnessProcess
 from ..util.files import or_none, read_json
-from ..util.text import listed, page
+from ..util.text import counted, listed, page
 from . import variations
 from .variations import USUAL, VARIATIONS, VariationResult
 
@@ -109,7 +109,7 @@ def verify(config: str, *, vary: Sequence[str] | None = None, iterations: int = 
             config, 'DIFFERENT BITS within one run, before it was compared with others:\n'
             f'{error.finding}\nAll of its output is in {error.log}', DIFFERENT, notes=notes,
             data=dict(data, same=False, variations=[], finding=error.finding, log=error.log))
-    notes.append(f'{iterations} iterations, fingerprints of level {level}, '
+    notes.append(f'{counted(iterations, "iteration")}, fingerprints of level {level}, '
                  f'{time.monotonic() - started:.0f} s')
     notes += variations.changed_meanwhile(results, work_dir)
     cause = _cause(results, work_dir, iterations, at) if explain else None

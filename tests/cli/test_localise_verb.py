@@ -72,7 +72,7 @@ def test_from_a_config_and_from_two_runs_in_fresh_processes(tmp_path):
         return done.returncode, done.stdout, done.stderr
 
     code, out, err = run(path, '--iters', '5', '--work-dir', 'same')
-    assert code == 0 and 'SAME BITS: 5 iterations agree' in out, out + err
+    assert code == 0 and 'SAME BITS: 5 iterations compared' in out, out + err
     code, out, err = run(path, '--iters', '5', '--json', '--work-dir', 'other',
                          '--b', 'param_scheduler.gamma=0.25')
     result = json.loads(out)

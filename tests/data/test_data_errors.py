@@ -137,7 +137,7 @@ def test_an_empty_image_is_said(tmp_path):
 def test_annotations_of_no_category_are_said(tmp_path):
     coco(tmp_path, annotations=[dict(
         id=1, image_id=1, category_id=99, bbox=[0, 0, 4, 4], area=16, iscrowd=0)])
-    text = '1 annotations have a category_id that no category has: 99'
+    text = '1 annotation with a category_id that no category has: 99'
     assert said(tmp_path) == [f'train_dataloader: {text}']
     cfg = runner(tmp_path).cfg
     cfg.train_dataloader.dataset.filter_cfg = dict(filter_empty_gt=True)

@@ -107,7 +107,7 @@ def scripted(tmp_path, losses, records):
 def test_equal_runs_run_once(tmp_path):
     launch, result = scripted(tmp_path, dict(A=['123'], B=['123']), {})
     assert result.verdict == 'equal' and len(launch.plans) == 2
-    assert text_of(result).splitlines()[0] == 'SAME BITS: 3 iterations agree'
+    assert text_of(result).splitlines()[0] == 'SAME BITS: 3 iterations compared'
 
 
 def test_runs_that_differ_in_a_validation_only_are_not_called_equal(tmp_path):
@@ -117,8 +117,8 @@ def test_runs_that_differ_in_a_validation_only_are_not_called_equal(tmp_path):
     result = Localiser(specs(), str(tmp_path), None).explain(*runs)
     assert result.verdict == 'metrics'
     assert text_of(result).splitlines()[0] == (
-        'DIFFERENT BITS: 2 iterations of training agree, and iteration 2, metric coco/bbox_mAP of '
-        'the validation: 0.5 (0x1.0000000000000p-1) and 0.25 (0x1.0000000000000p-2)')
+        'DIFFERENT BITS: training agrees for 2 iterations, and iteration 2, metric coco/bbox_mAP '
+        'of the validation: 0.5 (0x1.0000000000000p-1) and 0.25 (0x1.0000000000000p-2)')
     assert result.as_dict()['divergence']['iteration'] == 2
 
 

@@ -213,7 +213,7 @@ def test_a_difference_is_localised_on_demand(run, stand_in, monkeypatch, capsys,
     stand_in.wrong[name] = 3
     assert run('--vary', name, '--localise') == 1
     assert called == [expected]
-    assert 'SAME BITS: 5 iterations agree' in capsys.readouterr().out
+    assert 'SAME BITS: 5 iterations compared' in capsys.readouterr().out
     assert run('--vary', name, '--localise', '--json') == 1
     assert json.loads(capsys.readouterr().out)['localise']['verdict'] == 'equal'
 

@@ -23,6 +23,7 @@ from ...distributed.unwrap import ema_hooks, optim_wrappers
 from ...errors import PREEMPTED, ConfigError, Preempted
 from ...util.files import write_whole
 from ...util.scoped import restore_handlers
+from ...util.text import counted
 
 FILE_NAME = 'preempted.pth'
 
@@ -142,8 +143,8 @@ class PreemptHook(Hook):
         how = 'continue with --resume' if not refusal else (
             f'--resume will refuse it with worker_seed={runner.repro.worker_seed!r} ({refusal}), '
             'unless randomness.resume_strict=False accepts a different result')
-        runner.logger.warning(f'pre-empted after {iteration} iterations: {path}; {how}. Leaving '
-                              f'with exit code {self.exit_code}')
+        runner.logger.warning(f'pre-empted after {counted(iteration, "iteration")}: {path}; '
+                              f'{how}. Leaving with exit code {self.exit_code}')
         runner.visualizer.close()
         # a launcher ends all ranks when one has ended, and rank 0 may still write
         agree('the end', None, len)

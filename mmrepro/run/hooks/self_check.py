@@ -20,7 +20,7 @@ from ...selfcheck.observer import BatchComparison
 from ...selfcheck.steps import StepCheck
 from ...util.libraries import belongs_to_user
 from ...util.scoped import around_next_step
-from ...util.text import listed
+from ...util.text import counted, listed
 
 NOT_REPEATED = 'steps are not repeated: {}'
 UNREAD = ('{}: samples that are loaded twice differ in {}. The training does not read these '
@@ -146,8 +146,8 @@ class SelfCheckHook(Hook):
         counts = self.counts(runner)
         text = 'no sample and no step was repeated'
         if any(counts.values()):
-            text = (f'{counts["samples"]:,} samples and {counts["steps"]:,} steps were repeated: '
-                    'same bits')
+            text = (f'{counted(counts["samples"], "sample")} and '
+                    f'{counted(counts["steps"], "step")} were repeated: same bits')
         notes = []
         if self.unread:
             notes.append(f'but for {listed(sorted(self.unread))} of samples, which the training '
