@@ -196,7 +196,7 @@ def naming_dataset(argument: str, loader: Any, warn: Any, watch: bool) -> Iterat
 def _not_built(argument: str, loader: Any, annotations: _Annotations, error: Exception) -> str:
     kind = loader.get('dataset') if isinstance(loader, dict) else None
     name = class_name(kind.get('type')) if isinstance(kind, dict) else 'its dataset'
-    file, empty = '', None
+    file, annotation, empty = '', '', None
     for frame, _ in _frames(error):
         owner = frame.f_locals.get('self')
         # the dataset is built by then; the second is a variable of MMEngine's build_dataloader()
@@ -206,9 +206,12 @@ def _not_built(argument: str, loader: Any, annotations: _Annotations, error: Exc
             name, file = type(owner).__name__, str(owner.ann_file)
             if frame.f_code.co_name == '_serialize_data' and not owner.data_list:
                 empty = owner
+        for value in [*frame.f_locals.values()]:
+            if isinstance(value, dict) and {'id', 'image_id'} <= set(value):
+                annotation = f': annotation {value["id"]} of image {value["image_id"]}'
     whose = f'{argument}: {name} ({file})' if file else f'{argument}: {name}'
     if empty is not None:
         why = annotations.missing(empty) or annotations.without_category() or (
             'the file lists none, or filter_cfg and indices leave none')
         return f'{whose} has no sample: {why}'
-    return f'{whose} cannot be loaded: {summary(error)} ({where_raised(error)})'
+    return f'{whose} cannot be loaded{annotation}: {summary(error)} ({where_raised(error)})'

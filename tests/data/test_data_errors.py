@@ -134,6 +134,13 @@ def test_an_empty_image_is_said(tmp_path):
         runner(tmp_path, 'LoadImageFromFile').train()
 
 
+def test_a_wrong_box_is_named_by_its_annotation(tmp_path):
+    coco(tmp_path, annotations=[dict(
+        id=17, image_id=1, category_id=1, bbox=[0, 0, 4], area=16, iscrowd=0)])
+    with pytest.raises(DatasetError, match='cannot be loaded: annotation 17 of image 1: ValueErr'):
+        runner(tmp_path).train()
+
+
 def test_annotations_of_no_category_are_said(tmp_path):
     coco(tmp_path, annotations=[dict(
         id=1, image_id=1, category_id=99, bbox=[0, 0, 4, 4], area=16, iscrowd=0)])
