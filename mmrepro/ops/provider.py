@@ -15,6 +15,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import logging
 import pkgutil
 import sys
@@ -83,6 +84,9 @@ def choose(name: str, requested: str, device: str, kernels: str, lacks: str) -> 
 EXTENSION = 'mmcv._ext'
 # mmcv's module whose form for CPUs does not call the operator, and the name of that form
 _ATTENTION, _CPU_FORM = 'mmcv.ops.multi_scale_deform_attn', 'multi_scale_deformable_attn_pytorch'
+# MMEngine's module for arguments that were renamed, and its name for inspect.getfullargspec
+_RENAMED, _LOOK = 'mmengine.utils.misc', 'getfullargspec'
+MAX_SIGNATURES = 1024  # functions whose signatures are remembered
 # Why two runs of such a compiled kernel may differ on CUDA.
 _VARIES = {'atomics': 'adds floats with atomics, in the order in which threads arrive',
            'races': 'threads write to shared memory in the order in which they arrive'}
@@ -210,6 +214,7 @@ def install() -> None:
         sys.meta_path.append(finder)
     if not hasattr(pkgutil, 'find_loader'):  # Python 3.14 has removed what MMEngine 0.10.7 calls
         after_import('mmengine.utils.dl_utils.misc', _use_find_spec)
+    after_import(_RENAMED, _look_once)
     module = sys.modules.get(EXTENSION)
     if hasattr(module, MARK) and not isinstance(module, _Extension):
         # `_mmrepro_operators` has provided it before mmrepro was imported; mmcv.ops refers to it
@@ -222,6 +227,12 @@ def _use_find_spec(module: ModuleType) -> None:
     module.pkgutil = SimpleNamespace(find_loader=importlib.util.find_spec)  # type: ignore
 
 
+def _look_once(module: ModuleType) -> None:
+    # functions of mmcv.ops look at their own signature at each call, which takes 0.1 ms
+    if getattr(module, _LOOK) is inspect.getfullargspec:
+        setattr(module, _LOOK, functools.lru_cache(MAX_SIGNATURES)(inspect.getfullargspec))
+
+
 def uninstall() -> None:
     """Undo :func:`install` and :func:`use`.
 
@@ -230,6 +241,10 @@ def uninstall() -> None:
     """
     forget(EXTENSION, _follow)
     _restore()
+    forget(_RENAMED, _look_once)
+    renamed = sys.modules.get(_RENAMED)
+    if renamed is not None:
+        setattr(renamed, _LOOK, inspect.getfullargspec)
     if finder in sys.meta_path:
         sys.meta_path.remove(finder)
     module = sys.modules.get(EXTENSION)

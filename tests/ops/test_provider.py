@@ -12,6 +12,7 @@ from pathlib import Path
 import mmcv._ext
 import pytest
 from harness import ROOT, python
+from mmengine.utils import misc
 
 from mmrepro import ops
 from mmrepro.errors import OperatorProviderError
@@ -47,6 +48,30 @@ def test_mmengine_finds_the_operators_where_pkgutil_has_no_find_loader():
         print(mmcv_full_available() == compiled)
     '''))
     assert out == 'True False\nTrue\n'
+
+
+def test_mmengine_looks_at_a_signature_once(monkeypatch):
+    looked = []
+    look = inspect.getfullargspec
+
+    def counted(function):
+        looked.append(function.__name__)
+        return look(function)
+
+    monkeypatch.setattr(inspect, 'getfullargspec', counted)
+    ops.uninstall()
+    ops.install()
+
+    @misc.deprecated_api_warning({'old': 'new'})
+    def same(new):
+        return new
+
+    assert [same(1), same(new=2), same(3)] == [1, 2, 3] and looked == ['same']
+    with pytest.warns(DeprecationWarning, match='"old" is deprecated in `same`'):
+        assert same(old=4) == 4
+    monkeypatch.undo()
+    ops.uninstall()
+    assert misc.getfullargspec is inspect.getfullargspec
 
 
 def test_every_name_that_mmcv_asks_for_has_one_row():
