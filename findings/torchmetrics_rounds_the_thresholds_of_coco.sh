@@ -85,7 +85,7 @@ def say(name, objects, found):
 
 
 say('IoU 0.6', [[0., 0., 100., 100.]], [([0., 0., 60., 100.], .9)])
-# one box in each of 100 images: shifted by 0 to 69 of 150 pixels: two in three of them overlap by 0.5 or more
+# one box in each of 100 images, shifted by 0 to 69 of 150 pixels
 numbers = np.arange(100)
 scores = np.random.RandomState(0).permutation(100) / 128  # exact in float32 as well
 say('100 objects', [[0., 0., 150., 100.] for _ in numbers],
