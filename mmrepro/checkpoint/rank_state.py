@@ -68,6 +68,21 @@ def _different(ranks: list[dict[str, str]]) -> list[str]:
             or len({digests.get(name) for digests in ranks}) > 1]
 
 
+def of_rank(state: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return the state in a checkpoint, which is that of rank 0, with what ``rank`` has instead.
+
+    >>> state = dict(buffers=dict(a=0, b=0), gradients=dict(a=0, b=0),
+    ...              ranks={1: dict(buffers=dict(b=1), gradients=dict(b=1))})
+    >>> of_rank(state, 1)['buffers'], of_rank(state, 1)['gradients']
+    ({'a': 0, 'b': 1}, {'b': 1})
+    """
+    own = state.get('ranks', {}).get(rank, {})
+    merged = {**state, **{part: {**state.get(part, {}), **values} for part, values in own.items()}}
+    if 'gradients' in own:  # all of them: what another rank has besides is None on this one
+        merged['gradients'] = own['gradients']
+    return merged
+
+
 def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:
     """Put a rank's state back; returns names of state that has no owner in this run."""
     model = unwrap(runner.model)
