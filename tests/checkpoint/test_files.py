@@ -112,6 +112,16 @@ def test_a_checkpoint_that_runs_code_is_refused(tmp_path, monkeypatch, payload, 
     assert not os.path.exists('pwned')
 
 
+@pytest.mark.parametrize('error', [MemoryError, torch.cuda.OutOfMemoryError])
+def test_a_machine_without_memory_left_is_no_damage_of_a_file(error, good, monkeypatch):
+    def load(*args):
+        raise error
+
+    monkeypatch.setattr(files, 'safe_load', load)
+    with pytest.raises(error):
+        files.load(good)
+
+
 def test_newest_good_passes_over_what_is_damaged_and_says_so(good, tmp_path):
     for name, content in (('iter_2.pth', b''), ('iter_3.pth', b'PK\x03\x04 cut off')):
         (tmp_path / name).write_bytes(content)
