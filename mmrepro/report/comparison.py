@@ -225,10 +225,10 @@ def _compare_logs(comparison: Comparison) -> None:
         comparison.differing += bool(differing)
         if differing and comparison.first is None:
             comparison.first, comparison.fields = Divergence(i, {0: differing}), fields
-    for name, (steps, values_a, values_b) in comparison.vals.items():
-        for step, x, y in zip(steps, values_a, values_b):
-            if comparison.metric is None and x != y and (x == x or y == y):
-                comparison.metric = Divergence(step, {0: (ComparedField(f'metric {name}', x, y), )})
+    metrics = [Divergence(step, {0: (ComparedField(f'metric {name}', x, y), )})
+               for name, column in comparison.vals.items() for step, x, y in zip(*column)
+               if x != y and (x == x or y == y)]
+    comparison.metric = min(metrics, key=lambda found: found.iteration, default=None)
 
 
 def columns(a: dict[int, dict[str, float]],
