@@ -84,7 +84,9 @@ class CheckpointWriter:
     def _name_unfinished(self, runner: Any) -> None:
         """Warn of loaders of hooks whose position no checkpoint holds."""
         loaders = [loader for loader in self.loaders if loader is not runner.train_dataloader]
-        for name in set(unfinished(loaders)) - self._named:
+        for name in unfinished(loaders):
+            if name in self._named:
+                continue
             self._named.add(name)
             runner.logger.warning(
                 f'a loader of {name}, which is not that of the training loop, is in the middle '
