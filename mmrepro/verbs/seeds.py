@@ -78,7 +78,7 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(','):
         low, dots, high = part.strip().partition('..')
-        if not low.isdigit() or (dots and not high.isdigit()):
+        if not low.isdecimal() or (dots and not high.isdecimal()):
             raise SeedsError(f'--seeds {text}: {part!r} is not allowed; allowed: 3, 0..4, 0,1,5..7')
         first, last = int(low), int(high or low)
         wrong = ''
@@ -220,7 +220,7 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
         compare: configs to test against the first, with the same seeds.
         vary: names of streams (``'init,step'``) to vary one at a time; says which share of the
             variance is whose.
-        metric: name of the metric; None: ``coco/bbox_mAP`` if there is one, else the first.
+        metric: name of the metric; None: one of :data:`USUAL`, else the first.
         pick: which validation of a run counts, ``'last'`` or ``'best'``.
         options: changes of all configs, as ``KEY=VALUE``.
         work_dir: where the runs write.

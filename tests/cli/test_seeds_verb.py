@@ -88,7 +88,8 @@ def test_seeds_are_lists_and_ranges(text, expected):
 
 
 @pytest.mark.parametrize('text, message', [
-    *((text, '--seeds') for text in ('', 'a', '1..', '1,1', '0..3,2', '-1', '0..4294967296')),
+    *((text, '--seeds') for text in (
+        '', 'a', '²', '1..²', '1..', '1,1', '0..3,2', '-1', '0..4294967296')),
     ('0, 5..1', r"'5\.\.1' is not allowed: it counts down; write 1\.\.5"),
     ('4294967296', 'a seed is at most 4294967295'),
     ('0..10000', 'at most 10000 seeds')])
