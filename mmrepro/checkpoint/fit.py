@@ -66,8 +66,9 @@ _SHAPE = {
     'state_dict?': {str: object},
     'message_hub?': {'runtime_info': {str: object}},
     'mmrepro?': {
-        **_OF_RANK, 'ranks?': {int: _OF_RANK}, 'counts?': {str: int}, 'parts?': {str: str},
-        'moving?': [str], 'left_out?': {str: str}, 'passes?': int,
+        **_OF_RANK, 'ranks?': {int: _OF_RANK}, 'counts?': {str: int},
+        'takes_buffers?': {str: bool}, 'parts?': {str: str}, 'moving?': [str],
+        'left_out?': {str: str}, 'passes?': int,
         'metrics?': or_none(dict), 'validated?': or_none(int)}}
 
 

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..data import position_of_loader
 from ..distributed.agreement import agree, gather_objects
-from ..distributed.unwrap import ema_hooks, optim_wrappers, unwrap
+from ..distributed.unwrap import buffer_wrappers, ema_hooks, optim_wrappers, unwrap
 from ..objects.digests import exact_digest, local_part
 from . import kept_attributes
 
@@ -104,6 +104,10 @@ def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:
             optimizers[name]._inner_count = count
         else:
             lost.append(f'optimizer {name}')
+    wrappers = buffer_wrappers(runner.model)
+    for name, takes in state.get('takes_buffers', {}).items():
+        if name in wrappers:  # a run of one process has none
+            wrappers[name].require_forward_param_sync = takes
     return lost
 
 
@@ -136,6 +140,12 @@ def counts(runner: Any) -> dict[str, int]:
     """
     return {name: wrapper._inner_count
             for name, wrapper in optim_wrappers(runner.optim_wrapper).items()}
+
+
+def takes_buffers(runner: Any) -> dict[str, bool]:
+    """Return which wrappers take the buffers of rank 0 before the next forward pass."""
+    return {name: wrapper.require_forward_param_sync
+            for name, wrapper in buffer_wrappers(runner.model).items()}
 
 
 def _order(runner: Any) -> dict[str, Any]:

@@ -218,6 +218,7 @@ class CheckpointWriter:
             ranks={rank: state if rank else dict(buffers=state['buffers'])
                    for rank, state in save.ranks.items()},
             counts=rank_state.counts(runner),
+            takes_buffers=rank_state.takes_buffers(runner),
             parts=fit.parts_of(runner),
             moving=sorted(self._moving.names),
             left_out=self._left_out(runner, checkpoint['state_dict']),

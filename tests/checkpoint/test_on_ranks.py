@@ -237,6 +237,17 @@ def test_every_rank_continues_with_its_own_state(world, points, tmp_path):
                 assert after[key] == before[key], f'{where}: {key}'
 
 
+def test_buffers_of_rank_0_are_taken_when_they_were_without_the_resume(tmp_path):
+    cfg = resume_settings(tmp_path, 3)
+    cfg.train_cfg.max_epochs = 1
+    cfg.model_wrapper_cfg = dict(type='MMDistributedDataParallel', find_unused_parameters=True)
+    expected = on_ranks(2, copy.deepcopy(cfg), tmp_path, function=trained)
+    assert all(isinstance(rank, dict) for rank in expected), expected  # with step checks
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_2.pth')
+    for before, after in zip(expected, on_ranks(2, cfg, tmp_path / 'again', function=trained)):
+        assert after['loss'] == before['loss'][2:] and after['model'] == before['model']
+
+
 @MODELS.register_module(force=True)
 class UsedLateOnRank1(RankState):
     """Rank 1 uses a weight in the last iteration of a cycle of accumulation only."""
