@@ -27,7 +27,8 @@ from ..version import __version__
 from ..virtual import gathered_weights
 from . import fit, rank_state
 from .files import replace_with, write_content
-from .fit import MovingParts, check_readable, lacks, left_out
+from .fit import MovingParts, lacks, left_out
+from .safe_loading import check_readable
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')

@@ -18,7 +18,8 @@ from validated_runs import killed, trained, validated
 
 from mmrepro.checkpoint import files, safe_loading
 from mmrepro.checkpoint.choosing import newest_good
-from mmrepro.checkpoint.fit import check_readable, has_schedules, lacks
+from mmrepro.checkpoint.fit import has_schedules, lacks
+from mmrepro.checkpoint.safe_loading import check_readable
 from mmrepro.errors import CheckpointError, RandomnessError, ResumeError
 from mmrepro.util.files import partial_of
 

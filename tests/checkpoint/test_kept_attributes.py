@@ -24,7 +24,7 @@ from small_runs import (
 
 from mmrepro import keep_attributes
 from mmrepro.checkpoint import kept_attributes, saving
-from mmrepro.checkpoint.fit import check_readable
+from mmrepro.checkpoint.safe_loading import check_readable
 from mmrepro.errors import CheckpointError, ConfigError, ResumeError
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
