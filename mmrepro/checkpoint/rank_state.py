@@ -56,7 +56,7 @@ def gather(state: dict[str, dict[str, Any]],
         return {}
     # on the host: in the middle of an accumulation cycle these are all gradients of all ranks
     mine = {part: on_cpu({name: value for name, value in values.items()
-                            if f'{part}/{name}' in different}) for part, values in state.items()}
+                          if f'{part}/{name}' in different}) for part, values in state.items()}
     ranks = gather_objects(mine, to_all)
     return {} if ranks is None else dict(enumerate(ranks))
 

@@ -53,8 +53,8 @@ class ModuleRecord(NamedTuple):
 
 
 def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: str | None = None,
-          tolerance: float | None = None,
-          on_progress: Callable[[str], None] = lambda text: None) -> Report:
+                    tolerance: float | None = None,
+                    on_progress: Callable[[str], None] = lambda text: None) -> Report:
     """Give two models the same weights and batch, on the CPU, and compare the output of every
     module.
 

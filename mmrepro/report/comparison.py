@@ -181,7 +181,7 @@ def _notes(a: RunView, b: RunView, unpaired: list[str] | None,
            only: tuple[list[int], list[int]]) -> list[str]:
     """Return notes on both runs; ``unpaired`` are those on fingerprints, None without them."""
     notes = []
-    if {a.attached, b.attached} == {True, False}:
+    if all(run.ranks or is_known(run) for run in (a, b)) and a.attached != b.attached:
         attached, stock = 'AB' if a.attached else 'BA'
         notes.append(f'{attached} was trained with mmrepro and {stock} without it: their random '
                      'numbers and kernels are not the same, so their bits cannot agree')

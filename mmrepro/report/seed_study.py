@@ -185,7 +185,7 @@ def _scipy() -> Any:
         import scipy.stats
     except ModuleNotFoundError as error:
         raise MissingPackageError('confidence intervals and tests need SciPy: pip install scipy '
-                                '(or mmrepro[seeds])') from error
+                                  '(or mmrepro[seeds])') from error
     return scipy.stats
 
 

@@ -247,7 +247,7 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
     if vary:
         whole = jobs.pop(labels[0])
         jobs = {ALL: whole, **{stream: vary_stream(whole[0], stream, numbers)
-                                        for stream in parse_streams(vary, paths[0], changes)}}
+                               for stream in parse_streams(vary, paths[0], changes)}}
         if len(numbers) < MIN_SEEDS:  # before hours of training
             raise SeedsError(f'--vary needs at least {MIN_SEEDS} seeds, and --seeds '
                              f'{seeds} has {len(numbers)}')

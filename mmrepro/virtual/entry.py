@@ -283,7 +283,7 @@ def autocast_cache() -> Iterator[None]:
             clear()
 
     with replaced(torch, autocast_increment_nesting=enter, autocast_decrement_nesting=leave,
-                   clear_autocast_cache=clear_if_last):
+                  clear_autocast_cache=clear_if_last):
         yield
     clear()
 
