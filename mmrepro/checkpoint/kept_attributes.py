@@ -86,7 +86,8 @@ def keep_attributes(cls: type, *names: str, why: str = '') -> None:
     samplers, optimizers and schedules, in the main process, on each rank; and restored when a
     training resumes, after the ``before_train`` of all hooks. A value may be a number, text, tensor
     or array, an enum member, a dataclass, lists, tuples and dicts of these, a set of numbers or
-    text, a module, or a random generator.
+    text, a module, or a random generator. Where it is or has an object, the resumed run needs one
+    in the same place: a list that grows cannot have enum members.
 
     Args:
         names: of the attributes, dotted where they belong to a part: ``'assigner.threshold'``.
@@ -282,8 +283,8 @@ def _saved(value: Any, where: str) -> Any:
             return set(items)
         except TypeError as error:
             raise CheckpointError(
-                f'{where} is a set of objects, which checkpoints cannot keep: let it have their '
-                'names, or be a list or dict') from error
+                f'{where} is a set of objects, which checkpoints cannot keep: keep names or '
+                'numbers in their place') from error
     if not isinstance(value, _PLAIN) and (
             has_attribute(value, '__dict__') or belongs_to_user(type(value).__module__)):
         raise CheckpointError(
@@ -328,7 +329,7 @@ def _restored(before: Any, value: Any, where: str) -> Any:
             raise ResumeError(
                 f'the checkpoint has the state of an object in {where}, which is {before!r} when '
                 'the resumed training begins: create the object in __init__, before_run or '
-                'before_train')
+                'before_train; or, in a list that grows, let numbers or names stand for objects')
         return before
     if isinstance(before, nn.Parameter) and isinstance(value, torch.Tensor):
         return nn.Parameter(value.to(before.device), before.requires_grad)

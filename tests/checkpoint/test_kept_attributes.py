@@ -418,7 +418,7 @@ def test_a_set_of_objects_is_named():
     keep_attributes(OfTypes, 'seen')
     owner = OfTypes()
     owner.seen = {Phase.WARMUP}
-    with pytest.raises(CheckpointError, match='OfTypes.seen is a set of objects, .*: let it have'):
+    with pytest.raises(CheckpointError, match='OfTypes.seen is a set of objects, .*: keep names'):
         kept_attributes.collect(dict(one=owner))
 
 
