@@ -339,6 +339,7 @@ def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
 
 
 def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
-    """Return the metric of the last validation, or (``pick='best'``) the largest of all."""
-    values = [value for _, value in result['metrics'][metric]]
-    return float(max(values)) if pick == 'best' else float(values[-1])
+    """Return the metric of the last validation, or (``pick='best'``) the largest of all; NaN last.
+    """
+    values = [float(value) for _, value in result['metrics'][metric]]
+    return max(values, key=lambda value: (value == value, value)) if pick == 'best' else values[-1]

@@ -1,5 +1,6 @@
 """``mmrepro seeds``: what is run, what is not run again, what is said."""
 import json
+import math
 import os
 import re
 import sys
@@ -243,6 +244,8 @@ def test_few_seeds_and_best_validations_get_a_caution():
 
     result = dict(metrics={'m': [[1, .5], [2, .4]]})
     assert value_of(result, 'm') == .4 and value_of(result, 'm', 'best') == .5
+    for values in ([[1, math.nan], [2, .4]], [[1, .4], [2, math.nan]]):
+        assert value_of(dict(metrics={'m': values}), 'm', 'best') == .4
     assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
     assert 'too high' in notes(6, 'best')
     assert 'a: all seeds give the same m' in notes(6, step=0)
