@@ -120,7 +120,7 @@ class Subject:
     def world_size(self) -> int:
         """Number of ranks if the launcher has said it already, else 1."""
         text = self.env.get('WORLD_SIZE', '')
-        return int(text) if text.isdigit() else 1
+        return int(text) if text.isdecimal() else 1
 
     @cached_property
     def parts(self) -> list[Part]:

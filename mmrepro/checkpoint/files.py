@@ -259,6 +259,8 @@ def _load_file(path: str, file: str | io.BytesIO, map_location: Any, mapped: boo
             f'checkpoint {path} holds something that is not data and could run code; it was not '
             f'loaded. If you trust it: mmrepro.checkpoint.safe_loading.allow_list() has what is '
             f'accepted, {ADDING}.\n{error}') from error
+    except (MemoryError, torch.cuda.OutOfMemoryError):
+        raise
     except Exception as error:  # a damaged pickle may raise anything
         line, *_ = f'{type(error).__name__}: {error}'.splitlines()
         raise CheckpointError(f'checkpoint {path} is damaged ({line})') from error

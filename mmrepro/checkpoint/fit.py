@@ -1,7 +1,6 @@
 """Whether a checkpoint fits the run that resumes it: complete, and of the same parts.
 
-A run can continue from the content of a file if nothing is missing, and what is written must be
-readable again.
+A run can continue from the content of a file if nothing is missing.
 
 MMEngine loads what fits and warns of the rest, and hooks may have changed the model or the
 optimizer since they were built. So a checkpoint holds a line for each part of the training
@@ -13,16 +12,13 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import io
 import itertools
-import pickle
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
-from mmengine.logging import HistoryBuffer
 from mmengine.runner import BaseLoop
 from mmengine.runner.checkpoint import get_state_dict
 from torch import nn
@@ -42,8 +38,7 @@ from ..objects.digests import local_part, state_digest
 from ..seeds import MAX_SEED
 from ..util.files import SCALAR, Rule, mismatch, or_none
 from ..util.libraries import belongs_to_user
-from ..util.text import listed, qualified_name, shorten
-from .safe_loading import ADDING, safe_load
+from ..util.text import listed
 
 # parts that MMEngine's ``Runner.resume`` reads; a run without it is a different run
 PARTS = {
@@ -66,8 +61,9 @@ _SHAPE = {
     'state_dict?': {str: object},
     'message_hub?': {'runtime_info': {str: object}},
     'mmrepro?': {
-        **_OF_RANK, 'ranks?': {int: _OF_RANK}, 'counts?': {str: int}, 'parts?': {str: str},
-        'moving?': [str], 'left_out?': {str: str}, 'passes?': int,
+        **_OF_RANK, 'ranks?': {int: _OF_RANK}, 'counts?': {str: int},
+        'takes_buffers?': {str: bool}, 'parts?': {str: str}, 'moving?': [str],
+        'left_out?': {str: str}, 'passes?': int,
         'metrics?': or_none(dict), 'validated?': or_none(int)}}
 
 
@@ -148,74 +144,6 @@ def judge(path: str, content: Any, strict: bool) -> list[str]:
     return [inexact(f'{path} {problem}: it can be loaded, not resumed. ', strict,
                     'Begin a new run from these weights: load_from=..., resume=False; or name a '
                     'checkpoint that has all of it')]
-
-
-def check_readable(checkpoint: Mapping[str, Any]) -> None:
-    """Fail when a checkpoint is saved, not when it is resumed and too late to mend.
-
-    Raises:
-        CheckpointError: names a value that :func:`mmrepro.checkpoint.files.load` refuses.
-    """
-    skeleton = _without_tensors(checkpoint)
-    if _loads(skeleton):
-        return
-    where, value = _culprit('checkpoint', skeleton)
-    trust = '' if _written(value) is None else (
-        f'; or, if you trust it: {ADDING}, in a module that the config imports')
-    raise CheckpointError(
-        f'{where} is a {qualified_name(type(value))} '
-        f'({shorten(repr(value))}): no run could resume from this checkpoint, which has to be '
-        f'data only. Save it as numbers, strings, tensors, arrays, lists and dicts{trust}')
-
-
-def _without_tensors(value: Any) -> Any:
-    # plain containers only: what a class of its own makes of its contents has to be tried
-    if isinstance(value, torch.Tensor) or type(value) is HistoryBuffer:  # large, and data only
-        return None
-    if type(value) in (dict, OrderedDict):  # a state dict has its metadata in an attribute
-        found = type(value)((key, _without_tensors(item)) for key, item in value.items())
-        for name, content in getattr(value, '__dict__', {}).items():
-            setattr(found, name, content)
-        return found
-    if type(value) in (list, tuple):
-        return type(value)(_without_tensors(item) for item in value)
-    return value
-
-
-def _loads(value: Any) -> bool:
-    file = _written(value)
-    if file is None:
-        return False
-    try:
-        safe_load(file)
-    except pickle.UnpicklingError:
-        return False
-    return True
-
-
-def _written(value: Any) -> io.BytesIO | None:
-    """Return a file with a value; None where pickle refuses it: a function without a name, a lock.
-    """
-    file = io.BytesIO()
-    try:
-        torch.save(value, file)
-    except Exception:  # whatever a class raises that is not to be pickled
-        return None
-    file.seek(0)
-    return file
-
-
-def _culprit(where: str, value: Any) -> tuple[str, Any]:
-    """Return the path and value of the innermost part that does not load."""
-    parts: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, (list, tuple)):
-        parts = enumerate(value)
-    for key, part in parts:
-        if not _loads(part):
-            return _culprit(f'{where}[{key!r}]', part)
-    return where, value
 
 
 # groups of parts: MMEngine restores the content of the first, hooks set up the second

@@ -85,8 +85,9 @@ def keep_attributes(cls: type, *names: str, why: str = '') -> None:
     They are kept of a model and its parts, of averages, hooks, training datasets, their transforms,
     samplers, optimizers and schedules, in the main process, on each rank; and restored when a
     training resumes, after the ``before_train`` of all hooks. A value may be a number, text, tensor
-    or array, an enum member, a dataclass, lists, tuples, sets and dicts of these, a module, or a
-    random generator.
+    or array, an enum member, a dataclass, lists, tuples and dicts of these, a set of numbers or
+    text, a module, or a random generator. Where it is or has an object, the resumed run needs one
+    in the same place: a list that grows cannot have enum members.
 
     Args:
         names: of the attributes, dotted where they belong to a part: ``'assigner.threshold'``.
@@ -276,7 +277,14 @@ def _saved(value: Any, where: str) -> Any:
         items = [_saved(item, where) for item in value]
         if isinstance(value, tuple):
             return tuple(items)  # a named tuple as well
-        return items if isinstance(value, (list, deque)) else set(items)
+        if isinstance(value, (list, deque)):
+            return items
+        try:
+            return set(items)
+        except TypeError as error:
+            raise CheckpointError(
+                f'{where} is a set of objects, which checkpoints cannot keep: keep names or '
+                'numbers in their place') from error
     if not isinstance(value, _PLAIN) and (
             has_attribute(value, '__dict__') or belongs_to_user(type(value).__module__)):
         raise CheckpointError(
@@ -321,7 +329,7 @@ def _restored(before: Any, value: Any, where: str) -> Any:
             raise ResumeError(
                 f'the checkpoint has the state of an object in {where}, which is {before!r} when '
                 'the resumed training begins: create the object in __init__, before_run or '
-                'before_train')
+                'before_train; or, in a list that grows, let numbers or names stand for objects')
         return before
     if isinstance(before, nn.Parameter) and isinstance(value, torch.Tensor):
         return nn.Parameter(value.to(before.device), before.requires_grad)
@@ -392,6 +400,11 @@ def restore(owners: Owners, state: State) -> list[str]:
     return lost
 
 
+def _set(values: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in values:
+        setattr(owner, name, value)
+
+
 class KeptData:
     """The kept attributes of a loader's samplers and datasets, from which orders are drawn."""
 
@@ -408,15 +421,21 @@ class KeptData:
     @contextmanager
     def replaced(self, state: State) -> Iterator[None]:
         """Give the attributes the values of ``state`` in this block, and put the objects back."""
+        kept = [found for found in _kept(self._owners) if found.owner is not None]
         present = [(found.of_class() or found.owner, found.name,
-                    getattr(found.owner, found.name))
-                   for found in _kept(self._owners) if found.exists()]
+                    getattr(found.owner, found.name)) for found in kept if found.exists()]
+        absent = [found for found in kept if found.name not in attributes(found.owner)]
+        saved = self.read()
         try:
             restore(self._owners, state)
             yield
         finally:
-            for target, name, value in present:
-                setattr(target, name, value)
+            for found in absent:
+                if found.name in attributes(found.owner):
+                    delattr(found.owner, found.name)
+            _set(present)
+            restore(self._owners, saved)  # into the objects, some of which `restore` changes
+            _set(present)
 
 
 def keep_orders(loader: Any) -> None:

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..data import position_of_loader
 from ..distributed.agreement import agree, gather_objects
-from ..distributed.unwrap import ema_hooks, optim_wrappers, unwrap
+from ..distributed.unwrap import buffer_wrappers, ema_hooks, optim_wrappers, unwrap
 from ..objects.digests import exact_digest, local_part
 from . import kept_attributes
 
@@ -56,7 +56,7 @@ def gather(state: dict[str, dict[str, Any]],
         return {}
     # on the host: in the middle of an accumulation cycle these are all gradients of all ranks
     mine = {part: on_cpu({name: value for name, value in values.items()
-                            if f'{part}/{name}' in different}) for part, values in state.items()}
+                          if f'{part}/{name}' in different}) for part, values in state.items()}
     ranks = gather_objects(mine, to_all)
     return {} if ranks is None else dict(enumerate(ranks))
 
@@ -66,6 +66,21 @@ def _different(ranks: list[dict[str, str]]) -> list[str]:
     names = sorted({name for digests in ranks for name in digests})
     return [name for name in names if name.startswith('gradients/')
             or len({digests.get(name) for digests in ranks}) > 1]
+
+
+def of_rank(state: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return the state in a checkpoint, which is that of rank 0, with what ``rank`` has instead.
+
+    >>> state = dict(buffers=dict(a=0, b=0), gradients=dict(a=0, b=0),
+    ...              ranks={1: dict(buffers=dict(b=1), gradients=dict(b=1))})
+    >>> of_rank(state, 1)['buffers'], of_rank(state, 1)['gradients']
+    ({'a': 0, 'b': 1}, {'b': 1})
+    """
+    own = state.get('ranks', {}).get(rank, {})
+    merged = {**state, **{part: {**state.get(part, {}), **values} for part, values in own.items()}}
+    if 'gradients' in own:  # all of them: what another rank has besides is None on this one
+        merged['gradients'] = own['gradients']
+    return merged
 
 
 def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:
@@ -89,6 +104,10 @@ def restore(runner: Any, state: dict[str, dict[str, Any]]) -> list[str]:
             optimizers[name]._inner_count = count
         else:
             lost.append(f'optimizer {name}')
+    wrappers = buffer_wrappers(runner.model)
+    for name, takes in state.get('takes_buffers', {}).items():
+        if name in wrappers:  # a run of one process has none
+            wrappers[name].require_forward_param_sync = takes
     return lost
 
 
@@ -121,6 +140,12 @@ def counts(runner: Any) -> dict[str, int]:
     """
     return {name: wrapper._inner_count
             for name, wrapper in optim_wrappers(runner.optim_wrapper).items()}
+
+
+def takes_buffers(runner: Any) -> dict[str, bool]:
+    """Return which wrappers take the buffers of rank 0 before the next forward pass."""
+    return {name: wrapper.require_forward_param_sync
+            for name, wrapper in buffer_wrappers(runner.model).items()}
 
 
 def _order(runner: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Restoration:
             self._compatibility.check_restored(runner, checkpoint.get('state_dict', {}))
         _check_weights(self._plan, runner, checkpoint.get('state_dict', {}),
                        state.get('left_out', {}))
-        if state.get('gradients') or _of_this_rank(state).get('gradients'):
+        if rank_state.of_rank(state, get_rank()).get('gradients'):
             runner.logger.addFilter(_is_no_lost_gradient)  # MMEngine counts iterations next
         if state.get('passes') and isinstance(runner.train_loop, EpochBasedTrainLoop):
             text = (f'the run that wrote the checkpoint was in pass {state["passes"] + 1} '
@@ -151,12 +151,9 @@ class Restoration:
         runner.logger.removeFilter(_is_no_lost_gradient)
         if self._compatibility is not None:
             self._compatibility.training_begins(runner)
-        state, self._state = self._state, {}
-        of_rank = _of_this_rank(state)
-        self._start = runner.iter, {**state.get('order', {}), **of_rank.get('order', {})}
-        lost = rank_state.restore(runner, state)
-        lost += rank_state.restore(runner, of_rank)
-        for name in lost:
+        state, self._state = rank_state.of_rank(self._state, get_rank()), {}
+        self._start = runner.iter, state.get('order', {})
+        for name in rank_state.restore(runner, state):
             runner.logger.warning(f'the checkpoint has state of {name}, which this run lacks')
         if state.get('metrics') is not None:
             # written for a new best score: EarlyStoppingHook had not seen the metrics yet
@@ -217,11 +214,6 @@ def check_streams(plan: ResumePlan, runner: Any) -> None:
         f'iteration {runner.iter}: {problem}. ', plan.strict and bool(plan.point.written_by),
         "Begin a new run with worker_seed='sample', which resumes from any iteration"
         + ('' if runner.repro.uses_stock_streams else '; or resume from the end of an epoch')))
-
-
-def _of_this_rank(state: Mapping[str, Any]) -> dict[str, Any]:
-    own: dict[str, Any] = state.get('ranks', {}).get(get_rank(), {})
-    return own
 
 
 def _check_weights(plan: ResumePlan, runner: Any, state_dict: Mapping[str, Any],

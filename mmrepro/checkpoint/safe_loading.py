@@ -1,7 +1,8 @@
 """``torch.load`` that builds data and runs no code, with every release of torch.
 
 From 2.6 on, ``weights_only=True`` takes an allow-list that is good enough for what MMEngine saves.
-Before, the same list is enforced by an unpickler of Python's own.
+Before, the same list is enforced by an unpickler of Python's own. What a run writes has to be on
+the list, :func:`check_readable`.
 """
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ import functools
 import io
 import pickle
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
+
+from ..errors import CheckpointError
+from ..util.text import qualified_name, shorten
 
 # how a user adds a class, for messages
 ADDING = ('torch.serialization.add_safe_globals adds to it'
@@ -159,3 +163,72 @@ class _Unpickler(pickle.Unpickler):
 _MODULE = types.SimpleNamespace(
     __name__='mmrepro.checkpoint.safe_loading', Unpickler=_Unpickler,
     load=lambda file, **options: _Unpickler(file, **options).load())
+
+
+def check_readable(checkpoint: Mapping[str, Any]) -> None:
+    """Fail when a checkpoint is saved, not when it is resumed and too late to mend.
+
+    Raises:
+        CheckpointError: names a value that :func:`mmrepro.checkpoint.files.load` refuses.
+    """
+    skeleton = _without_tensors(checkpoint)
+    if _loads(skeleton):
+        return
+    where, value = _culprit('checkpoint', skeleton)
+    trust = '' if _written(value) is None else (
+        f'; or, if you trust it: {ADDING}, in a module that the config imports')
+    raise CheckpointError(
+        f'{where} is a {qualified_name(type(value))} '
+        f'({shorten(repr(value))}): no run could resume from this checkpoint, which has to be '
+        f'data only. Save it as numbers, strings, tensors, arrays, lists and dicts{trust}')
+
+
+def _without_tensors(value: Any) -> Any:
+    # plain containers only: what a class of its own makes of its contents has to be tried
+    if isinstance(value, torch.Tensor) or type(value) is HistoryBuffer:  # large, and data only
+        return None
+    # a state dict has its metadata in an attribute
+    if type(value) in (dict, collections.OrderedDict):
+        found = type(value)((key, _without_tensors(item)) for key, item in value.items())
+        for name, content in getattr(value, '__dict__', {}).items():
+            setattr(found, name, content)
+        return found
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(item) for item in value)
+    return value
+
+
+def _loads(value: Any) -> bool:
+    file = _written(value)
+    if file is None:
+        return False
+    try:
+        safe_load(file)
+    except pickle.UnpicklingError:
+        return False
+    return True
+
+
+def _written(value: Any) -> io.BytesIO | None:
+    """Return a file with a value; None where pickle refuses it: a function without a name, a lock.
+    """
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+    except Exception:  # whatever a class raises that is not to be pickled
+        return None
+    file.seek(0)
+    return file
+
+
+def _culprit(where: str, value: Any) -> tuple[str, Any]:
+    """Return the path and value of the innermost part that does not load."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    for key, part in parts:
+        if not _loads(part):
+            return _culprit(f'{where}[{key!r}]', part)
+    return where, value

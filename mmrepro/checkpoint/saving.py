@@ -27,7 +27,8 @@ from ..version import __version__
 from ..virtual import gathered_weights
 from . import fit, rank_state
 from .files import replace_with, write_content
-from .fit import MovingParts, check_readable, lacks, left_out
+from .fit import MovingParts, lacks, left_out
+from .safe_loading import check_readable
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
@@ -84,7 +85,9 @@ class CheckpointWriter:
     def _name_unfinished(self, runner: Any) -> None:
         """Warn of loaders of hooks whose position no checkpoint holds."""
         loaders = [loader for loader in self.loaders if loader is not runner.train_dataloader]
-        for name in set(unfinished(loaders)) - self._named:
+        for name in unfinished(loaders):
+            if name in self._named:
+                continue
             self._named.add(name)
             runner.logger.warning(
                 f'a loader of {name}, which is not that of the training loop, is in the middle '
@@ -216,6 +219,7 @@ class CheckpointWriter:
             ranks={rank: state if rank else dict(buffers=state['buffers'])
                    for rank, state in save.ranks.items()},
             counts=rank_state.counts(runner),
+            takes_buffers=rank_state.takes_buffers(runner),
             parts=fit.parts_of(runner),
             moving=sorted(self._moving.names),
             left_out=self._left_out(runner, checkpoint['state_dict']),

@@ -120,7 +120,7 @@ class Parser(argparse.ArgumentParser):
     def processes(self, text: str, ranks: int | None) -> list[int]:
         """Parse ``4,2,1``, numbers of processes that share ``ranks`` ranks; None: any number."""
         words = [word.strip() for word in text.split(',')]
-        if not all(word.isdigit() and 1 <= int(word) <= (ranks or int(word)) for word in words):
+        if not all(word.isdecimal() and 1 <= int(word) <= (ranks or int(word)) for word in words):
             allowed = f'from 1 to {ranks}, the number of ranks' if ranks else 'of 1 or more'
             self.error(f'--processes {text}: must be numbers {allowed}, with commas between them')
         return [int(word) for word in words]

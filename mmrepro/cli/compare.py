@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.make_folder(args.out, '--out')
     if args.onnx:
         report = compare_onnx(args.onnx, args.run_a, args.run_b, image=args.image,
-                          tolerance=args.tolerance)
+                              tolerance=args.tolerance)
     elif args.trace:
         report = compare_modules(
             args.run_a, args.run_b, checkpoint=args.checkpoint, python=args.python,

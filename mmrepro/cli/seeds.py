@@ -31,8 +31,8 @@ def _parser() -> Parser:
     parser.add_argument('--vary', metavar='STREAMS',
                         help='vary one of these streams at a time (init,sampler,sample,step), and '
                         'all together: which share of the variance is whose?')
-    parser.add_argument('--metric', help='name of the metric (default: coco/bbox_mAP if there is '
-                        'one, else the first)')
+    parser.add_argument('--metric', help='name of the metric (default: the mAP of COCO or VOC, '
+                        'else the first)')
     parser.add_argument('--pick', choices=('last', 'best'), default='last',
                         help='which validation of a run counts (default: last): best is that with '
                         'the largest value, which flatters')

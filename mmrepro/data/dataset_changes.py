@@ -267,7 +267,6 @@ class DatasetSnapshot:
                     type(owner), (dict, *_SEQUENCES)) else f'{path}[{key!r}]'
         return path
 
-
     def _variable(self, cell: Any, holder: int) -> str:
         """Return the name of the variable of an enclosing function that a cell holds."""
         function = self._parts[self._parts[holder].holder or 0].thing

@@ -224,7 +224,9 @@ def _write_split(out: str, split: str, seed: int, count: int) -> None:
         rng = random.Random(f'{seed} {split} {image_id}')
         pixels, instances = _compose(rng, SIZES[image_id % len(SIZES)])
         name = f'{image_id:012d}.png'
-        cv2.imwrite(os.path.join(out, split, name), pixels, [cv2.IMWRITE_PNG_COMPRESSION, 3])
+        path = os.path.join(out, split, name)
+        if not cv2.imwrite(path, pixels, [cv2.IMWRITE_PNG_COMPRESSION, 3]):
+            raise ConfigError(f'{path} cannot be written')
         height, width = pixels.shape[:2]
         images.append(dict(id=image_id, file_name=name, width=width, height=height))
         for annotation in filter(None, map(_annotation, instances)):

@@ -27,6 +27,16 @@ def class_of(module: nn.Module) -> type:
     return kinds[2] if kinds[1].__name__ == 'FSDPModule' else kinds[0]
 
 
+def buffer_wrappers(model: nn.Module) -> dict[str, Any]:
+    """Return the DistributedDataParallel in a model and around it, by path.
+
+    One takes the buffers of rank 0 before a forward pass if the last pass has averaged gradients,
+    ``require_forward_param_sync``: not within a cycle of accumulation.
+    """
+    return {path: module for path, module in model.named_modules()
+            if hasattr(module, 'require_forward_param_sync')}
+
+
 def is_compiled(model: nn.Module) -> bool:
     """Whether the ``train_step`` of a model is compiled, and with it what watches the step."""
     return hasattr(model.train_step, '_torchdynamo_orig_callable')

@@ -185,8 +185,8 @@ def first_differing_metric(a: Ranks, b: Ranks) -> Divergence | None:
     """Return the first differing metric of validations after the same number of iterations."""
     for rank in sorted(set(a) & set(b)):
         for ours, theirs in paired_validations(a[rank].vals, b[rank].vals):
-            for name, value in ours['metrics'].items():
-                other = theirs['metrics'].get(name)
+            for name in dict.fromkeys([*ours['metrics'], *theirs['metrics']]):
+                value, other = (val['metrics'].get(name) for val in (ours, theirs))
                 if other != value:
                     return Divergence(ours['iteration'], {rank: (ComparedField(
                         f'metric {name} of the validation', value, other), )})

@@ -43,9 +43,10 @@ class ModuleRecorder:
         self._calls: list[_Call] = []
         self._counts: Counter[Any] = Counter()
         self._known: dict[int, tuple[Any, int, torch.Tensor]] = {}
-        self._handles = []
+        self._handles, self._watches = [], []
         for path, module in model.named_modules():
             watch = _Watch(self, path or '(model)', leaf=not any(True for _ in module.children()))
+            self._watches.append(watch)
             self._handles += [module.register_forward_pre_hook(watch.before, with_kwargs=True),
                               module.register_forward_hook(watch.after, with_kwargs=True)]
 
@@ -56,6 +57,8 @@ class ModuleRecorder:
     def start(self) -> None:
         self.recording, self._calls, self._known = True, [], {}
         self._counts.clear()
+        for watch in self._watches:
+            watch.forget_open()
 
     def stop(self) -> dict[str, Any]:
         """Return the entries of the iteration's line."""
@@ -102,6 +105,10 @@ class _Watch:
     def __init__(self, recorder: ModuleRecorder, path: str, leaf: bool) -> None:
         self._recorder, self._path, self._leaf = recorder, path, leaf
         self._open: list[tuple[_Call, list[Any]]] = []
+
+    def forget_open(self) -> None:
+        """Let go of calls that have not returned: an error has ended them."""
+        self._open.clear()
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._recorder.recording:

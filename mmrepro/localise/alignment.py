@@ -395,7 +395,7 @@ class Difference:
                    *self.calls('')]
         if self.generators():
             sources.append('global generators in different states: '
-                         f'{", ".join(self.generators())}')
+                           f'{", ".join(self.generators())}')
         return sources
 
     def mover(self) -> str:

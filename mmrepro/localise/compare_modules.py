@@ -53,8 +53,8 @@ class ModuleRecord(NamedTuple):
 
 
 def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: str | None = None,
-          tolerance: float | None = None,
-          on_progress: Callable[[str], None] = lambda text: None) -> Report:
+                    tolerance: float | None = None,
+                    on_progress: Callable[[str], None] = lambda text: None) -> Report:
     """Give two models the same weights and batch, on the CPU, and compare the output of every
     module.
 
@@ -67,8 +67,7 @@ def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: st
     if tolerance is None:
         tolerance = TOLERANCE if python else 0.
     if checkpoint is None and os.path.isdir(a):
-        checkpoint = max(glob.glob(os.path.join(glob.escape(a), '*.pth')), key=os.path.getmtime,
-                         default=None)
+        checkpoint = max(glob.glob(os.path.join(glob.escape(a), '*.pth')), key=_age, default=None)
     configs = [_config(path) for path in (a, b)]
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(folder, name) for name in 'AB']
@@ -99,12 +98,17 @@ def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: st
         first=found, compared=compared, losses=[first['losses'], second['losses']]))
 
 
+def _age(path: str) -> tuple[float, str]:
+    """Order files by their time; a copy of a folder may have given all of them one."""
+    return os.path.getmtime(path), path
+
+
 def _config(path: str) -> str:
     files = [found for place in ('*.py', 'vis_data/config.py') for found in glob.glob(
         os.path.join(glob.escape(path), place))] if os.path.isdir(path) else [find_config(path)]
     if not files:
         raise RunError(f'{path}: has no config (*.py), which MMEngine writes when a run begins')
-    path = os.path.abspath(max(files, key=os.path.getmtime))
+    path = os.path.abspath(max(files, key=_age))
     with open(path, 'rb') as file:
         if path.endswith('.py') and facts_of(read_settings(file.read()))[0]:
             raise ConfigError(f'{path}: is of MMDetection 2.x, which --trace cannot run')

@@ -36,7 +36,7 @@ SCOPES = 'pkg.torch.onnx.name_scopes'  # metadata of nodes, by torch.onnx.export
 
 
 def compare_onnx(path: str, config: str, checkpoint: str, *, image: str | None = None,
-             tolerance: float | None = None) -> Report:
+                 tolerance: float | None = None) -> Report:
     """Give an ONNX model and its original one input, and compare the output of every node.
 
     Both run on the CPU.

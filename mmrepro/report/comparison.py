@@ -181,7 +181,7 @@ def _notes(a: RunView, b: RunView, unpaired: list[str] | None,
            only: tuple[list[int], list[int]]) -> list[str]:
     """Return notes on both runs; ``unpaired`` are those on fingerprints, None without them."""
     notes = []
-    if {a.attached, b.attached} == {True, False}:
+    if all(run.ranks or is_known(run) for run in (a, b)) and a.attached != b.attached:
         attached, stock = 'AB' if a.attached else 'BA'
         notes.append(f'{attached} was trained with mmrepro and {stock} without it: their random '
                      'numbers and kernels are not the same, so their bits cannot agree')
@@ -225,10 +225,10 @@ def _compare_logs(comparison: Comparison) -> None:
         comparison.differing += bool(differing)
         if differing and comparison.first is None:
             comparison.first, comparison.fields = Divergence(i, {0: differing}), fields
-    for name, (steps, values_a, values_b) in comparison.vals.items():
-        for step, x, y in zip(steps, values_a, values_b):
-            if comparison.metric is None and x != y and (x == x or y == y):
-                comparison.metric = Divergence(step, {0: (ComparedField(f'metric {name}', x, y), )})
+    metrics = [Divergence(step, {0: (ComparedField(f'metric {name}', x, y), )})
+               for name, column in comparison.vals.items() for step, x, y in zip(*column)
+               if x != y and (x == x or y == y)]
+    comparison.metric = min(metrics, key=lambda found: found.iteration, default=None)
 
 
 def columns(a: dict[int, dict[str, float]],

@@ -204,14 +204,14 @@ def metrics(comparison: Comparison) -> bytes | None:
 def parameter_divergence(comparison: Comparison) -> bytes | None:
     """Draw a row for each parameter, in the color of the relative difference of its norms."""
     steps, names, rows = comparison.norms
-    if not steps or not any(any(row) for row in rows):
+    seen = [value for row in rows for value in row if value and math.isfinite(value)]
+    if not seen:
         return None
     import numpy as np
     from matplotlib.colors import LogNorm
     values = np.array(rows).T
     values = np.ma.masked_where(values == 0, values)
-    finite = values[np.isfinite(values)]
-    low, high = float(finite.min()), float(finite.max())
+    low, high = min(seen), max(seen)
     height = min(9., max(3., .07 * len(names) + 1))
     with figure(figsize=(9, height)) as (fig, axes):
         mesh = axes.pcolormesh(

@@ -56,11 +56,10 @@ class RunView:
         return 'mmcv log' if self.old else 'MMEngine log'
 
     @property
-    def attached(self) -> bool | None:
-        """Whether mmrepro ran it: it writes all of `randomness` into the config. None: unknown."""
-        if self.ranks:
-            return True
-        return 'randomness.worker_seed' in self.facts if self.facts else None
+    def attached(self) -> bool:
+        """Whether it is known that mmrepro ran it: it writes all of `randomness` into the config.
+        """
+        return bool(self.ranks or self.manifest) or 'randomness.worker_seed' in self.facts
 
     @property
     def log(self) -> RankLog:

@@ -108,7 +108,7 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
         detectable = float(quantile(1 - LEVEL / 2, gap.n - 1) + quantile(POWER, gap.n - 1)
                            ) * gap.std / math.sqrt(gap.n)
     flip = sign_flip(differences)
-    smallest = 2 / 2**gap.n if gap.n <= EXACT_PAIRS else 1 / (SAMPLES + 1)
+    smallest = 2 / (2**gap.n if gap.n <= EXACT_PAIRS else SAMPLES + 1)
     verdict, larger = _verdict(gap, t_p, flip, smallest, detectable)
     return Paired(gap, t, t_p, flip, smallest, detectable, verdict, larger)
 
@@ -185,7 +185,7 @@ def _scipy() -> Any:
         import scipy.stats
     except ModuleNotFoundError as error:
         raise MissingPackageError('confidence intervals and tests need SciPy: pip install scipy '
-                                '(or mmrepro[seeds])') from error
+                                  '(or mmrepro[seeds])') from error
     return scipy.stats
 
 

@@ -254,17 +254,19 @@ def _named_arguments(function: Callable[..., Any], names: Sequence[str], args: S
                      kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Return the arguments of a call by name, and whether ``function`` takes ``randomness``.
 
-    Arguments that it takes as ``*args`` get ``names``.
+    Arguments that it takes as ``*args`` get the ``names`` that it does not have.
 
     >>> _named_arguments(lambda model, **rest: None, [], [1], dict(randomness={}))
     ({'model': 1, 'randomness': {}}, True)
+    >>> _named_arguments(lambda own, *rest: None, ['model', 'work_dir'], [1, 2, 3], {})
+    ({'own': 1, 'model': 2, 'work_dir': 3}, False)
     """
     signature = inspect.signature(function)
     named: dict[str, Any] = {}
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            named.update(zip(names, args))
+            named.update(zip([name for name in names if name not in named], value))
         elif kind is inspect.Parameter.VAR_KEYWORD:
             named.update(value)
         else:

@@ -60,7 +60,7 @@ def _train(cfg: Any, training: Training) -> None:
     from .stopping import InterruptHook, StopTraining  # imports torch: after the restart
     runner = build_runner(cfg)
     runner.register_hook(InterruptHook(training.iterations, training.kill_after,
-                                   training.validate_after, training.whole),
+                                       training.validate_after, training.whole),
                          priority=InterruptHook.priority)
     if training.attach is not None:
         resolve_name(training.attach)(runner, **training.given)

@@ -200,7 +200,7 @@ def _check_key(cfg: Config, key: str, value: Any) -> None:
     for part in key.split('.'):
         where = '.'.join(done)
         if isinstance(node, (list, tuple)):
-            if not (part.isdigit() and int(part) < len(node)):
+            if not (part.isdecimal() and int(part) < len(node)):
                 allowed = f'an index from 0 to {len(node) - 1}' if node else 'nothing: it is empty'
                 raise ConfigError(f'{key}={value}: {where} is a list, and {part!r} is not in it; '
                                   f'allowed is {allowed}')

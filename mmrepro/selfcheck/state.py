@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from .. import seeds
 from ..checkpoint.kept_attributes import kept_attributes
 from ..distributed.scheduler import current
-from ..distributed.unwrap import optim_wrappers, unwrap
+from ..distributed.unwrap import buffer_wrappers, optim_wrappers, unwrap
 from ..errors import DeterminismError
 from ..objects.digests import as_bytes, local_part
 from ..objects.walks import (
@@ -255,6 +255,8 @@ class StepState:
             for parameter in (model.parameters() if weights else ())]
         self._trainable = [(f'{name}.requires_grad', parameter, parameter.requires_grad)
                            for name, parameter in model.named_parameters()]
+        self._takes_buffers = [(wrapper, wrapper.require_forward_param_sync)
+                               for wrapper in buffer_wrappers(runner.model).values()]
         hub = MessageHub.get_current_instance()
         # losses may write to it; the arrays of its buffers are replaced, never written to
         self._logs = [(content, dict(content)) for content in (
@@ -305,6 +307,8 @@ class StepState:
             if gradient is not None:
                 # the same tensor: it may be a view into a buffer of the communication
                 gradient.detach().copy_(content)
+        for wrapper, takes in self._takes_buffers:
+            wrapper.require_forward_param_sync = takes
         for logged, before in self._logs:
             logged.clear()
             logged.update(before)

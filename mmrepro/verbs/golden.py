@@ -82,7 +82,7 @@ def record_goldens(configs: Sequence[str], *, goldens: str = GOLDENS, iterations
     kept = {}
     for config in configs:
         recipe = GoldenRecipe(os.path.normpath(config), iterations, level, demo_data, full,
-                        list(options))
+                              list(options))
         run = _trained(recipe, work_dir, on_start, on_progress)
         kept[config] = record(recipe, goldens, run)
     return Report('', '\n'.join(f'recorded {path}' for path in kept.values()),

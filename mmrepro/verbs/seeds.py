@@ -78,7 +78,7 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(','):
         low, dots, high = part.strip().partition('..')
-        if not low.isdigit() or (dots and not high.isdigit()):
+        if not low.isdecimal() or (dots and not high.isdecimal()):
             raise SeedsError(f'--seeds {text}: {part!r} is not allowed; allowed: 3, 0..4, 0,1,5..7')
         first, last = int(low), int(high or low)
         wrong = ''
@@ -220,7 +220,7 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
         compare: configs to test against the first, with the same seeds.
         vary: names of streams (``'init,step'``) to vary one at a time; says which share of the
             variance is whose.
-        metric: name of the metric; None: ``coco/bbox_mAP`` if there is one, else the first.
+        metric: name of the metric; None: one of :data:`USUAL`, else the first.
         pick: which validation of a run counts, ``'last'`` or ``'best'``.
         options: changes of all configs, as ``KEY=VALUE``.
         work_dir: where the runs write.
@@ -247,7 +247,7 @@ def seeds(config: str, seeds: str = '0..4', *, compare: Sequence[str] = (),
     if vary:
         whole = jobs.pop(labels[0])
         jobs = {ALL: whole, **{stream: vary_stream(whole[0], stream, numbers)
-                                        for stream in parse_streams(vary, paths[0], changes)}}
+                               for stream in parse_streams(vary, paths[0], changes)}}
         if len(numbers) < MIN_SEEDS:  # before hours of training
             raise SeedsError(f'--vary needs at least {MIN_SEEDS} seeds, and --seeds '
                              f'{seeds} has {len(numbers)}')
@@ -339,6 +339,7 @@ def choose_metric(results: Sequence[dict[str, Any]], wanted: str | None) -> str:
 
 
 def value_of(result: dict[str, Any], metric: str, pick: str = 'last') -> float:
-    """Return the metric of the last validation, or (``pick='best'``) the largest of all."""
-    values = [value for _, value in result['metrics'][metric]]
-    return float(max(values)) if pick == 'best' else float(values[-1])
+    """Return the metric of the last validation, or (``pick='best'``) the largest of all; NaN last.
+    """
+    values = [float(value) for _, value in result['metrics'][metric]]
+    return max(values, key=lambda value: (value == value, value)) if pick == 'best' else values[-1]

@@ -151,7 +151,7 @@ def train_and_compare(cfg: Config, work_dir: str, names: Sequence[str], iteratio
         if error.refusal is None:
             raise
         raise ConfigError(f'--iters {iterations}: {error.refusal}') from error
-    for reference in {*references.values()}:
+    for reference in dict.fromkeys(references.values()):
         ranks = read_ranks(os.path.join(work_dir, reference))
         count = min((len(log.steps) for log in ranks.values()), default=0)
         if count < iterations:

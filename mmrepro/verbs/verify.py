@@ -257,7 +257,7 @@ def _repetition(noted: Any, steps: set[int]) -> list[_Trial]:
 def _resumes(work_dir: str, steps: set[int]) -> list[_Trial]:
     """Return the checkpoints in a work directory: those of no use, then in order of iterations."""
     found = []
-    for name in os.listdir(work_dir):
+    for name in sorted(os.listdir(work_dir)):
         if not name.endswith('.pth') or name.startswith('.'):
             continue
         path = os.path.join(work_dir, name)

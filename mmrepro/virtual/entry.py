@@ -142,7 +142,7 @@ def _check_launch(ranks: int, launcher: str) -> None:
     """Raise RandomnessError if the environment is not that of ``launcher``."""
     for name, row in LAUNCHERS.items() if not dist.is_initialized() else ():
         started, count = _started_by(name), os.environ.get(row.world_size, '1')
-        processes = int(count) if count.isdigit() else 1
+        processes = int(count) if count.isdecimal() else 1
         if launcher == 'none' and started and processes > 1:
             raise RandomnessError(
                 f"{row.world_size}={count}: {count} processes were started, and with "
@@ -283,7 +283,7 @@ def autocast_cache() -> Iterator[None]:
             clear()
 
     with replaced(torch, autocast_increment_nesting=enter, autocast_decrement_nesting=leave,
-                   clear_autocast_cache=clear_if_last):
+                  clear_autocast_cache=clear_if_last):
         yield
     clear()
 

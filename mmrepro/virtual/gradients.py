@@ -277,7 +277,8 @@ class VirtualDataParallel(nn.Module):
 
     Args:
         module: The model, on its device.
-        broadcast_buffers: Take the buffers of rank 0 before every forward pass.
+        broadcast_buffers: Take the buffers of rank 0 before a forward pass, if the last one has
+            averaged gradients.
         detect_anomalous_params: As with MMDistributedDataParallel.
         find_unused_parameters, static_graph, gradient_as_bucket_view, bucket_cap_mb: Accepted;
             unused parameters are always found.
@@ -297,7 +298,8 @@ class VirtualDataParallel(nn.Module):
         self.module = module
         self.detect_anomalous_params = detect_anomalous_params
         self._group: Any = dist.group.WORLD  # a VirtualGroup
-        self._broadcast_buffers, self._take_buffers = broadcast_buffers, True
+        self._broadcast_buffers = broadcast_buffers
+        self.require_forward_param_sync = True  # the name that it has in torch
         self._average = True
         self.sharing: Any = None  # this rank's part in shared weights
         self.sharding: Any = None  # its Sharding, of sharded weights
@@ -333,7 +335,7 @@ class VirtualDataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         average = self._average and torch.is_grad_enabled()
-        if self._broadcast_buffers and self._take_buffers:
+        if self._broadcast_buffers and self.require_forward_param_sync:
             self._take([*self.module.buffers()])
         if average and self._sums is None:
             self._sums = self._group.of_processes(GradientSums, 'the sums of gradients')
@@ -346,7 +348,7 @@ class VirtualDataParallel(nn.Module):
             scheduler: Any = current()
             scheduler.wait(lambda: not self._sums.holders, 'a forward pass')
         outputs = self.module(*args, **kwargs)
-        self._take_buffers = average
+        self.require_forward_param_sync = average
         begin = self._begin if average else self._begin_local
         if average or self.sharding is not None and torch.is_grad_enabled():
             for tensor in tensors(outputs):

@@ -18,7 +18,8 @@ from validated_runs import killed, trained, validated
 
 from mmrepro.checkpoint import files, safe_loading
 from mmrepro.checkpoint.choosing import newest_good
-from mmrepro.checkpoint.fit import check_readable, has_schedules, lacks
+from mmrepro.checkpoint.fit import has_schedules, lacks
+from mmrepro.checkpoint.safe_loading import check_readable
 from mmrepro.errors import CheckpointError, RandomnessError, ResumeError
 from mmrepro.util.files import partial_of
 
@@ -110,6 +111,16 @@ def test_a_checkpoint_that_runs_code_is_refused(tmp_path, monkeypatch, payload, 
     with pytest.raises(files.CheckpointError, match='bad.pth holds something that is not data'):
         files.load('bad.pth')
     assert not os.path.exists('pwned')
+
+
+@pytest.mark.parametrize('error', [MemoryError, torch.cuda.OutOfMemoryError])
+def test_a_machine_without_memory_left_is_no_damage_of_a_file(error, good, monkeypatch):
+    def load(*args):
+        raise error
+
+    monkeypatch.setattr(files, 'safe_load', load)
+    with pytest.raises(error):
+        files.load(good)
 
 
 def test_newest_good_passes_over_what_is_damaged_and_says_so(good, tmp_path):

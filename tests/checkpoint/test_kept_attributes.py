@@ -24,7 +24,7 @@ from small_runs import (
 
 from mmrepro import keep_attributes
 from mmrepro.checkpoint import kept_attributes, saving
-from mmrepro.checkpoint.fit import check_readable
+from mmrepro.checkpoint.safe_loading import check_readable
 from mmrepro.errors import CheckpointError, ConfigError, ResumeError
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
@@ -412,6 +412,36 @@ def test_arrays_of_all_kinds_come_back(value):
     kept_attributes.restore(dict(one=again), state)
     np.testing.assert_array_equal(again.array, value)
     assert again.array.dtype == value.dtype and again.array is not value
+
+
+def test_a_set_of_objects_is_named():
+    keep_attributes(OfTypes, 'seen')
+    owner = OfTypes()
+    owner.seen = {Phase.WARMUP}
+    with pytest.raises(CheckpointError, match='OfTypes.seen is a set of objects, .*: keep names'):
+        kept_attributes.collect(dict(one=owner))
+
+
+class Drawing:
+    seen = 0
+
+    def __init__(self):
+        self.course, self.generator, self.fixed = Course(), np.random.default_rng(1), FIRST
+
+
+def test_what_an_order_was_drawn_from_is_there_in_a_block_only(monkeypatch):
+    monkeypatch.setattr(kept_attributes, '_of_data', lambda loader: dict(sampler=loader))
+    keep_attributes(Drawing, 'course', 'generator', 'fixed', 'seen')
+    sampler, then = Drawing(), Drawing()
+    then.course.phase, then.fixed, then.seen = Phase.TRAIN, Fixed(Step.SECOND), 3
+    state = kept_attributes.KeptData(then).read()
+    sampler.generator.random()
+    kept = kept_attributes.KeptData(sampler)
+    before, objects = kept.read(), dict(vars(sampler))
+    with kept.replaced(state):
+        assert kept.read() == state
+    assert kept.read() == before and vars(sampler) == objects
+    assert all(vars(sampler)[name] is value for name, value in objects.items())
 
 
 class WithSlots:

@@ -5,8 +5,10 @@ import functools
 import pytest
 import torch
 from harness import digest
+from mmengine.dist import get_rank
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
+from mmengine.logging import MessageHub
 from mmengine.registry import HOOKS, METRICS, MODELS
 from mmengine.runner import Runner
 from preempted_runs import Small
@@ -233,6 +235,44 @@ def test_every_rank_continues_with_its_own_state(world, points, tmp_path):
                 assert after[key] == before[key][point:], f'{where}: {key}'
             for key in ('model', 'own', 'ema', 'optimizer'):
                 assert after[key] == before[key], f'{where}: {key}'
+
+
+def test_buffers_of_rank_0_are_taken_when_they_were_without_the_resume(tmp_path):
+    cfg = resume_settings(tmp_path, 3)
+    cfg.train_cfg.max_epochs = 1
+    cfg.model_wrapper_cfg = dict(type='MMDistributedDataParallel', find_unused_parameters=True)
+    expected = on_ranks(2, copy.deepcopy(cfg), tmp_path, function=trained)
+    assert all(isinstance(rank, dict) for rank in expected), expected  # with step checks
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_2.pth')
+    for before, after in zip(expected, on_ranks(2, cfg, tmp_path / 'again', function=trained)):
+        assert after['loss'] == before['loss'][2:] and after['model'] == before['model']
+
+
+@MODELS.register_module(force=True)
+class UsedLateOnRank1(RankState):
+    """Rank 1 uses a weight in the last iteration of a cycle of accumulation only."""
+
+    def __init__(self):
+        super().__init__()
+        self.extra = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x, mode='tensor'):
+        loss = super().forward(x, mode)['loss']
+        if get_rank() == 0 or MessageHub.get_current_instance().get_info('iter') % 3 == 2:
+            loss = loss + self.extra.square().sum() * torch.stack(x).abs().mean()
+        return dict(loss=loss)
+
+
+def test_a_gradient_that_one_rank_has_is_not_given_to_another(tmp_path):
+    cfg = resume_settings(tmp_path, 3)
+    cfg.model.type, cfg.train_cfg.max_epochs = 'UsedLateOnRank1', 1
+    cfg.model_wrapper_cfg = dict(type='MMDistributedDataParallel', find_unused_parameters=True,
+                                 broadcast_buffers=False)
+    expected = on_ranks(2, copy.deepcopy(cfg), tmp_path, function=trained)
+    cfg.resume, cfg.load_from = True, str(tmp_path / 'iter_2.pth')
+    for before, after in zip(expected, on_ranks(2, cfg, tmp_path / 'again', function=trained)):
+        assert isinstance(after, dict), after
+        assert after['model'] == before['model']
 
 
 def with_a_disk_of_its_own(rank, world, port, cfg, work_dir):

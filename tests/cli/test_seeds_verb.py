@@ -1,5 +1,6 @@
 """``mmrepro seeds``: what is run, what is not run again, what is said."""
 import json
+import math
 import os
 import re
 import sys
@@ -88,7 +89,8 @@ def test_seeds_are_lists_and_ranges(text, expected):
 
 
 @pytest.mark.parametrize('text, message', [
-    *((text, '--seeds') for text in ('', 'a', '1..', '1,1', '0..3,2', '-1', '0..4294967296')),
+    *((text, '--seeds') for text in (
+        '', 'a', '²', '1..²', '1..', '1,1', '0..3,2', '-1', '0..4294967296')),
     ('0, 5..1', r"'5\.\.1' is not allowed: it counts down; write 1\.\.5"),
     ('4294967296', 'a seed is at most 4294967295'),
     ('0..10000', 'at most 10000 seeds')])
@@ -242,6 +244,8 @@ def test_few_seeds_and_best_validations_get_a_caution():
 
     result = dict(metrics={'m': [[1, .5], [2, .4]]})
     assert value_of(result, 'm') == .4 and value_of(result, 'm', 'best') == .5
+    for values in ([[1, math.nan], [2, .4]], [[1, .4], [2, math.nan]]):
+        assert value_of(dict(metrics={'m': values}), 'm', 'best') == .4
     assert 'too few' in notes(2) and '6 or more' in notes(4) and notes(6) == ''
     assert 'too high' in notes(6, 'best')
     assert 'a: all seeds give the same m' in notes(6, step=0)

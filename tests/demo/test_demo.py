@@ -97,6 +97,13 @@ def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path):
         assert len(said) == 1 and said[0].endswith('data cannot be written: Not a directory')
 
 
+def test_an_image_that_opencv_does_not_write_is_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(cv2, 'imwrite', lambda *args: False)  # as of a full disk: no error
+    assert exit_code('demo', '--data', tmp_path / 'data', '--data-only') == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].endswith('000000000001.png cannot be written')
+
+
 def test_without_the_photographs_it_says_what_to_install(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'skimage', None)
     assert exit_code('demo', '--data-only', '--data', tmp_path / 'out') == 2

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from launches import write_steps
 
 from mmrepro.fingerprint import divergence
-from mmrepro.fingerprint.divergence import compare_logs, compare_steps, first_divergence
+from mmrepro.fingerprint.divergence import (
+    compare_logs,
+    compare_steps,
+    first_differing_metric,
+    first_divergence,
+)
 from mmrepro.fingerprint.reader import RankLog, read_run
 from mmrepro.fingerprint.schema import FIELDS, STREAMS, value_of
 from mmrepro.localise.search import first_iteration
@@ -138,6 +143,13 @@ def test_a_metric_counts_up_to_the_last_iteration_that_is_compared():
 def validated(*metrics):
     return {0: log({})._replace(vals=[dict(iteration=4, metrics=dict(mAP=value))
                                       for value in metrics])}
+
+
+def test_a_metric_that_either_run_has_alone_is_a_difference():
+    a, b = ({0: log({})._replace(vals=[dict(iteration=4, metrics=metrics)])}
+            for metrics in (dict(mAP='x'), dict(mAP='x', AR='y')))
+    both = first_differing_metric(a, b), first_differing_metric(b, a)
+    assert [found.as_dict()['field'] for found in both] == ['metric AR of the validation'] * 2
 
 
 def test_several_validations_after_an_iteration_are_compared_in_their_order():

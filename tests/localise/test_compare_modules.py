@@ -140,6 +140,17 @@ def test_a_run_is_taken_with_its_config_and_last_checkpoint(capsys):
 
 
 @pytest.mark.nightly
+def test_of_files_of_one_time_the_last_by_name_is_taken(monkeypatch):
+    names = ['a.py', 'b.py']
+    for name in names:
+        Path(name).write_text(CONFIG)
+        os.utime(name, (1, 1))
+    for found in (names, names[::-1]):
+        monkeypatch.setattr(compare_modules.glob, 'glob', lambda pattern, found=found: (
+            found if pattern.endswith('*.py') else []))
+        assert compare_modules._config('.') == os.path.abspath('b.py')
+
+
 def test_an_interpreter_with_mmcv_lite_is_told_to_install_mmrepro(capsys):
     python = other_python()
     with open('env/traced_model.py', 'a') as file:

@@ -353,6 +353,17 @@ def test_equal_runs_have_no_plots_of_differences_and_a_plot_repeats():
     assert b'<svg' in plot.svg
 
 
+def test_norms_that_differ_by_no_number_have_no_plot():
+    pair(b=dict(since=19))
+    path = Path('b', FINGERPRINTS)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line['kind'] == 'step' and line['iteration'] == 19:
+            line['norms'].update((name, 'nan') for name in NAMES if name.startswith('head'))
+    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    assert plots.parameter_divergence(compare('a', 'b')) is None
+
+
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
     a, b = pair()
@@ -555,6 +566,15 @@ def test_metrics_count_where_nothing_else_differs(capsys):
     assert main(write_log('a', val=.3), write_log('b', val=.32)) == 1
     out = capsys.readouterr().out
     assert 'DIFFERENT: step 1, metric coco/bbox_mAP: 0.3 and 0.32' in out and 'Metrics' in out
+
+
+def test_the_metric_that_differs_first_is_named_whatever_the_order_of_names():
+    for name, later, first in (('a', .3, .1), ('b', .4, .2)):
+        write_log(name, val=.3)
+        with open(Path(name, '20260101_000000', 'vis_data', 'scalars.json'), 'a') as file:
+            file.writelines(json.dumps(row) + '\n' for row in (
+                {'coco/AR': first, 'step': 2}, {'coco/bbox_mAP': later, 'step': 3}))
+    assert compare('a', 'b').metric.text() == 'iteration 2, metric coco/AR: 0.1 and 0.2'
 
 
 # ---------------------------------------------------------------------------- MMDetection 2.x

@@ -60,6 +60,12 @@ def test_few_seeds_are_called_few(n, smallest):
     assert ('6 or more seeds' in result.verdict) == (n < 6)
 
 
+def test_p_of_many_seeds_is_not_below_the_smallest_possible():
+    differences = [1 + .01 * i for i in range(20)]
+    result = paired([0.] * 20, differences)
+    assert result.flip_p == result.smallest_p == 2 / 100_001
+
+
 def test_noise_is_called_noise():
     result = paired([.30, .31, .29, .30, .32, .30], [.31, .30, .30, .29, .32, .31])
     assert not result.larger and 'not larger than the noise' in result.verdict

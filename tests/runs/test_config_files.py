@@ -34,6 +34,7 @@ def config():
     ('colour', "MMEngine reads none of that name (+colour=1 adds it)"),
     ('train_dataloader.dataset.pipeline.2.p', "pipeline is a list, and '2' is not in it; allowed "
      'is an index from 0 to 1'),
+    ('train_dataloader.dataset.pipeline.².p', "and '²' is not in it"),
     ('train_dataloader.dataset.pipeline.p', "and 'p' is not in it"),
     ('train_cfg.max_epochs.x', 'train_cfg.max_epochs is 1, which has no keys'),
     ('val_cfg.fp16', 'val_cfg is None, which has no keys'),

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from mmrepro.checkpoint import fit
+from mmrepro.checkpoint import safe_loading
 from mmrepro.checkpoint.files import write_content
 from mmrepro.errors import CheckpointError
 from mmrepro.virtual import sharded
@@ -77,10 +77,10 @@ def test_a_check_of_what_can_be_read_copies_no_tensor(monkeypatch):
         save(value, file)
         sizes.append(len(file.getvalue()))
 
-    monkeypatch.setattr(fit.torch, 'save', noted)
+    monkeypatch.setattr(safe_loading.torch, 'save', noted)
     state = torch.nn.Linear(500, 500).state_dict()
-    fit.check_readable(dict(meta={}, state_dict=state))
+    safe_loading.check_readable(dict(meta={}, state_dict=state))
     assert sizes and max(sizes) < 20_000
     state._metadata['later'] = object()  # what a state dict has beside its items is tried
     with pytest.raises(CheckpointError, match="checkpoint.*state_dict"):
-        fit.check_readable(dict(meta={}, state_dict=state))
+        safe_loading.check_readable(dict(meta={}, state_dict=state))

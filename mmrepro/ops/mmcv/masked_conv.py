@@ -76,7 +76,8 @@ def masked_col2im_forward(col: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, i
         low, high = (torch.stack([f(mask_h_idx), f(mask_w_idx)]).tolist()
                      for f in (torch.min, torch.max))
         require(min(low) >= 0 and high[0] < height and high[1] < width, operator,
-                f'pixel ({high[0]}, {high[1]}) lies outside the image ({height}, {width})')
+                f'pixels from ({low[0]}, {low[1]}) to ({high[0]}, {high[1]}) are not all in the '
+                f'image ({height}, {width})')
     pixel = mask_h_idx * width + mask_w_idx
     im.view(channels, -1).index_copy_(1, pixel, col.detach())
 

@@ -118,7 +118,8 @@ def roi_pool_backward(grad_output: Tensor, rois: Tensor, argmax: Tensor, grad_in
         return
     (n, c, h, w), k = grad_input.shape, len(rois)
     # of a bin without pixels mmcv's kernel leaves what was there
-    well_formed = (rois[:, 3:] + 1 > rois[:, 1:3]).all(1)[:, None]
+    box = rois[:, 1:].to(gather.COMPUTE[rois.dtype])
+    well_formed = (box[:, 2:] + 1 > box[:, :2]).all(1)[:, None]
     position = argmax.reshape(k, -1).to(torch.int64)
     plane = ((image * c)[:, None] + torch.arange(c, device=image.device)) * (h * w)
     plane = plane.repeat_interleave(pooled_height * pooled_width, 1)

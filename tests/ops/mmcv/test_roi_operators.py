@@ -261,6 +261,13 @@ def test_boxes_of_negative_size_are_empty_in_roi_pool_and_send_no_gradient(wave)
     assert grad[0, 0, 1, 1].item() == 1 and grad.sum().item() == 1
 
 
+def test_a_box_of_one_pixel_has_a_gradient_where_half_precision_has_no_odd_numbers():
+    feature = torch.rand(1, 1, 4, 2050).half().requires_grad_()
+    out = roi_pool(feature, torch.tensor([[0, 2048, 0, 2048, 3]]).half(), 1)
+    grad, = torch.autograd.grad(out, feature, torch.ones_like(out))
+    assert out.item() == feature[0, 0, :, 2048].max() and grad.sum().item() == 1
+
+
 def test_the_scale_is_rounded_to_float32_as_in_mmcv(wave):
     feature, rois = wave(2, 3, 11, 13), torch.tensor(ROIS, dtype=torch.float64)
     single = torch.tensor(0.7).item()
