@@ -65,6 +65,13 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
         file = error.filename or f'a file of the run, whose work_dir is {cfg.get("work_dir")},'
         return TrainingError(f'{file} cannot be written or read: {error.strerror} '
                              f'({where_raised(error)})')
+    if isinstance(error, FileNotFoundError) and _frames(error)[-1:] and (
+            _frames(error)[-1].f_code.co_name == 'collect_results_cpu'):
+        return TrainingError(
+            'the ranks exchange the results of an evaluation in files, and the folder of rank 0 is '
+            f'not on this machine ({summary(error)}). Start all ranks in one shared folder, or '
+            "give collect_device='gpu' to the metrics (val_evaluator, test_evaluator), which "
+            'exchanges them over the network, on CPUs as well')
     text = str(error.args[0]) if error.args else ''
     unregistered = _UNREGISTERED.search(text)
     if isinstance(error, KeyError) and unregistered:

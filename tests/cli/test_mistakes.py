@@ -4,6 +4,7 @@ import sys
 import pytest
 import torch
 from demo_runs import small
+from mmengine.dist import dist
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS
@@ -76,6 +77,21 @@ class Value(BaseMetric):
 class ReturnsNothing(Value):
     def compute_metrics(self, results):
         return None
+
+
+@METRICS.register_module(force=True)
+class OnAnotherMachine(Value):
+    """Of rank 1, which does not see the folder that rank 0 has made."""
+
+    def evaluate(self, size):
+        def receive(tensor, src):
+            name = b'.dist_test/of_rank_0'
+            tensor[:len(name)] = torch.tensor(bytearray(name))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, 'get_dist_info', lambda: (1, 2))
+            patch.setattr(dist, 'broadcast', receive)
+            return super().evaluate(size)
 
 
 def said(cfg):
@@ -167,6 +183,13 @@ def test_a_file_of_a_metric_is_named(tmp_path):
     cfg = validating(config(tmp_path))
     cfg.val_evaluator = dict(type='mmdet.CocoMetric', ann_file='not/here.json')
     assert said(cfg).startswith("val_evaluator.ann_file='not/here.json': FileNotFoundError: ")
+
+
+def test_machines_that_share_no_folder_for_results_are_told(tmp_path):
+    cfg = validating(config(tmp_path))
+    cfg.val_evaluator = dict(type='OnAnotherMachine')
+    assert "of rank 0 is not on this machine (FileNotFoundError: " in said(cfg)
+    assert ".dist_test/of_rank_0/part_1.pkl" in said(cfg)
 
 
 def test_samples_that_are_no_data_samples_are_said(tmp_path):
