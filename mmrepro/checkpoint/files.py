@@ -229,8 +229,9 @@ def _fetched(url: str) -> io.BytesIO:
     except KeyError as error:  # MMEngine's table of prefixes
         raise CheckpointError(f'checkpoint {url} cannot be fetched (no file backend of MMEngine is '
                               f'registered for {error})') from error
-    except (OSError, HTTPException, ImportError) as error:  # or the package of a backend is missing
-        raise CheckpointError(f'checkpoint {url} cannot be fetched ({error})') from error
+    except Exception as error:  # clients of object stores have classes of their own
+        kind = '' if isinstance(error, OSError) else f'{type(error).__name__}: '
+        raise CheckpointError(f'checkpoint {url} cannot be fetched ({kind}{error})') from error
 
 
 def _downloaded(url: str) -> str:

@@ -125,13 +125,22 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
                                   load_from=f'{address}/none.pth'))
 
 
-def test_a_prefix_without_a_backend_or_its_package_is_named(monkeypatch):
+def test_what_a_backend_lacks_or_raises_is_named(monkeypatch):
     class Lacking(LocalBackend):
         def __init__(self):
             raise ImportError('Please install lacking_client')
 
+    class Refusing(LocalBackend):
+        def get(self, filepath):
+            class NoSuchBucket(Exception):  # as clients of object stores have them
+                pass
+
+            raise NoSuchBucket('The specified bucket does not exist')
+
     monkeypatch.setitem(registry_utils.prefix_to_backends, 'lacking', Lacking)
-    for url, why in (('lacking://b/a.pth', 'Please install lacking_client'),
+    monkeypatch.setitem(registry_utils.prefix_to_backends, 'refusing', Refusing)
+    for url, why in (('lacking://b/a.pth', 'ImportError: Please install lacking_client'),
+                     ('refusing://b/a.pth', 'NoSuchBucket: The specified bucket does not exist'),
                      ('nosuch://b/a.pth', "no file backend .* is registered for 'nosuch'")):
         with pytest.raises(CheckpointError, match=f'{url} cannot be fetched .{why}'):
             load(url)
