@@ -96,6 +96,18 @@ def test_a_file_in_the_cache_of_torch_is_read_and_nothing_is_written(tmp_path, m
 
 
 @pytest.mark.parametrize('resume', [False, True])
+def test_a_remote_file_that_was_damaged_on_its_way_is_refused(resume, remote, tmp_path):
+    folder, address = remote
+    trained(validated(folder, False))
+    content = bytearray((folder / 'iter_4.pth').read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / 'iter_4.pth').write_bytes(content)
+    cfg = validated(tmp_path / 'run', False, resume=resume, load_from=f'{address}/iter_4.pth')
+    with pytest.raises(CheckpointError, match='iter_4.pth is damaged .its digest does not match'):
+        Runner.from_cfg(cfg).load_or_resume()
+
+
+@pytest.mark.parametrize('resume', [False, True])
 def test_no_code_of_a_remote_file_runs(resume, remote, tmp_path):
     folder, address = remote
     torch.save(dict(meta=dict(epoch=0, iter=1), mine=Malicious(str(tmp_path / 'code ran'))),
