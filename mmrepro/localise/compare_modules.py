@@ -29,7 +29,7 @@ from ..objects.walks import tensors
 from ..report.compare import MAX_ROWS, relative
 from ..report.report import Report, Table
 from ..report.stock_runs import facts_of
-from ..runs.config_files import find_config, shipped
+from ..runs.config_files import config_of, find_config, shipped
 from ..runs.launcher import LOG_TAIL
 from ..runs.startup import build_runner
 from ..util.text import listed, page
@@ -74,6 +74,8 @@ def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: st
         files = [os.path.join(folder, name) for name in 'AB']
         job: dict[str, Any] = dict(config=configs[0], out=files[0], imports=['mmrepro'])
         if checkpoint is not None:
+            if '://' in checkpoint:
+                config_of(configs[0])  # imports the module that registers the file backend
             content = load(checkpoint)
             job['weights'] = os.path.join(folder, 'weights')
             torch.save(content.get('state_dict', content), job['weights'])
