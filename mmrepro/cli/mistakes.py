@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
     missing = _missing_data(cfg, error)
     if missing is not None:
         return missing
-    if isinstance(error, OSError) and error.errno in _OF_A_DISK:
+    if isinstance(error, OSError) and (error.errno in _OF_A_DISK or _is_of_work_dir(cfg, error)):
         file = error.filename or f'a file of the run, whose work_dir is {cfg.get("work_dir")},'
         return TrainingError(f'{file} cannot be written or read: {error.strerror} '
                              f'({where_raised(error)})')
@@ -89,6 +90,13 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
         return _not_text(cfg)
     return (_of_runner(cfg, error) or _of_package(cfg, error) or _of_hook(cfg, error)
             or _of_classes(runner, error) or _of_shapes(runner, error))
+
+
+def _is_of_work_dir(cfg: Any, error: OSError) -> bool:
+    """Whether the work directory refuses a file that its permissions allow, as NFS does to root."""
+    folder, file = cfg.get('work_dir'), error.filename
+    return isinstance(error, PermissionError) and isinstance(file, str) and bool(folder) and (
+        os.path.abspath(file).startswith(os.path.join(os.path.abspath(folder), '')))
 
 
 def _of_shapes(runner: Any, error: Exception) -> ConfigError | None:

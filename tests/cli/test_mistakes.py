@@ -205,6 +205,16 @@ def test_what_is_no_mistake_in_the_config_keeps_its_traceback(tmp_path):
     assert explained(cfg, FileNotFoundError(2, 'No such file', 'x'), runner) is None
 
 
+def test_a_folder_that_refuses_files_though_its_permissions_allow_them_is_named():
+    try:
+        raise PermissionError(1, 'Operation not permitted', '/shared/run/20260101_000000')
+    except PermissionError as error:
+        assert explained(dict(work_dir='/shared/other'), error) is None
+        said = str(explained(dict(work_dir='/shared/run'), error))
+    assert said.startswith(
+        '/shared/run/20260101_000000 cannot be written or read: Operation not permitted')
+
+
 def test_a_function_that_no_file_can_hold_is_named(tmp_path):
     cfg = formatted(config(tmp_path))
     cfg.train_dataloader.collate_fn = lambda batch: batch
