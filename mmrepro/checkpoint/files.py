@@ -9,8 +9,10 @@ import errno
 import fcntl
 import functools
 import io
+import logging
 import os
 import pickle
+import re
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,7 @@ from urllib.parse import urlparse
 
 import torch
 from mmengine.fileio import get
+from mmengine.logging import print_log
 
 from ..errors import CheckpointError, MissingCheckpointError
 from ..objects.digests import file_digest
@@ -31,6 +34,7 @@ from .safe_loading import ADDING, safe_load
 # of file systems that do not flush folders (CIFS, 9p, some FUSE): the file itself is on the disk
 NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
 
+_HASH = re.compile(r'-[0-9a-f]{8,}\.\w+$')  # of its content, in the name of a published file
 HTTP = ('http://', 'https://')
 
 UNZIPPED = b'\x80\x02'  # first bytes of a file of torch before 1.6: a pickle
@@ -258,8 +262,13 @@ def _downloaded(url: str) -> str:
     """Return the path of a file of the web in torch's cache, which processes share."""
     folder = os.path.join(torch.hub.get_dir(), 'checkpoints')
     path = os.path.join(folder, os.path.basename(urlparse(url).path))
-    if os.path.exists(path):  # whole: a download gets its name when it is complete
+    if os.path.isfile(path):  # whole: a download gets its name when it is complete
+        if not _HASH.search(path):  # as in epoch_12.pth, which files of other runs are called, too
+            print_log(f'{url} is not fetched: torch keeps a file of this name, {path}; delete it '
+                      'if it is of another run', 'current', logging.WARNING)
         return path
+    if not os.path.basename(path):
+        raise CheckpointError(f'checkpoint {url} cannot be fetched (the address names no file)')
     os.makedirs(folder, exist_ok=True)
     with open(f'{path}.lock', 'w') as lock:
         with suppress(OSError):  # a file system without locks: each rank may download it
