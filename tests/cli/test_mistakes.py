@@ -1,4 +1,5 @@
 """Mistakes in a config are one line with the key, the value, and what is wrong with it."""
+import socket
 import sys
 
 import pytest
@@ -213,6 +214,21 @@ def test_a_folder_that_refuses_files_though_its_permissions_allow_them_is_named(
         said = str(explained(dict(work_dir='/shared/run'), error))
     assert said.startswith(
         '/shared/run/20260101_000000 cannot be written or read: Operation not permitted')
+
+
+def test_ranks_that_do_not_come_are_said_with_the_place_where_they_were_to_meet(
+        tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = str(free.getsockname()[1])
+    for name, value in dict(RANK='0', WORLD_SIZE='2', LOCAL_RANK='0', MASTER_ADDR='127.0.0.1',
+                            MASTER_PORT=port).items():
+        monkeypatch.setenv(name, value)
+    cfg = config(tmp_path)
+    cfg.launcher, cfg.env_cfg = 'pytorch', dict(dist_cfg=dict(timeout=1))
+    text = said(cfg)
+    assert text.startswith('the ranks have not found each other: DistStoreError: Timed out')
+    assert f'(RANK=0, WORLD_SIZE=2, MASTER_ADDR=127.0.0.1, MASTER_PORT={port})' in text
 
 
 def test_a_function_that_no_file_can_hold_is_named(tmp_path):
