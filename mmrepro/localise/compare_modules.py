@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from .. import seeds
 from ..checkpoint.files import load
+from ..data.data_errors import summary, where_raised
 from ..errors import DIFFERENT, DONE, ConfigError, RunError
 from ..facts.collect import read_settings
 from ..objects.digests import state_digest
@@ -351,7 +352,11 @@ def padded_batch(cfg: Any, model: Any, root: int, images: Sequence[str]) -> Any:
     pipeline, packed = Compose(get_test_pipeline_cfg(cfg)), []
     for path in images:
         seeds.seed_all(root, 'test', 'image')
-        packed.append(pipeline(dict(img_path=path, img_id=0)))
+        try:
+            packed.append(pipeline(dict(img_path=path, img_id=0)))
+        except Exception as error:
+            raise ConfigError(f'{path} does not go through the test pipeline: {summary(error)} '
+                              f'({where_raised(error)})') from error
     return model.data_preprocessor(
         {key: [sample[key] for sample in packed] for key in packed[0]}, False)
 
