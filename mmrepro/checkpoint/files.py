@@ -9,8 +9,10 @@ import errno
 import fcntl
 import functools
 import io
+import logging
 import os
 import pickle
+import re
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,7 @@ from urllib.parse import urlparse
 
 import torch
 from mmengine.fileio import get
+from mmengine.logging import print_log
 
 from ..errors import CheckpointError, MissingCheckpointError
 from ..objects.digests import file_digest
@@ -31,8 +34,10 @@ from .safe_loading import ADDING, safe_load
 # of file systems that do not flush folders (CIFS, 9p, some FUSE): the file itself is on the disk
 NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS)
 
+_HASH = re.compile(r'-[0-9a-f]{8,}\.\w+$')  # of its content, in the name of a published file
 HTTP = ('http://', 'https://')
 
+UNZIPPED = b'\x80\x02'  # first bytes of a file of torch before 1.6: a pickle
 MARK = b'mmrepro sha256 '
 LAST_GOOD = '.last_good.pth'  # hard link to the newest checkpoint that a run can continue from
 
@@ -73,20 +78,24 @@ def is_sealed(path: str) -> bool:
 
 def check_file(path: str) -> str | None:
     """Return the problem of a checkpoint file, or None. A file needs no digest."""
-    tail_size = _END.size + _COMMENT
     try:
-        size = os.path.getsize(path)
-        if size == 0:
-            return 'is empty'
         with open(path, 'rb') as file:
-            file.seek(max(0, size - tail_size))
-            tail = file.read()
-            sealed = len(tail) == tail_size and tail.startswith(_END_MAGIC)
-            if sealed and tail[_END.size:] != MARK + file_digest(file, size - _COMMENT).encode():
-                return 'is damaged (its digest does not match its contents)'
-            return _check_archive(file, tail, sealed)
+            return _check_content(file)
     except OSError as error:
         return f'cannot be read ({error.strerror})'
+
+
+def _check_content(file: BinaryIO) -> str | None:
+    tail_size = _END.size + _COMMENT
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        return 'is empty'
+    file.seek(max(0, size - tail_size))
+    tail = file.read()
+    sealed = len(tail) == tail_size and tail.startswith(_END_MAGIC)
+    if sealed and tail[_END.size:] != MARK + file_digest(file, size - _COMMENT).encode():
+        return 'is damaged (its digest does not match its contents)'
+    return _check_archive(file, tail, sealed)
 
 
 def _check_archive(file: BinaryIO, tail: bytes, sealed: bool) -> str | None:
@@ -203,7 +212,7 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, unzipped: b
             that outlive the file's contents.
         unzipped: accept the format of torch before 1.6, which is no zip file and cannot be checked
             beforehand.
-        checked: :func:`check_file` has accepted the file already.
+        checked: :func:`check_file` has accepted the local file already.
         fresh: fetch a file of the web, also where torch keeps one with its name.
 
     Raises:
@@ -211,8 +220,7 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, unzipped: b
         CheckpointError: damaged, or it holds objects that are not on the allow-list.
     """
     if '://' in path:
-        kept = path.startswith(HTTP) and not fresh
-        return _load_file(path, _downloaded(path) if kept else _fetched(path), map_location)
+        return _load_remote(path, map_location, path.startswith(HTTP) and not fresh)
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
         raise MissingCheckpointError(f'checkpoint {path} does not exist')
@@ -222,6 +230,22 @@ def load(path: str, map_location: Any = 'cpu', mapped: bool = False, unzipped: b
     return _load_file(path, path, map_location, mapped and problem is None)
 
 
+def _load_remote(url: str, map_location: Any, kept: bool) -> Any:
+    """Load a remote file; ``kept``: that of its name in torch's cache, if there is one."""
+    if kept:
+        path = _downloaded(url)
+        problem = check_file(path)
+        if problem is not None and not _is_unzipped(path):
+            raise CheckpointError(f'checkpoint {url} {problem}; it is kept as {path}')
+        return _load_file(url, path, map_location)
+    file = _fetched(url)
+    problem = _check_content(file)
+    if problem is not None and not file.getvalue().startswith(UNZIPPED):
+        raise CheckpointError(f'checkpoint {url} {problem}')
+    file.seek(0)
+    return _load_file(url, file, map_location)
+
+
 def _fetched(url: str) -> io.BytesIO:
     """Return the content of a remote file, which a file backend of MMEngine fetches."""
     try:
@@ -229,16 +253,22 @@ def _fetched(url: str) -> io.BytesIO:
     except KeyError as error:  # MMEngine's table of prefixes
         raise CheckpointError(f'checkpoint {url} cannot be fetched (no file backend of MMEngine is '
                               f'registered for {error})') from error
-    except (OSError, HTTPException, ImportError) as error:  # or the package of a backend is missing
-        raise CheckpointError(f'checkpoint {url} cannot be fetched ({error})') from error
+    except Exception as error:  # clients of object stores have classes of their own
+        kind = '' if isinstance(error, OSError) else f'{type(error).__name__}: '
+        raise CheckpointError(f'checkpoint {url} cannot be fetched ({kind}{error})') from error
 
 
 def _downloaded(url: str) -> str:
     """Return the path of a file of the web in torch's cache, which processes share."""
     folder = os.path.join(torch.hub.get_dir(), 'checkpoints')
     path = os.path.join(folder, os.path.basename(urlparse(url).path))
-    if os.path.exists(path):  # whole: a download gets its name when it is complete
+    if os.path.isfile(path):  # whole: a download gets its name when it is complete
+        if not _HASH.search(path):  # as in epoch_12.pth, which files of other runs are called, too
+            print_log(f'{url} is not fetched: torch keeps a file of this name, {path}; delete it '
+                      'if it is of another run', 'current', logging.WARNING)
         return path
+    if not os.path.basename(path):
+        raise CheckpointError(f'checkpoint {url} cannot be fetched (the address names no file)')
     os.makedirs(folder, exist_ok=True)
     with open(f'{path}.lock', 'w') as lock:
         with suppress(OSError):  # a file system without locks: each rank may download it
@@ -268,7 +298,7 @@ def _load_file(path: str, file: str | io.BytesIO, map_location: Any, mapped: boo
 
 def _is_unzipped(path: str) -> bool:
     with suppress(OSError), open(path, 'rb') as file:
-        return file.read(2) == b'\x80\x02'
+        return file.read(2) == UNZIPPED
     return False
 
 

@@ -205,6 +205,10 @@ def choice(text: str, values: dict[str, Any]) -> Any:
 
 def load(args: argparse.Namespace, parser: Parser) -> Config:
     """Return the config with the command line in it; may start this process again."""
+    count = os.environ.get('WORLD_SIZE', '1')
+    if args.launcher == 'none' and 'TORCHELASTIC_RUN_ID' in os.environ and count != '1':
+        parser.error(f'--launcher none: torchrun has started {count} processes, and each would be '
+                     'a run of its own in one folder; give --launcher pytorch')
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     options = without_mark(args.cfg_options or {})
     asked = {key: getattr(args, key) for key in RANDOMNESS_ARGUMENTS}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -46,6 +47,8 @@ _CLASSES = re.compile('num_classes|out of bounds|out of range|device-side assert
 # messages of torch where the output of a layer does not fit the next one
 _SHAPES = re.compile('expected input|size of tensor|cannot be multiplied|should contain|'
                      'normalized_shape|must match|invalid for input of size')
+# errors of torch's store, which not all versions export
+_OF_A_RENDEZVOUS = ('DistNetworkError', 'DistStoreError')
 # of a disk, whatever was to be written: no setting is wrong
 _OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -61,10 +64,21 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
     missing = _missing_data(cfg, error)
     if missing is not None:
         return missing
-    if isinstance(error, OSError) and error.errno in _OF_A_DISK:
+    if isinstance(error, OSError) and (error.errno in _OF_A_DISK or _is_of_work_dir(cfg, error)):
         file = error.filename or f'a file of the run, whose work_dir is {cfg.get("work_dir")},'
         return TrainingError(f'{file} cannot be written or read: {error.strerror} '
                              f'({where_raised(error)})')
+    if isinstance(error, FileNotFoundError) and _frames(error)[-1:] and (
+            _frames(error)[-1].f_code.co_name == 'collect_results_cpu'):
+        return TrainingError(
+            'the ranks exchange the results of an evaluation in files, and the folder of rank 0 is '
+            f'not on this machine ({summary(error)}). Start all ranks in one shared folder, or '
+            "give collect_device='gpu' to the metrics (val_evaluator, test_evaluator), which "
+            'exchanges them over the network, on CPUs as well')
+    if type(error).__name__ in _OF_A_RENDEZVOUS and any(
+            frame.f_code.co_name == 'init_process_group'
+            for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return _of_rendezvous(error)
     text = str(error.args[0]) if error.args else ''
     unregistered = _UNREGISTERED.search(text)
     if isinstance(error, KeyError) and unregistered:
@@ -82,6 +96,23 @@ def explained(cfg: Any, error: Exception, runner: Any = None) -> MMReproError | 
         return _not_text(cfg)
     return (_of_runner(cfg, error) or _of_package(cfg, error) or _of_hook(cfg, error)
             or _of_classes(runner, error) or _of_shapes(runner, error))
+
+
+def _is_of_work_dir(cfg: Any, error: OSError) -> bool:
+    """Whether the work directory refuses a file that its permissions allow, as NFS does to root."""
+    folder, file = cfg.get('work_dir'), error.filename
+    return isinstance(error, PermissionError) and isinstance(file, str) and bool(folder) and (
+        os.path.abspath(file).startswith(os.path.join(os.path.abspath(folder), '')))
+
+
+def _of_rendezvous(error: Exception) -> TrainingError:
+    """Say where the ranks were to meet, and which this one is."""
+    names = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+    given = ', '.join(f'{name}={os.environ.get(name)}' for name in names)
+    return TrainingError(
+        f'the ranks have not found each other: {summary(error)} ({given}). Every rank has to be '
+        'started, with one WORLD_SIZE, a RANK of its own below it, and the address and a free port '
+        'of the machine of rank 0; env_cfg.dist_cfg.timeout is how many seconds they wait')
 
 
 def _of_shapes(runner: Any, error: Exception) -> ConfigError | None:

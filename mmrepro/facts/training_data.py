@@ -89,6 +89,18 @@ def training_facts(dataset: Any) -> dict[str, Any]:
     return facts
 
 
+def compared_files(dataset: Any) -> dict[str, str]:
+    """Return what :func:`sampled_files` does, and size and digest of the annotation files."""
+    found = {}
+    for number, innermost in enumerate(_innermost(dataset)):
+        for path in _annotations(innermost):
+            record = file_record(path)
+            if 'sha256' in record:
+                found[f'dataset {number}: {os.path.basename(path)}'] = (
+                    f'{record["size"]} bytes, SHA-256 {record["sha256"][:16]}')
+    return {**found, **sampled_files(dataset)}
+
+
 def sampled_files(dataset: Any) -> dict[str, str]:
     """Return size and, for some, digest of a sample of the files that a dataset names.
 

@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from .. import seeds
 from ..checkpoint.files import load
+from ..data.data_errors import summary, where_raised
 from ..errors import DIFFERENT, DONE, ConfigError, RunError
 from ..facts.collect import read_settings
 from ..objects.digests import state_digest
@@ -29,7 +30,7 @@ from ..objects.walks import tensors
 from ..report.compare import MAX_ROWS, relative
 from ..report.report import Report, Table
 from ..report.stock_runs import facts_of
-from ..runs.config_files import find_config, shipped
+from ..runs.config_files import config_of, find_config, shipped
 from ..runs.launcher import LOG_TAIL
 from ..runs.startup import build_runner
 from ..util.text import listed, page
@@ -73,6 +74,8 @@ def compare_modules(a: str, b: str, *, checkpoint: str | None = None, python: st
         files = [os.path.join(folder, name) for name in 'AB']
         job: dict[str, Any] = dict(config=configs[0], out=files[0], imports=['mmrepro'])
         if checkpoint is not None:
+            if '://' in checkpoint:
+                config_of(configs[0])  # imports the module that registers the file backend
             content = load(checkpoint)
             job['weights'] = os.path.join(folder, 'weights')
             torch.save(content.get('state_dict', content), job['weights'])
@@ -353,7 +356,11 @@ def padded_batch(cfg: Any, model: Any, root: int, images: Sequence[str]) -> Any:
     pipeline, packed = Compose(get_test_pipeline_cfg(cfg)), []
     for path in images:
         seeds.seed_all(root, 'test', 'image')
-        packed.append(pipeline(dict(img_path=path, img_id=0)))
+        try:
+            packed.append(pipeline(dict(img_path=path, img_id=0)))
+        except Exception as error:
+            raise ConfigError(f'{path} does not go through the test pipeline: {summary(error)} '
+                              f'({where_raised(error)})') from error
     return model.data_preprocessor(
         {key: [sample[key] for sample in packed] for key in packed[0]}, False)
 

@@ -41,7 +41,7 @@ from ..facts import own_code
 from ..facts.collect import collect_facts, variable_facts
 from ..facts.compatibility import HISTORY
 from ..facts.own_code import code_facts
-from ..facts.training_data import sampled_files, training_facts
+from ..facts.training_data import compared_files, training_facts
 from ..objects.digests import exact_digest
 from ..ops.contract import run_deferred_checks
 from ..selfcheck.validation import ValidationCheck
@@ -245,7 +245,7 @@ class RunLifecycle:
         if get_world_size() == 1:
             return
         agreement.check_files('code', own_code.files())  # files that were imported since the start
-        agreement.check_files('training data', sampled_files(runner.train_dataloader.dataset))
+        agreement.check_files('training data', compared_files(runner.train_dataloader.dataset))
         start = {name: value for name, value in self.facts.items() if name.startswith('train_')}
         replicated = isinstance(runner.model,
                                 (DistributedDataParallel, virtual.VirtualDataParallel))

@@ -13,6 +13,7 @@ from mmengine.fileio.backends import registry_utils
 from mmengine.runner import CheckpointLoader, Runner
 from validated_runs import trained, validated
 
+from mmrepro.checkpoint import files
 from mmrepro.checkpoint.files import load
 from mmrepro.errors import CheckpointError
 
@@ -86,13 +87,37 @@ def test_a_remote_checkpoint_resumes_and_starts_a_run_as_a_local_one(remote, tmp
     assert trained(cfg) == expected
 
 
-def test_a_file_in_the_cache_of_torch_is_read_and_nothing_is_written(tmp_path, monkeypatch):
-    """Users share a cache that they may only read."""
+@pytest.mark.parametrize('name, said', [('a.pth', 1), ('a_20200130-047c8118.pth', 0)])
+def test_a_file_in_the_cache_of_torch_is_read_and_nothing_is_written(
+        name, said, tmp_path, monkeypatch):
+    """Users share a cache that they may only read. A name without a hash may be that of others."""
+    lines = []
+    monkeypatch.setattr(files, 'print_log', lambda text, *options: lines.append(text))
     monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path))
     (tmp_path / 'checkpoints').mkdir()
-    torch.save(dict(weight=torch.ones(1)), tmp_path / 'checkpoints' / 'a.pth')
-    assert load('http://nowhere.invalid/a.pth') == dict(weight=torch.ones(1))
-    assert [path.name for path in (tmp_path / 'checkpoints').iterdir()] == ['a.pth']
+    torch.save(dict(weight=torch.ones(1)), tmp_path / 'checkpoints' / name)
+    assert load(f'http://nowhere.invalid/{name}') == dict(weight=torch.ones(1))
+    assert [path.name for path in (tmp_path / 'checkpoints').iterdir()] == [name]
+    assert len(lines) == said
+    assert all(line.startswith(f'http://nowhere.invalid/{name} is not fetched') for line in lines)
+
+
+def test_an_address_without_a_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path))
+    with pytest.raises(CheckpointError, match='invalid/ cannot be fetched .the address'):
+        load('http://nowhere.invalid/')
+
+
+@pytest.mark.parametrize('resume', [False, True])
+def test_a_remote_file_that_was_damaged_on_its_way_is_refused(resume, remote, tmp_path):
+    folder, address = remote
+    trained(validated(folder, False))
+    content = bytearray((folder / 'iter_4.pth').read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / 'iter_4.pth').write_bytes(content)
+    cfg = validated(tmp_path / 'run', False, resume=resume, load_from=f'{address}/iter_4.pth')
+    with pytest.raises(CheckpointError, match='iter_4.pth is damaged .its digest does not match'):
+        Runner.from_cfg(cfg).load_or_resume()
 
 
 @pytest.mark.parametrize('resume', [False, True])
@@ -125,13 +150,22 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
                                   load_from=f'{address}/none.pth'))
 
 
-def test_a_prefix_without_a_backend_or_its_package_is_named(monkeypatch):
+def test_what_a_backend_lacks_or_raises_is_named(monkeypatch):
     class Lacking(LocalBackend):
         def __init__(self):
             raise ImportError('Please install lacking_client')
 
+    class Refusing(LocalBackend):
+        def get(self, filepath):
+            class NoSuchBucket(Exception):  # as clients of object stores have them
+                pass
+
+            raise NoSuchBucket('The specified bucket does not exist')
+
     monkeypatch.setitem(registry_utils.prefix_to_backends, 'lacking', Lacking)
-    for url, why in (('lacking://b/a.pth', 'Please install lacking_client'),
+    monkeypatch.setitem(registry_utils.prefix_to_backends, 'refusing', Refusing)
+    for url, why in (('lacking://b/a.pth', 'ImportError: Please install lacking_client'),
+                     ('refusing://b/a.pth', 'NoSuchBucket: The specified bucket does not exist'),
                      ('nosuch://b/a.pth', "no file backend .* is registered for 'nosuch'")):
         with pytest.raises(CheckpointError, match=f'{url} cannot be fetched .{why}'):
             load(url)

@@ -1,9 +1,11 @@
 """Mistakes in a config are one line with the key, the value, and what is wrong with it."""
+import socket
 import sys
 
 import pytest
 import torch
 from demo_runs import small
+from mmengine.dist import dist
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, METRICS, MODELS
@@ -76,6 +78,21 @@ class Value(BaseMetric):
 class ReturnsNothing(Value):
     def compute_metrics(self, results):
         return None
+
+
+@METRICS.register_module(force=True)
+class OnAnotherMachine(Value):
+    """Of rank 1, which does not see the folder that rank 0 has made."""
+
+    def evaluate(self, size):
+        def receive(tensor, src):
+            name = b'.dist_test/of_rank_0'
+            tensor[:len(name)] = torch.tensor(bytearray(name))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, 'get_dist_info', lambda: (1, 2))
+            patch.setattr(dist, 'broadcast', receive)
+            return super().evaluate(size)
 
 
 def said(cfg):
@@ -169,6 +186,13 @@ def test_a_file_of_a_metric_is_named(tmp_path):
     assert said(cfg).startswith("val_evaluator.ann_file='not/here.json': FileNotFoundError: ")
 
 
+def test_machines_that_share_no_folder_for_results_are_told(tmp_path):
+    cfg = validating(config(tmp_path))
+    cfg.val_evaluator = dict(type='OnAnotherMachine')
+    assert "of rank 0 is not on this machine (FileNotFoundError: " in said(cfg)
+    assert ".dist_test/of_rank_0/part_1.pkl" in said(cfg)
+
+
 def test_samples_that_are_no_data_samples_are_said(tmp_path):
     cfg = config(tmp_path)
     cfg.train_dataloader.dataset.type = 'Ragged'
@@ -180,6 +204,31 @@ def test_what_is_no_mistake_in_the_config_keeps_its_traceback(tmp_path):
     runner = Runner.from_cfg(cfg)
     assert explained(cfg, RuntimeError('a layer of the user'), runner) is None
     assert explained(cfg, FileNotFoundError(2, 'No such file', 'x'), runner) is None
+
+
+def test_a_folder_that_refuses_files_though_its_permissions_allow_them_is_named():
+    try:
+        raise PermissionError(1, 'Operation not permitted', '/shared/run/20260101_000000')
+    except PermissionError as error:
+        assert explained(dict(work_dir='/shared/other'), error) is None
+        said = str(explained(dict(work_dir='/shared/run'), error))
+    assert said.startswith(
+        '/shared/run/20260101_000000 cannot be written or read: Operation not permitted')
+
+
+def test_ranks_that_do_not_come_are_said_with_the_place_where_they_were_to_meet(
+        tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = str(free.getsockname()[1])
+    for name, value in dict(RANK='0', WORLD_SIZE='2', LOCAL_RANK='0', MASTER_ADDR='127.0.0.1',
+                            MASTER_PORT=port).items():
+        monkeypatch.setenv(name, value)
+    cfg = config(tmp_path)
+    cfg.launcher, cfg.env_cfg = 'pytorch', dict(dist_cfg=dict(timeout=1))
+    text = said(cfg)
+    assert text.startswith('the ranks have not found each other: DistStoreError: Timed out')
+    assert f'(RANK=0, WORLD_SIZE=2, MASTER_ADDR=127.0.0.1, MASTER_PORT={port})' in text
 
 
 def test_a_function_that_no_file_can_hold_is_named(tmp_path):

@@ -113,6 +113,16 @@ def test_wrong_usage_is_refused_before_anything_is_built(config, built, capsys, 
     assert message in capsys.readouterr().err and built == []
 
 
+@pytest.mark.parametrize('size, option, code', [
+    ('2', (), 2), ('2', ('--launcher', 'pytorch'), 0), ('1', (), 0)])
+def test_processes_of_torchrun_without_a_launcher_are_refused(
+        size, option, code, config, built, capsys, monkeypatch):
+    monkeypatch.setenv('TORCHELASTIC_RUN_ID', 'none')
+    monkeypatch.setenv('WORLD_SIZE', size)
+    assert exit_code('train', config, *option) == code
+    assert ('give --launcher pytorch' in capsys.readouterr().err) == (code == 2)
+
+
 def test_resume_without_a_value_takes_the_latest(config, built):
     train.main([config, '--resume'])
     assert built[0].cfg.resume == 'auto' and 'load_from' not in built[0].cfg

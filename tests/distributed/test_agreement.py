@@ -142,7 +142,7 @@ ON_A_NODE = {
     'annotations/train.json': (
         json.dumps(dict(metainfo={}, data_list=[
             dict(img_path=f'{number}.jpg', value=float(number == 3)) for number in range(8)])),
-        'rank 1: train_annotations: rank 0 has'),
+        'train.json: rank 1 on {node} has'),
     'variables.json': ('{"TORCH_BLAS_PREFER_CUBLASLT": "1"}',
                        "rank 1: env.TORCH_BLAS_PREFER_CUBLASLT: rank 0 has None, rank 1 has '1'"),
     'own.json': ('{}', None)}  # which nobody reads

@@ -211,7 +211,7 @@ def test_two_virtual_ranks_train(shell, data_root, repeats):
     (shell.folder / 'data').mkdir()
     (shell.folder / 'data' / 'demo').symlink_to(data_root)
     said = shell.type(f'{TWO_RANKS} {SMALL}')
-    assert 'steps were repeated: same bits' in said
+    assert 'repeated: same bits' in said
     weights, again = re.search(r'weights (\w{16}) after .*; to repeat: (.*)', said).groups()
     if repeats:  # the command in the last line, typed
         assert f'weights {weights} after' in shell.type(again)

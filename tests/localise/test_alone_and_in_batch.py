@@ -10,10 +10,12 @@ import torch
 from command import exit_code
 from demo_runs import initialised
 from harness import Child
+from mmengine.config import Config
 from mmengine.structures import InstanceData
 
 from mmrepro.cli import arguments
-from mmrepro.localise.compare_modules import compare_detections
+from mmrepro.errors import ConfigError
+from mmrepro.localise.compare_modules import compare_detections, padded_batch
 
 
 @pytest.fixture(scope='module')
@@ -109,3 +111,13 @@ def test_detections_are_compared_by_object_whatever_their_order():
     new = [90., 0., 99., 9.], .8, 1
     assert compared((square, .9, 3), (far, .2, 2), (edge, .4, 0), new)[3:] == (1, 1, 1)
     assert compared() == (False, 0, 0, 0, 3, 0)
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path):
+    path = tmp_path / 'text.jpg'
+    path.write_text('no image')
+    cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=[
+        dict(type='mmdet.LoadImageFromFile')]))))
+    with pytest.raises(ConfigError, match='text.jpg does not go through the test pipeline: '
+                                          'AssertionError: failed to load image'):
+        padded_batch(cfg, None, 0, [str(path)])

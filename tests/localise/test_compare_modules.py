@@ -12,6 +12,7 @@ import torch
 from command import exit_code
 from harness import ROOT, Child
 
+from mmrepro.errors import CheckpointError
 from mmrepro.localise import compare_modules
 
 SUPPORT = Path(__file__).parents[1] / 'support'
@@ -191,3 +192,20 @@ def test_code_between_modules_of_a_detector_is_named(capsys):
         'DIFFERENT: the input of neck.fpn_convs.0 (ConvModule; mode predict, call 0) differs '
         'first, and all outputs before it agree: it comes from code of neck after '
         'neck.lateral_convs.2; ')
+
+
+def test_a_checkpoint_is_fetched_by_the_backend_that_the_config_imports(tmp_path, monkeypatch):
+    (tmp_path / 'backend_of_user.py').write_text("""
+from mmengine.fileio import LocalBackend, register_backend
+
+@register_backend('of_user', prefixes='ofuser', force=True)
+class Backend(LocalBackend):
+    def get(self, path):
+        raise LookupError(f'asked for {path}')
+""")
+    (tmp_path / 'config.py').write_text(
+        "custom_imports = dict(imports=['backend_of_user'])\nmodel = dict(type='Small')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = str(tmp_path / 'config.py')
+    with pytest.raises(CheckpointError, match='LookupError: asked for ofuser://bucket/a.pth'):
+        compare_modules.compare_modules(config, config, checkpoint='ofuser://bucket/a.pth')
