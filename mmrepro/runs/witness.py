@@ -175,7 +175,7 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], imports:
     try:
         os.makedirs(os.path.join(folder, WORK_DIR))
         if start.checkpoint is not None:
-            _provide_files(task['work_dir'], os.path.join(folder, WORK_DIR))
+            _provide_files(task['work_dir'], os.path.join(folder, WORK_DIR), start.checkpoint)
         _train(task, start, folder)
     except BaseException as raised:  # whatever the code of the user raises
         traceback.print_exc()
@@ -197,8 +197,13 @@ def _write(task: Mapping[str, Any], start: Start, error: str, imports: float, se
         name=start.name, error=error, lines=folder, code=code, imports=imports, seconds=seconds)))
 
 
-def _provide_files(work_dir: str, folder: str) -> None:
-    """Copy or link the files of a run: a resume finds them in its work directory."""
+def _provide_files(work_dir: str, folder: str, checkpoint: str) -> None:
+    """Copy or link the files of a run: a resume finds them in its work directory.
+
+    Its last checkpoint is the one that is resumed, not one that the run has written since.
+    """
+    with open(os.path.join(folder, 'last_checkpoint'), 'w', encoding='utf-8') as file:
+        file.write(checkpoint)
     files = files_of(work_dir)
     for name in (*files.own, *files.checkpoints):
         source, target = os.path.join(work_dir, name), os.path.join(folder, name)

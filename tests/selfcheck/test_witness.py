@@ -399,6 +399,15 @@ def test_the_last_checkpoint_that_iterations_follow_is_resumed(tmp_path):
     assert 'resumed by a witness at iterations 4, 8, 16, 20: same bits' in log_of(tmp_path)
 
 
+def test_checkpoints_that_were_written_since_are_not_resumed_instead(tmp_path):
+    """A run that stops early has none of its end, from which nobody would resume."""
+    train(config(tmp_path, epochs=6, custom_hooks=[dict(
+        type='EarlyStoppingHook', monitor='mean', rule='greater', patience=2, min_delta=1e9)]))
+    last = log_of(tmp_path).splitlines()[-1]
+    assert 'after 12 iterations' in last
+    assert 'resumed by a witness at iterations 4, 8: same bits' in last, last
+
+
 def test_what_is_only_logged_is_no_difference(tmp_path):
     cfg = config(tmp_path, model=dict(logs=True))
     cfg.randomness.self_checks.steps = 0
