@@ -238,8 +238,8 @@ ADVICE = {
     'validation': 'predictions or metrics depend on what the checkpoint does not hold: of '
                   f'averages, metrics and hooks, {REGISTER}; or on the number of workers that load '
                   'the validation data, which differs in the witness: compute a sample from its '
-                  'index only. A metric that measures time differs in every run: log it by a hook; one '
-                  'that follows the order of a set, in every process: sort it',
+                  'index only. A metric that measures time differs in every run: log it by a hook; '
+                  'one that follows the order of a set differs in every process: sort it',
 }
 
 
