@@ -28,7 +28,7 @@ RESULTS = ROOT / 'docs' / 'results' / 'user_setups.json'
 FAMILIES = ('samples', 'loading', 'steps', 'chance', 'optimization', 'hooks', 'reshaping',
             'validations', 'resumes', 'virtual_ranks', 'settings', 'averages', 'kept',
             'set_by_hooks', 'stores', 'moments', 'recipes', 'programs', 'techniques',
-            'surroundings')
+            'surroundings', 'datasets', 'modules_and_loops')
 
 
 def load() -> None:

@@ -118,8 +118,11 @@ def _dequantizable(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, flat; in the same memory if it is contiguous."""
-    flat = local_part(tensor).detach().contiguous().view(-1)
+    """Return the bytes of a tensor, flat; in the same memory if it is contiguous.
+
+    A view whose conjugate or sign is computed when it is read has no memory of its own.
+    """
+    flat = local_part(tensor).detach().resolve_conj().resolve_neg().contiguous().view(-1)
     if flat.stride() != (1, ):  # a single element counts as contiguous with any stride
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)

@@ -37,6 +37,7 @@ from ..data.sample_check import left_out
 from ..distributed import agreement
 from ..distributed.scheduler import current, isolate_class_attributes
 from ..distributed.unwrap import unwrap
+from ..errors import RandomnessError
 from ..facts import own_code
 from ..facts.collect import collect_facts, variable_facts
 from ..facts.compatibility import HISTORY
@@ -77,6 +78,8 @@ class RunLifecycle:
     resuming = False  # MMEngine resumes from the checkpoint that it loads
     # what has ended, and what the loops of MMEngine count when all hooks have been called
     _epochs_ahead = _iterations_ahead = 0
+    _begun = False  # an iteration
+    _ended: int | None = None  # the last iteration that has
     _overridden: int | None = None  # seed that the program had set before
 
     # ------------------------------------------------------------------ the runner is built
@@ -305,6 +308,7 @@ class RunLifecycle:
         loader_position = position_of_loader(runner.train_dataloader)
         if loader_position is not None:
             loader_position.begin_iteration()
+        self._begun = True
         self.seed('hook', runner.iter)
         yield
         self.evaluated.leave()
@@ -315,13 +319,34 @@ class RunLifecycle:
         self.seed('step', runner.iter)
 
     def after_train_iter(self, runner: Any, **details: Any) -> Iterator[None]:
+        # a loop may call this more than once in an iteration
+        if not self._begun and runner.iter != self._ended:
+            self._refuse_loop(runner)
+        self._begun, self._ended = False, runner.iter
         with replaced(self, _iterations_ahead=1):
             yield
             if self.config.wants_witness and runner.iter + 1 == self.witness.early:
                 save_for_witness(runner, self.witness)
         self.seed('hook', 'loop', runner.iter + 1)
 
+    def _refuse_loop(self, runner: Any) -> None:
+        """Raise RandomnessError: where an iteration begins, only the hooks tell."""
+        if not self.config.uses_stock_streams:
+            raise RandomnessError(
+                f'{type(runner.train_loop).__name__} trains without the hooks of '
+                'before_train_iter, which begin the random numbers of a step and count the '
+                'batches that a resumed run leaves out: call '
+                "self.runner.call_hook('before_train_iter', batch_idx=idx, data_batch=data_batch) "
+                'before each step, and after_train_iter after it, as EpochBasedTrainLoop does')
+
+    def _check_loop(self, runner: Any) -> None:
+        """Refuse a loop that has trained without any hook of an iteration."""
+        point = self.resume.point
+        if self._ended is None and runner.iter > (0 if point is None else point.iteration):
+            self._refuse_loop(runner)
+
     def after_train_epoch(self, runner: Any) -> Iterator[None]:
+        self._check_loop(runner)
         self.seed('hook', 'end of epoch', runner.epoch)
         with replaced(self, _epochs_ahead=1):
             yield
@@ -403,6 +428,7 @@ class RunLifecycle:
     # ---------------------------------------------------------------------------- the end
 
     def after_train(self, runner: Any) -> Iterator[None]:
+        self._check_loop(runner)
         self.validation.training_ends(runner)
         with without_code():  # CheckpointHook publishes: it loads what it has written
             yield

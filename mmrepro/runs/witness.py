@@ -28,7 +28,7 @@ from mmengine.registry import HOOKS
 
 from .. import activation
 from ..config import NO_CHECKS, RandomnessConfig, imports_of
-from ..errors import meaning
+from ..errors import FingerprintError, meaning
 from ..facts import own_code
 from ..ops import operator_table
 from ..run.hooks.witness_records import (
@@ -39,6 +39,7 @@ from ..run.hooks.witness_records import (
 )
 from ..selfcheck import recipe
 from ..selfcheck.script import opens_for_writing
+from ..selfcheck.witness import REPEATED
 from ..selfcheck.witness_process import Start, files_of
 from ..selfcheck.witness_verdict import (
     ATTRIBUTES,
@@ -47,7 +48,7 @@ from ..selfcheck.witness_verdict import (
     attribute_digests,
     left_between,
 )
-from ..util.files import write_whole
+from ..util.files import read_json, write_whole
 from ..util.scoped import replaced
 from ..util.text import class_name
 from .startup import on_ranks
@@ -94,10 +95,20 @@ def main(task: dict[str, Any], parent: int) -> None:
         start = Start(**{**given, 'metrics': {
             int(iteration): metrics for iteration, metrics in given['metrics'].items()}})
         code = _in_fork(partial(_result, task, start, problems, imports), ended, task['scratch'])
+        if start.name != REPEATED and start.other_workers and _has_failed(task, start):
+            # some code does not load in workers; that is no reason to try no resume
+            start = start._replace(other_workers=False)
+            shutil.rmtree(os.path.join(task['scratch'], start.name), ignore_errors=True)
+            code = _in_fork(partial(_result, task, start, problems, 0.0), ended, task['scratch'])
         if code:  # such as for lack of memory; a full disk has no room for this either
             with suppress(OSError):
                 _write(task, start, f'its process was ended: {meaning(code)}', imports, 0.0)
         imports = 0.0  # once for all of them
+
+
+def _has_failed(task: Mapping[str, Any], start: Start) -> bool:
+    path = os.path.join(task['scratch'], start.name, 'result.json')
+    return not os.path.exists(path) or bool(read_json(path, FingerprintError)['error'])
 
 
 def _has_ended(run: int, parent: int) -> bool:
@@ -175,7 +186,7 @@ def _result(task: Mapping[str, Any], start: Start, problems: list[str], imports:
     try:
         os.makedirs(os.path.join(folder, WORK_DIR))
         if start.checkpoint is not None:
-            _provide_files(task['work_dir'], os.path.join(folder, WORK_DIR))
+            _provide_files(task['work_dir'], os.path.join(folder, WORK_DIR), start.checkpoint)
         _train(task, start, folder)
     except BaseException as raised:  # whatever the code of the user raises
         traceback.print_exc()
@@ -197,8 +208,13 @@ def _write(task: Mapping[str, Any], start: Start, error: str, imports: float, se
         name=start.name, error=error, lines=folder, code=code, imports=imports, seconds=seconds)))
 
 
-def _provide_files(work_dir: str, folder: str) -> None:
-    """Copy or link the files of a run: a resume finds them in its work directory."""
+def _provide_files(work_dir: str, folder: str, checkpoint: str) -> None:
+    """Copy or link the files of a run: a resume finds them in its work directory.
+
+    Its last checkpoint is the one that is resumed, not one that the run has written since.
+    """
+    with open(os.path.join(folder, 'last_checkpoint'), 'w', encoding='utf-8') as file:
+        file.write(checkpoint)
     files = files_of(work_dir)
     for name in (*files.own, *files.checkpoints):
         source, target = os.path.join(work_dir, name), os.path.join(folder, name)
@@ -267,7 +283,7 @@ def _change(settings: dict[str, Any], task: Mapping[str, Any], start: Start, fol
     given = {**(settings.get('cfg') or {}), **settings}
     if start.other_workers:
         changed['train_dataloader'] = _other_workers(given.get('train_dataloader'))
-    elif given.get('val_dataloader'):
+    if start.checkpoint is not None and given.get('val_dataloader'):
         changed['val_dataloader'] = _other_workers(given['val_dataloader'])
     changed['default_hooks'] = {
         name: _without_files(hook) for name, hook in (given.get('default_hooks') or {}).items()}

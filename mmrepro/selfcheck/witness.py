@@ -279,7 +279,7 @@ class Witness:
         self._tries = {f'resumed{saved.iteration}_{number}': saved
                        for number, saved in enumerate(kept)}
         starts = [Start(name, saved.iteration, min(saved.iteration + RESUMED_ITERATIONS, done),
-                        saved.path) for name, saved in self._tries.items()]
+                        saved.path, other_workers=True) for name, saved in self._tries.items()]
         if repeats:
             origin = None if self._origin is None else self._origin.path
             until = min(self._first + REPEATED_ITERATIONS, done)
@@ -305,7 +305,6 @@ class Witness:
         """Compare the results of a witness that has ended with the run."""
         process, self._process = self._process, None
         assert process is not None
-        tries, self._tries = self._tries, {}
         try:
             results = process.results()
             self._cost = max(result.seconds for result in results)
@@ -318,8 +317,9 @@ class Witness:
             self.notes.append(text)
             runner.logger.warning(f'witness: {text}')
         finally:
-            for saved in tries.values():
+            for saved in self._tries.values():
                 saved.close()
+            self._tries = {}
             process.kill()
 
     def _judge_one(self, runner: Any, start: Start, result: Result) -> None:
@@ -350,15 +350,16 @@ class Witness:
                 self._note_not_restored(runner, start, result)
             return
         finding = finding._replace(left=self._left)
-        if not repeats:
-            text = witness_verdict.resumed_text(finding, start.begin, runner.work_dir)
+        if not repeats:  # workers can change a batch, and nothing else
+            others = self._repeat_with_same_workers(runner, start, 1) if finding.of_batch else []
+            text = witness_verdict.resumed_text(finding, others, start.begin, runner.work_dir)
             lacks = self.recipe.left_out if isinstance(self.recipe, Recipe) else []
             if lacks:
                 text += ('\nHooks that code has registered could not be given to the witness, and '
                          f'may be the cause: {listed(lacks)}')
             self._report(runner, text, not lacks)
             return
-        others = self._repeat_with_same_workers(runner, start)
+        others = self._repeat_with_same_workers(runner, start, 2)
         text, certain = witness_verdict.repeated_text(finding, others, start.until)
         self._report(runner, text, certain)
 
@@ -393,22 +394,21 @@ class Witness:
         self.notes.append(text.splitlines()[0])
         runner.logger.warning(text)
 
-    def _repeat_with_same_workers(self, runner: Any, start: Start) -> list[Any]:
-        """Return the findings of two more processes that load with as many workers as the run."""
+    def _repeat_with_same_workers(self, runner: Any, start: Start, count: int) -> list[Any]:
+        """Return findings of processes with as many workers as the run; of two, how they differ."""
         findings: list[Any] = []
         lines: list[str] = []
-        again = [start._replace(other_workers=False)]
         with ExitStack() as processes:  # a folder of results goes with its process
-            for _ in range(2):  # one after the other: there is memory for one
-                process = self._started(runner, again, quiet=False)
+            for _ in range(count):  # one after the other: there is memory for one
+                alike = start._replace(other_workers=False)
+                process = self._started(runner, [alike], quiet=False)
                 processes.callback(process.kill)
-                if not self._wait(
-                        runner, process, 'two more processes repeat the first iterations'):
+                if not self._wait(runner, process, 'another process tells why bits differ'):
                     return []
                 result, = process.results()
                 lines.append(result.lines)
                 findings.append(self._compared(runner, start, result))
-            if not any(isinstance(finding, str) for finding in findings):
+            if count == 2 and not any(isinstance(finding, str) for finding in findings):
                 findings.append(witness_verdict.compare(
                     lines[0], lines[1], start.begin, start.until))
         return findings

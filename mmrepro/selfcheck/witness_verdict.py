@@ -46,6 +46,10 @@ class Finding(NamedTuple):
     other: tuple[str, ...] = ()  # other attributes that differ before the iteration
     left: tuple[str, ...] = ()  # attributes in which samples leave something for later ones
 
+    @property
+    def of_batch(self) -> bool:
+        return self.field.startswith('batch')
+
 
 def noted_lines(folder: str) -> dict[int, RankLog]:
     """Return rank -> lines of the witness records in a folder."""
@@ -235,12 +239,31 @@ ADVICE = {
     'validation': 'predictions or metrics depend on what the checkpoint does not hold: of '
                   f'averages, metrics and hooks, {REGISTER}; or on the number of workers that load '
                   'the validation data, which differs in the witness: compute a sample from its '
-                  'index only. A metric that measures time differs in every run: log it by a hook',
+                  'index only. A metric that measures time differs in every run: log it by a hook; '
+                  'one that follows the order of a set differs in every process: sort it',
 }
 
 
-def resumed_text(finding: Finding, iteration: int, work_dir: str) -> str:
-    """Return the message for a resume that is not the run of a work directory."""
+def resumed_text(finding: Finding, others: Sequence[Finding | str | None], iteration: int,
+                 work_dir: str) -> str:
+    """Return the message for a resume that is not the run of a work directory.
+
+    Args:
+        others: what a further process found that loads with as many workers as the run, if there
+            was one.
+    """
+    if [*others] == [None]:
+        return '\n'.join([
+            'This run depends on the number of workers: a second process has resumed from its '
+            f'checkpoint of iteration {iteration} with another number and got different bits; with '
+            'as many as the run, it got the same.',
+            f'first difference: {finding.text} (the run, the witness)',
+            *_parts(finding._replace(left=())),
+            'to do: workers load ahead, from what they were started with. What a hook sets for '
+            'samples in a variable of a module or of the environment, in a file or in MessageHub '
+            'reaches them late or never: set an attribute of the dataset or of a transform, with '
+            'which workers start again, or compute it from the epoch', OFF])
+    finding = next((other for other in others if isinstance(other, Finding)), finding)
     lines = [f'A run that resumes at iteration {iteration} is not this run: a second process has '
              'resumed from its checkpoint and got different bits.', advice_text(finding)]
     files = files_of(work_dir).own
@@ -288,7 +311,7 @@ def advice_text(finding: Finding, edited: Sequence[str] = ()) -> str:
 
 
 def _parts(finding: Finding) -> list[str]:
-    if finding.field.startswith('batch') and finding.left:
+    if finding.of_batch and finding.left:
         return [f'parts that differ: {listed(finding.names, SHOWN)}',
                 f'samples leave something for later ones in {listed(finding.left, SHOWN)}']
     return [f'parts that differ: {listed(finding.names, SHOWN)}'] if finding.names else []

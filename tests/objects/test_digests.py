@@ -44,6 +44,16 @@ def test_state_digest_reads_any_dtype_and_layout():
     assert state_digest(torch.tensor(True)) != state_digest(torch.tensor(False))
 
 
+@pytest.mark.parametrize('read', [state_digest, exact_digest])
+def test_views_that_are_conjugated_or_negated_when_they_are_read_have_bytes(read):
+    spectrum = torch.fft.fft(torch.arange(5.))
+    views = spectrum.conj(), spectrum.conj().imag, spectrum.imag, spectrum
+    assert len(set(map(read, views))) == len(views)
+    assert [*map(read, views)] == [read(view.clone().resolve_conj().resolve_neg())
+                                   for view in views]
+    assert first_difference(views[1], views[2])[0] == ''
+
+
 def test_state_digest_of_today_is_that_of_every_version():
     state = dict(weight=torch.arange(4.).half(), step=3, lr=0.1, betas=(0.9, 0.999), none=None,
                  array=np.arange(3, dtype='i4'), names=['a', b'b'], empty=torch.zeros(0, 2))

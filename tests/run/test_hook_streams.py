@@ -13,7 +13,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from preempted_runs import settings
 from small_runs import finish, hook_with
 
-from mmrepro.errors import Preempted
+from mmrepro.errors import Preempted, RandomnessError
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
 
@@ -102,6 +102,29 @@ class DrawingIterations(IterBasedTrainLoop):
     def run_iter(self, data_batch):
         DRAWN.append((self.iter, draw()))
         super().run_iter(data_batch)
+
+
+@LOOPS.register_module(force=True)
+class OnlyEnds(EpochBasedTrainLoop):
+    """A loop written from scratch, in which hooks are called at the end of an iteration only."""
+
+    def run_iter(self, idx, data_batch):
+        outputs = self.runner.model.train_step(data_batch, self.runner.optim_wrapper)
+        self.runner.call_hook('after_train_iter', batch_idx=idx, outputs=outputs)
+        self._iter += 1
+
+
+@LOOPS.register_module(force=True)
+class CallsNoHooks(EpochBasedTrainLoop):
+    def run_iter(self, idx, data_batch):
+        self.runner.model.train_step(data_batch, self.runner.optim_wrapper)
+        self._iter += 1
+
+
+@pytest.mark.parametrize('loop', ['OnlyEnds', 'CallsNoHooks'])
+def test_a_loop_that_does_not_say_where_an_iteration_begins_is_refused(loop, tmp_path):
+    with pytest.raises(RandomnessError, match=f'{loop} trains without the hooks of before_train'):
+        finish(settings(tmp_path, train_cfg=dict(type=loop, max_epochs=2)))
 
 
 class DrawsAfterAll(Hook):

@@ -399,6 +399,31 @@ def test_the_last_checkpoint_that_iterations_follow_is_resumed(tmp_path):
     assert 'resumed by a witness at iterations 4, 8, 16, 20: same bits' in log_of(tmp_path)
 
 
+def test_checkpoints_that_were_written_since_are_not_resumed_instead(tmp_path):
+    """A run that stops early has none of its end, from which nobody would resume."""
+    train(config(tmp_path, epochs=6, custom_hooks=[dict(
+        type='EarlyStoppingHook', monitor='mean', rule='greater', patience=2, min_delta=1e9)]))
+    last = log_of(tmp_path).splitlines()[-1]
+    assert 'after 12 iterations' in last
+    assert 'resumed by a witness at iterations 4, 8: same bits' in last, last
+
+
+def test_what_reaches_workers_late_is_found_after_the_first_iterations(tmp_path, monkeypatch):
+    monkeypatch.setenv('SCALE', '1')
+    cfg = config(tmp_path, train_dataloader=dict(dataset=dict(type='FollowsAVariable')),
+                 custom_hooks=[dict(type='SetsTheVariableAhead')])
+    with pytest.raises(WitnessDiffersError, match='depends on the number of workers') as error:
+        train(cfg)
+    assert 'with as many as the run, it got the same' in str(error.value)
+
+
+def test_data_that_workers_cannot_load_are_resumed_without_workers(tmp_path):
+    train(config(tmp_path, train_dataloader=dict(dataset=dict(type='NotInWorkers'))))
+    last = log_of(tmp_path).splitlines()[-1]
+    assert 'a repetition of the first iterations was not compared' in last
+    assert 'resumed by a witness at iterations 4, 8: same bits' in last, last
+
+
 def test_what_is_only_logged_is_no_difference(tmp_path):
     cfg = config(tmp_path, model=dict(logs=True))
     cfg.randomness.self_checks.steps = 0

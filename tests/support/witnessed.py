@@ -285,6 +285,32 @@ class Spoils(Hook):
             self.handle.remove()
 
 
+@DATASETS.register_module(force=True)
+class FollowsAVariable(Numbers):
+    """Scaled by a variable of the environment; workers have that of their start."""
+
+    def __getitem__(self, i):
+        return dict(x=super().__getitem__(i)['x'] * float(os.environ['SCALE']))
+
+
+@HOOKS.register_module(force=True)
+class SetsTheVariableAhead(Hook):
+    """For the next batch, so that a resumed run has it, too; after the first iterations."""
+
+    def before_train(self, runner):
+        os.environ['SCALE'] = str(1 + max(0, runner.iter - 5))
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        os.environ['SCALE'] = str(1 + max(0, runner.iter - 4))
+
+
+@DATASETS.register_module(force=True)
+class NotInWorkers(Numbers):
+    def __getitem__(self, i):
+        assert torch.utils.data.get_worker_info() is None
+        return super().__getitem__(i)
+
+
 SPOILED = ('batch', 'losses', 'buffers', 'gradients', 'lr', 'optimizer', 'parameters', 'averages',
            'attribute', 'predictions', 'metrics')
 
