@@ -289,7 +289,7 @@ def _load_file(path: str, file: str | io.BytesIO, map_location: Any, mapped: boo
             f'checkpoint {path} holds something that is not data and could run code; it was not '
             f'loaded. If you trust it: mmrepro.checkpoint.safe_loading.allow_list() has what is '
             f'accepted, {ADDING}.\n{error}') from error
-    except (MemoryError, torch.cuda.OutOfMemoryError):
+    except torch.cuda.OutOfMemoryError:  # a damaged pickle may ask for any memory of the host
         raise
     except Exception as error:  # a damaged pickle may raise anything
         line, *_ = f'{type(error).__name__}: {error}'.splitlines()

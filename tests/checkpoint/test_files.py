@@ -113,13 +113,12 @@ def test_a_checkpoint_that_runs_code_is_refused(tmp_path, monkeypatch, payload, 
     assert not os.path.exists('pwned')
 
 
-@pytest.mark.parametrize('error', [MemoryError, torch.cuda.OutOfMemoryError])
-def test_a_machine_without_memory_left_is_no_damage_of_a_file(error, good, monkeypatch):
+def test_a_device_without_memory_left_is_no_damage_of_a_file(good, monkeypatch):
     def load(*args):
-        raise error
+        raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr(files, 'safe_load', load)
-    with pytest.raises(error):
+    with pytest.raises(torch.cuda.OutOfMemoryError):
         files.load(good)
 
 
