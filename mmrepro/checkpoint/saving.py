@@ -18,7 +18,7 @@ from ..config import RandomnessConfig
 from ..data import unfinished
 from ..data.passes import CountedIterator
 from ..distributed.unwrap import ema_hooks, unwrap
-from ..errors import RandomnessError
+from ..errors import RandomnessError, TrainingError
 from ..objects.digests import exact_digest
 from ..util.files import partial_of
 from ..util.scoped import replaced
@@ -32,6 +32,16 @@ from .safe_loading import check_readable
 
 # settings of CheckpointHook that take from its files what a resumed run needs
 LEFT_OUT = ('save_optimizer', 'save_param_scheduler')
+
+
+def _write_remote(write: Callable[..., None], checkpoint: Any, filename: str,
+                  *args: Any, **options: Any) -> None:
+    """Write as MMEngine does; the error of a file backend names the file."""
+    try:
+        write(checkpoint, filename, *args, **options)
+    except Exception as error:  # clients of object stores have classes of their own
+        raise TrainingError(f'checkpoint {filename} cannot be written '
+                            f'({type(error).__name__}: {error})') from error
 
 
 @dataclass
@@ -157,7 +167,9 @@ class CheckpointWriter:
             if is_main_process() and is_local:
                 self._write(save, stock, let_go, out_dir, filename, *args, **kwargs)
             elif is_main_process():
-                stock(out_dir, filename, *args, **kwargs)
+                with replaced(mmengine_runner, save_checkpoint=partial_call(
+                        _write_remote, mmengine_runner.save_checkpoint)):
+                    stock(out_dir, filename, *args, **kwargs)
         return save.resumable
 
     def _write(self, save: _Save, stock: Callable[..., None], let_go: Callable[[], None],

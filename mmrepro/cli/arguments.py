@@ -127,6 +127,9 @@ class Parser(argparse.ArgumentParser):
 
     def make_folder(self, path: str, option: str = '--work-dir') -> str:
         """Make the folder that an option names, unless it exists; returns ``path``."""
+        if '://' in path:  # a local folder would get this name
+            self.error(f'{option} {path}: must be a folder of this machine; checkpoints go to '
+                       'remote storage with default_hooks.checkpoint.out_dir')
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:

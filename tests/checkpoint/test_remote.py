@@ -11,11 +11,12 @@ import torch
 from mmengine.fileio import LocalBackend
 from mmengine.fileio.backends import registry_utils
 from mmengine.runner import CheckpointLoader, Runner
+from small_runs import config
 from validated_runs import trained, validated
 
 from mmrepro.checkpoint import files
 from mmrepro.checkpoint.files import load
-from mmrepro.errors import CheckpointError
+from mmrepro.errors import CheckpointError, TrainingError
 
 pytestmark = pytest.mark.usefixtures('no_pause_between_passes')
 
@@ -169,3 +170,12 @@ def test_what_a_backend_lacks_or_raises_is_named(monkeypatch):
                      ('nosuch://b/a.pth', "no file backend .* is registered for 'nosuch'")):
         with pytest.raises(CheckpointError, match=f'{url} cannot be fetched .{why}'):
             load(url)
+
+
+def test_a_remote_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    # MMEngine writes with another table of prefixes, which lacks this one
+    monkeypatch.setitem(registry_utils.prefix_to_backends, 'own', LocalBackend)
+    runner = Runner.from_cfg(config(tmp_path))
+    with pytest.raises(TrainingError, match='checkpoint own://b/a.pth cannot be written .ValueErr'):
+        runner.save_checkpoint('own://b', 'a.pth', save_optimizer=False,
+                               save_param_scheduler=False)

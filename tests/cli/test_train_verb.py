@@ -104,6 +104,8 @@ def test_reproducibility_arguments_become_keys_of_randomness(config, built, give
     ('train', ['--resume', 'no.pth'], 'no.pth: no such checkpoint'),
     ('train', ['--auto-scale-lr', '--cfg-options', 'auto_scale_lr._delete_=True'],
      'mmrepro train: --auto-scale-lr needs auto_scale_lr = dict(base_batch_size=...)'),
+    ('train', ['--work-dir', 's3://bucket/run'],
+     'work_dir s3://bucket/run: must be a folder of this machine'),
     ('test', ['no.pth'], 'no.pth: no such checkpoint'),
     ('test', ['weights.pth', '--out', 'result.json'], 'name must end in .pkl or .pickle'),
 ])
