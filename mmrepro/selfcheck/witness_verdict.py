@@ -253,16 +253,7 @@ def resumed_text(finding: Finding, others: Sequence[Finding | str | None], itera
             was one.
     """
     if [*others] == [None]:
-        return '\n'.join([
-            'This run depends on the number of workers: a second process has resumed from its '
-            f'checkpoint of iteration {iteration} with another number and got different bits; with '
-            'as many as the run, it got the same.',
-            f'first difference: {finding.text} (the run, the witness)',
-            *_parts(finding._replace(left=())),
-            'to do: workers load ahead, from what they were started with. What a hook sets for '
-            'samples in a variable of a module or of the environment, in a file or in MessageHub '
-            'reaches them late or never: set an attribute of the dataset or of a transform, with '
-            'which workers start again, or compute it from the epoch', OFF])
+        return '\n'.join([workers_text(finding, iteration), OFF])
     finding = next((other for other in others if isinstance(other, Finding)), finding)
     lines = [f'A run that resumes at iteration {iteration} is not this run: a second process has '
              'resumed from its checkpoint and got different bits.', advice_text(finding)]
@@ -272,6 +263,20 @@ def resumed_text(finding: Finding, others: Sequence[Finding | str | None], itera
             f'It had copies of {listed(files, SHOWN)} in the work directory, as they are now. If '
             'training reads a file that is written again later, write a new one for each epoch')
     return '\n'.join([*lines, OFF])
+
+
+def workers_text(finding: Finding, iteration: int) -> str:
+    """Return the message for a resume that is the run with as many workers as it only."""
+    return '\n'.join([
+        'This run depends on the number of workers: a second process has resumed from its '
+        f'checkpoint of iteration {iteration} with another number and got different bits; with '
+        'as many as the run, it got the same.',
+        f'first difference: {finding.text} (the run, the witness)',
+        *_parts(finding._replace(left=())),
+        'to do: workers load ahead, from what they were started with. What a hook sets for '
+        'samples in a variable of a module or of the environment, in a file or in MessageHub '
+        'reaches them late or never: set an attribute of the dataset or of a transform, with '
+        'which workers start again, or compute it from the epoch'])
 
 
 def not_restored_text(names: Sequence[str], iteration: int, compared: int) -> str:

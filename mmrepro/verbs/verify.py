@@ -35,6 +35,7 @@ from ..selfcheck import witness_verdict
 from ..selfcheck.recipe import FILE, Recipe, Registered
 from ..selfcheck.witness import REPEATED, REPEATED_ITERATIONS, RESUMED_ITERATIONS
 from ..selfcheck.witness_process import Start, WitnessProcess
+from ..selfcheck.witness_verdict import Finding
 from ..util.files import or_none, read_json
 from ..util.text import counted, listed, page
 from . import variations
@@ -277,9 +278,19 @@ def _resumes(work_dir: str, steps: set[int]) -> list[_Trial]:
         trial = _Trial(title, None, 'no iteration after the checkpoint was noted')
         if compared:
             trial = _Trial(title, Start(
-                f'resumed{len(found)}', iteration, compared[-1] + 1, os.path.abspath(path)))
+                f'resumed{len(found)}', iteration, compared[-1] + 1, os.path.abspath(path),
+                other_workers=True))
         found.append((iteration, trial))
     return [trial for _, trial in sorted(found, key=lambda pair: pair[0])]
+
+
+class _Found(NamedTuple):
+    """What a training of a witness has found."""
+    finding: Finding | str | None  # a difference, why nothing was compared, or None: the same bits
+    code: dict[str, str] = {}  # facts on the code that it has imported
+
+    def in_batch(self) -> bool:
+        return isinstance(self.finding, Finding) and self.finding.of_batch
 
 
 def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dict[str, str],
@@ -288,6 +299,32 @@ def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dic
 
     ``code``: facts on the code that the run imported.
     """
+    found = _trained(recipe, starts, cfg, work_dir, on_progress)
+    # workers can change a batch, and nothing else
+    alike = [start._replace(other_workers=False) for start in starts
+             if start.checkpoint is not None and found[start.name].in_batch()]
+    again = _trained(recipe, alike, cfg, work_dir, on_progress) if alike else {}
+    return {start.name: _outcome(start, found[start.name], again.get(start.name), code)
+            for start in starts}
+
+
+def _outcome(start: Start, found: _Found, again: _Found | None, code: dict[str, str]) -> str:
+    """Return the message on a start; ``again`` is that with as many workers as the run."""
+    finding = found.finding
+    if finding is None:
+        return ''
+    if isinstance(finding, str):
+        return f'not compared: {finding}'
+    if again is not None and again.finding is None:
+        return witness_verdict.workers_text(finding, start.begin)
+    if again is not None and isinstance(again.finding, Finding):
+        finding = again.finding
+    return witness_verdict.advice_text(finding, edited(code, found.code))
+
+
+def _trained(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str,
+             on_progress: Callable[[str], None]) -> dict[str, _Found]:
+    """Let one witness train all starts, and compare each with the run."""
     process = WitnessProcess(recipe, starts, dict(cfg.randomness), [], work_dir, quiet=False)
     try:
         began, shown = time.monotonic(), -1
@@ -298,18 +335,9 @@ def _run(recipe: Recipe, starts: list[Start], cfg: Any, work_dir: str, code: dic
                 on_progress(f'{time.monotonic() - began:4.0f} s  {done} of {len(starts)} trainings')
             time.sleep(POLL)
         on_progress('')
-        outcomes = {}
-        for start, result in zip(starts, process.results()):
-            if result.error:
-                outcomes[start.name] = f'not compared: {result.error}'
-                continue
-            finding = witness_verdict.compare(
-                os.path.join(work_dir, FOLDER), result.lines, start.begin, start.until)
-            text = ''
-            if finding is not None:
-                text = witness_verdict.advice_text(finding, edited(code, result.code))
-            outcomes[start.name] = text
-        return outcomes
+        return {start.name: _Found(result.error or witness_verdict.compare(
+            os.path.join(work_dir, FOLDER), result.lines, start.begin, start.until), result.code)
+            for start, result in zip(starts, process.results())}
     finally:
         process.kill()
 

@@ -597,6 +597,19 @@ def test_verify_finds_what_a_run_has_lost(tmp_path):
     assert 'batch.data' in report.verdict
 
 
+def test_verify_finds_what_reaches_workers_late(tmp_path, monkeypatch):
+    monkeypatch.setenv('SCALE', '1')
+    cfg = config(tmp_path, train_dataloader=dict(dataset=dict(type='FollowsAVariable')),
+                 custom_hooks=[dict(type='SetsTheVariableAhead')])
+    cfg.randomness.pop('self_checks')
+    train(cfg)
+    monkeypatch.setenv('SCALE', '1')
+    report = verbs.verify_run(str(tmp_path))
+    assert report.exit_code == 1
+    assert 'This run depends on the number of workers' in report.verdict
+    assert 'with as many as the run, it got the same' in report.verdict
+
+
 OWN = """
 import torch
 from mmengine.registry import DATASETS
