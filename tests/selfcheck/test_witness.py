@@ -131,7 +131,7 @@ def test_no_checkpoint_of_its_own_calls_what_may_change_the_run(tmp_path):
     # and it acts where the witness, too, would write the run's next checkpoint
     last = log_of(tmp_path / 'with').splitlines()[-1]
     assert 'no early checkpoint: Clamps.before_save_checkpoint would run once more' in last
-    assert 'resumed by a witness at iterations 12' in last
+    assert 'resumed by a witness at iteration 12: same bits' in last
 
     runner = SavesTwice.from_cfg(config(tmp_path / 'own', epochs=5))
     runner.train()
