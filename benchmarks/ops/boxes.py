@@ -23,7 +23,8 @@ from dev.operator_check.operator_cases import Inputs, OperatorCall, tensors_of
 from mmrepro import ops
 
 SIZE = (1333, 800)
-REMEMBERED = misc.getfullargspec  # mmrepro's, in place of that of inspect
+# provider -> how MMEngine looks at signatures; mmrepro has replaced its function
+LOOKS = {'torch': misc.getfullargspec, 'compiled': getfullargspec}
 STRIDES = (4, 8, 16, 32, 64)
 # Cells of each level times three anchors: no level has more proposals than that.
 ANCHORS = [3 * -(-800 // stride) * -(-1333 // stride) for stride in STRIDES]
@@ -102,7 +103,7 @@ def under(provider: str, call: OperatorCall) -> Callable[[], object]:
         if ops.provider() != provider:
             ops.use(provider)
             # mmcv's own operators are called as stock calls them
-            misc.getfullargspec = {'torch': REMEMBERED, 'compiled': getfullargspec}[provider]
+            misc.getfullargspec = LOOKS[provider]
         out = call.run(**call.leaves, **call.fixed)
         if not call.leaves:
             return out

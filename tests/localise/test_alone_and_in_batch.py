@@ -5,6 +5,7 @@ import json
 import os
 import re
 
+import mmdet.datasets.transforms  # noqa: F401  registers them
 import pytest
 import torch
 from command import exit_code
