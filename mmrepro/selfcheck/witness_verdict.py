@@ -29,6 +29,8 @@ LEFT = 'left.json'  # names of those that loading samples has changed in a witne
 PREDICTIONS = 'predictions'  # of a line of a validation: digests of its first batches
 # paths of attributes: of data loading, and of globals (``module:name``)
 OF_LOADING = re.compile(r'(len\()?(dataset\b|collate_fn\b|[\w.]+:)')
+# samplers run ahead where there are workers, of which a witness has another number
+OF_SAMPLERS = re.compile(r'(len\()?(batch_)?sampler\b')
 TRUNCATED = 'truncated'  # of a line of a validation: not all batches were predicted
 SHOWN = 5  # names in a message
 SHOWN_ITERATIONS = 12
@@ -171,7 +173,7 @@ def not_restored(noted: Mapping[int, Mapping[str, str]], witness: str, begin: in
     """Return attributes that the run has changed and that a resumed run has otherwise.
 
     Those of data loading are left out: caches differ from worker to worker, and what samples depend
-    on is compared.
+    on is compared. Those of samplers count if they have the value of the start of the run again.
 
     Args:
         of_a_process: names of attributes that each process has otherwise, such as times.
@@ -183,7 +185,8 @@ def not_restored(noted: Mapping[int, Mapping[str, str]], witness: str, begin: in
     still = {*lost, *other}
     if after is not None and os.path.exists(path):
         still = set(differing_names(attribute_digests(after), read_json(path, FingerprintError)))
-    return [name for name in (*lost, *other)
+    names = [*lost, *(name for name in other if not OF_SAMPLERS.match(name))]
+    return [name for name in names
             if name in still and name not in of_a_process and not OF_LOADING.match(name)]
 
 

@@ -578,6 +578,15 @@ def test_nothing_is_said_of_processes_that_were_not_compared(others):
     assert 'were not compared' in text and ' agree' not in text
 
 
+def test_how_far_a_sampler_is_ahead_is_no_state_that_is_lost(tmp_path):
+    """It depends on the number of workers, of which a witness has another; passes do not."""
+    noted = {0: {'sampler.ahead': '1', 'sampler.passes': '1'},
+             10: {'sampler.ahead': '4', 'sampler.passes': '3'}}
+    (tmp_path / witness_verdict.ATTRIBUTES).write_text(json.dumps(
+        witness_verdict.attribute_digests({'sampler.ahead': '8', 'sampler.passes': '1'})))
+    assert witness_verdict.not_restored(noted, str(tmp_path), 10, set()) == ['sampler.passes']
+
+
 def test_verify_repeats_a_run_that_has_ended(base, tmp_path):
     before = sorted((path, path.stat().st_mtime_ns) for path in base.rglob('*'))
     report = verbs.verify_run(str(base))
