@@ -118,7 +118,7 @@ def test_a_file_that_is_no_image_is_named(tmp_path):
     path = tmp_path / 'text.jpg'
     path.write_text('no image')
     cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=[
-        dict(type='mmdet.LoadImageFromFile')]))))
+        dict(type='LoadImageFromFile')]))))
     with pytest.raises(ConfigError, match='text.jpg does not go through the test pipeline: '
                                           'AssertionError: failed to load image'):
         padded_batch(cfg, None, 0, [str(path)])

@@ -152,6 +152,7 @@ def test_of_files_of_one_time_the_last_by_name_is_taken(monkeypatch):
         assert compare_modules._config('.') == os.path.abspath('b.py')
 
 
+@pytest.mark.nightly
 def test_an_interpreter_with_mmcv_lite_is_told_to_install_mmrepro(capsys):
     python = other_python()
     with open('env/traced_model.py', 'a') as file:

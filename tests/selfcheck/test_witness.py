@@ -111,6 +111,7 @@ def test_the_witness_changes_no_bit(base, tmp_path):
     assert not [*(tmp_path / 'mmrepro').glob('witness.*')]
 
 
+@pytest.mark.nightly
 def test_the_folder_for_temporary_files_may_lie_in_the_work_directory(tmp_path, monkeypatch):
     """A witness may write there, and nowhere else in the work directory."""
     (tmp_path / 'tmp').mkdir()
@@ -120,6 +121,7 @@ def test_the_folder_for_temporary_files_may_lie_in_the_work_directory(tmp_path, 
     assert not list((tmp_path / 'tmp').iterdir())
 
 
+@pytest.mark.nightly
 def test_no_checkpoint_of_its_own_calls_what_may_change_the_run(tmp_path):
     bits = []
     for name, wanted in (('with', True), ('without', False)):
